@@ -37,11 +37,11 @@ def read_config(path: Path) -> dict[str, Any]:
         If it can't be read, or a key or a value is invalid.
     """
     try:
-        content = tomllib.loads(read_text(path, MAX_BYTES))
+        content = tomllib.loads(read_text(path, MAX_BYTES).removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"{path} is no TOML: {shorten(error, 200)}") from error
+        raise RequestError(f"{path} is not TOML: {shorten(error, 200)}") from error
     known: dict[str, tuple[str, Option]] = {}
     for kind in (Request, ExecutionOptions, RunOptions):
         for name, option in options_of(kind).items():

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module, util
+from types import ModuleType
 from typing import Any
 
 __all__ = ["lazy_imports"]
@@ -31,7 +32,9 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         return getattr(import_module(modules[name], package), name)
 
     def names() -> list[str]:
-        return sorted({*modules, *vars(sys.modules[package])})
+        contents = vars(sys.modules[package])
+        submodules = {name for name, value in contents.items() if isinstance(value, ModuleType)}
+        return sorted({*modules, *submodules, *(n for n in contents if n.startswith("__"))})
 
     return find, names, sorted(modules)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Protocol, Self
@@ -22,7 +23,7 @@ from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line
 
-__all__ = ["Bar", "ProgressMonitor", "PlainProgress", "Progress", "create_progress"]
+__all__ = ["Bar", "PlainProgress", "Progress", "ProgressMonitor", "create_progress"]
 
 
 class Progress(Protocol):
@@ -77,7 +78,10 @@ class ProgressMonitor:
 STYLES = ("auto", "rich", "plain", "none")
 
 LOG_SECONDS = 5.0
-"""Least time between two lines of `PlainProgress`."""
+"""Least time between two lines of ``--progress plain``."""
+
+QUIET_LOG_SECONDS = 30.0
+"""Least time before and between the lines of ``--progress auto`` without a terminal."""
 
 
 def create_progress(style: str) -> Bar | PlainProgress:
@@ -86,7 +90,7 @@ def create_progress(style: str) -> Bar | PlainProgress:
     Parameters
     ----------
     style : {"auto", "rich", "plain", "none"}
-        ``auto``: a bar if standard error is a terminal, else nothing.
+        ``auto``: a bar if standard error is a terminal, else a line every 30 seconds.
 
     Raises
     ------
@@ -97,7 +101,9 @@ def create_progress(style: str) -> Bar | PlainProgress:
         raise RequestError(f"--progress: unknown '{style}'{nearest(style, STYLES)}")
     if style == "plain":
         return PlainProgress()
-    return Bar({"auto": None, "rich": True, "none": False}[style])
+    if style == "auto" and not sys.stderr.isatty():
+        return PlainProgress(QUIET_LOG_SECONDS, is_quiet=True)
+    return Bar(style != "none")
 
 
 class _Rate(ProgressColumn):
@@ -163,10 +169,19 @@ class Bar:
 
 
 class PlainProgress:
-    """Lines on standard error for a log, at most one every five seconds."""
+    """Lines on standard error for a log.
 
-    def __init__(self) -> None:
-        self._printed = 0.0
+    Parameters
+    ----------
+    interval : float
+        Least time between two lines, in seconds.
+    is_quiet : bool
+        If True, print nothing in the first interval, and only steps.
+    """
+
+    def __init__(self, interval: float = LOG_SECONDS, *, is_quiet: bool = False) -> None:
+        self._interval, self._is_quiet = interval, is_quiet
+        self._printed = time.monotonic() if is_quiet else -math.inf
         self._total = self._count = 0
         self._start = time.monotonic()
 
@@ -178,13 +193,14 @@ class PlainProgress:
 
     def stop(self) -> None:
         """Print the number of finished steps."""
-        if self._count:
+        if self._count and not self._is_quiet:
             self._print(f"{self._count} of {self._total} steps done")
-            self._count = 0
+        self._count = 0
 
     def show_status(self, text: str) -> None:
         """Show the current activity without counting a step."""
-        self._print(text)
+        if not self._is_quiet:
+            self._print(text)
 
     def begin(self, steps: int) -> None:
         """Start counting to a number of steps."""
@@ -194,7 +210,8 @@ class PlainProgress:
         """Count one step."""
         self._count += 1
         now = time.monotonic()
-        if now - self._printed < LOG_SECONDS:
+        is_last = self._is_quiet and self._count == self._total
+        if is_last or now - self._printed < self._interval:
             return
         self._printed = now
         rate = self._count / max(now - self._start, 1e-9)

@@ -60,12 +60,12 @@ def _validate(request: Any) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that decides the numbers of a run.
+    """Everything that determines the numbers of a run.
 
     Parameters
     ----------
     measures, models : tuple of str
-        Registered names or globs; or one text with commas.
+        Registered names or globs; or a comma-separated string.
     data : tuple of str
         Registered names or globs.
     weights : tuple of str
@@ -95,21 +95,21 @@ class Request:
     """
 
     measures: tuple[str, ...] = _option(
-        "Measures: names or globs, with commas.",
+        "Measures: comma-separated names or globs.",
         ("affinity", "absdev"),
         kind="names",
         names=("measures", "measure"),
         group="measures",
     )
     models: tuple[str, ...] = _option(
-        "Models: names or globs, with commas.",
+        "Models: comma-separated names or globs.",
         ("vgg8",),
         kind="names",
         names=("model", "models"),
         group="models",
     )
     data: tuple[str, ...] = _option(
-        "Datasets: names or globs, with commas; auto: the model's own, else digits.",
+        "Datasets: comma-separated names or globs; auto: the model's own, else digits.",
         (AUTO_DATA,),
         kind="names",
         names=("data", "dataset", "datasets"),
@@ -117,19 +117,19 @@ class Request:
     )
     weights: tuple[str, ...] = _option(
         "trained, init, calibrated (init, with batch norm's statistics of the samples), or "
-        "checkpoints' paths or globs, with commas; auto: trained if available.",
+        "checkpoints' paths or globs, comma-separated; auto: trained if available.",
         ("auto",),
         kind="paths",
     )
     seeds: tuple[int, ...] = _option(
-        "Seeds of the initialisation and the sample, with commas; 0-9 is a range of ten.",
+        "Seeds of the initialisation and the sample, comma-separated; 0-9 is a range of ten.",
         (0,),
         kind="seeds",
         minimum=0,
         maximum=MAX_INTEGER,
         names=("seeds", "seed"),
     )
-    samples: int = _integer("Number of samples; 0: the whole split.", 512)
+    samples: int = _integer("Number of samples; 0: the whole split.", 512, maximum=10**9)
     split: str = _option("test or train.", "test", choices=("test", "train"))
     device: str = _option("auto, cpu, cuda, cuda:N or mps.", "auto")
     settings: Settings = _option(  # noqa: RUF009 (a field, as the others are)
@@ -147,7 +147,7 @@ class Request:
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Execution of a run; nothing here decides a number.
+    """Execution of a run; nothing here affects a number.
 
     Parameters
     ----------

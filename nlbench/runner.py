@@ -21,13 +21,14 @@ from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.measure import Status
 from nlbench.plan import make_plan
 from nlbench.plugins import load_probe
-from nlbench.progress import ProgressMonitor, Progress
+from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
-from nlbench.signals import interruptible
+from nlbench.signals import check_interruption, interruptible
 from nlbench.store.consistency import changed_subject, recorded_facts
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import Record
@@ -95,7 +96,7 @@ def preview(
     """
     folder = RunFolder(out)
     records = folder.read()[1] if folder.holds_a_run() else []
-    plan = make_plan(request, _device(request), ProgressMonitor(progress).warn)
+    plan = _plan(request, ProgressMonitor(progress))
     folder.check(records, plan.decisions)
     return Preview.of(plan, records, execution or ExecutionOptions())
 
@@ -124,7 +125,13 @@ def forecast(
     execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
     unit_runner = UnitRunner(threads=execution.threads or default_threads())
     units = units_of(preview.new, preview.plan, memory=execution.memory, expected={})
-    forecasts = {unit.cells[0].subject.key: unit_runner.forecast(unit, monitor) for unit in units}
+    monitor.begin(len(units))
+    forecasts = {}
+    for unit in units:
+        subject = unit.cells[0].subject
+        forecasts[subject.key] = unit_runner.forecast(unit, monitor)
+        monitor.step(f"{subject.spec.model}: cost predicted")
+        check_interruption()
     return {key: lines for key, lines in forecasts.items() if lines}
 
 
@@ -173,7 +180,7 @@ def run(
     )
     is_new = not folder.holds_a_run() and not os.path.lexists(folder.path)
     with interruptible():
-        plan = make_plan(request, _device(request), monitor.warn)
+        plan = _plan(request, monitor)
         if not is_new and (finished := _finished_run(plan, folder, execution)):
             return finished
         pool = _worker_pool(execution, plan)
@@ -196,6 +203,15 @@ def run(
                 raise
             folder.write_table(unfinished=False)
     return Run(folder.manifest, list(folder.records.values()), folder.path)
+
+
+def _plan(request: Request, monitor: ProgressMonitor) -> Plan:
+    """Plan a request, and restore what imports of plugins change in the process."""
+    with restored_process_state() as changes:
+        plan = make_plan(request, _device(request), monitor.warn)
+    if changes:
+        monitor.warn(f"importing plugins changed {changes}; since restored")
+    return plan
 
 
 def _finished_run(plan: Plan, folder: RunFolder, execution: ExecutionOptions) -> Run | None:
@@ -295,6 +311,7 @@ def _measure(
             else:
                 for cell in result.cells:
                     folder.add(missing(cell, result.reason, result.traceback))
+            check_interruption()
 
 
 def _steps(cells: Sequence[Cell], request: Request) -> int:

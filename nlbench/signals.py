@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ignore_interruptions", "interruptible", "uninterrupted"]
+__all__ = ["check_interruption", "ignore_interruptions", "interruptible", "uninterrupted"]
 
 _NUMBERS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -23,18 +23,20 @@ class _Interruption:
 
     def __init__(self) -> None:
         self.deferrals = 0
-        self.is_pending = False
+        self.is_pending = self.was_raised = False
 
     def __call__(self, number: int, frame: object) -> None:
-        if self.deferrals:
-            self.is_pending = True
-        else:
-            raise KeyboardInterrupt
+        self.is_pending = True
+        self.check()
 
     def release(self) -> None:
         self.deferrals -= 1
-        if self.is_pending and not self.deferrals:
-            self.is_pending = False
+        self.check()
+
+    def check(self, *, again: bool = False) -> None:
+        """Raise a pending interruption, or again one that was raised before."""
+        if (self.is_pending or (again and self.was_raised)) and not self.deferrals:
+            self.is_pending, self.was_raised = False, True
             raise KeyboardInterrupt
 
 
@@ -42,8 +44,9 @@ class _Interruption:
 def interruptible() -> Iterator[None]:
     """Raise a `KeyboardInterrupt` on each signal that ends a process.
 
-    Custom handlers of other code stay. Does nothing outside of the main thread, the only one
-    that receives signals.
+    An interruption that other code swallows, as ``except:`` does, is raised again at the end of
+    the block. Custom handlers of other code stay. Does nothing outside of the main thread, the
+    only one that receives signals.
     """
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in _NUMBERS if _is_main_thread()}
@@ -53,6 +56,7 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, interruption)
     try:
         yield
+        interruption.check(again=True)
     finally:
         # An interruption during the loop would leave some handlers in place.
         interruption.deferrals += 1
@@ -65,22 +69,34 @@ def interruptible() -> Iterator[None]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Defer an interruption of `interruptible` to the end of a block."""
-    handlers = [signal.getsignal(number) for number in _NUMBERS] if _is_main_thread() else []
-    interruptions = {id(h): h for h in handlers if isinstance(h, _Interruption)}
-    for interruption in interruptions.values():
+    interruptions = _active_interruptions()
+    for interruption in interruptions:
         interruption.deferrals += 1
     try:
         yield
     finally:
-        for interruption in interruptions.values():
+        for interruption in interruptions:
             interruption.release()
 
 
+def check_interruption() -> None:
+    """Raise an interruption of `interruptible` again if other code has swallowed it."""
+    for interruption in _active_interruptions():
+        interruption.check(again=True)
+
+
 def ignore_interruptions() -> None:
-    """Ignore the signals of `interruptible`, in a process that is about to end."""
+    """Ignore the signals of `interruptible` until the process ends."""
+    for interruption in _active_interruptions():
+        interruption.deferrals += 1
     for number in _NUMBERS if _is_main_thread() else ():
         if isinstance(signal.getsignal(number), _Interruption):
             signal.signal(number, signal.SIG_IGN)
+
+
+def _active_interruptions() -> set[_Interruption]:
+    handlers = map(signal.getsignal, _NUMBERS) if _is_main_thread() else ()
+    return {handler for handler in handlers if isinstance(handler, _Interruption)}
 
 
 def _is_main_thread() -> bool:

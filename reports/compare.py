@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from nlbench.errors import RequestError, nearest, one_line
+from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import Correlation, paired_share
@@ -144,7 +144,7 @@ class Comparison:
         if not parts:
             raise RequestError(
                 "--fail-if: expected a condition like 'absdev > 5%' or 'affinity > 0.01', "
-                f"got '{condition}'"
+                f"got '{shorten(condition)}'"
             )
         names = list(dict.fromkeys(d.measure for d in self.differences))
         matches = fnmatch.filter(names, parts["measure"])
@@ -152,6 +152,8 @@ class Comparison:
             hint = nearest(parts["measure"], names)
             raise RequestError(f"--fail-if: the runs share no measure '{parts['measure']}'{hint}")
         bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
+        if math.isinf(bound):
+            raise RequestError(f"--fail-if: {shorten(parts['bound'])} is out of bounds")
         for d in self.differences:
             if d.measure not in matches:
                 continue
@@ -407,7 +409,7 @@ def _is_mean(steps: NDArray[np.float64], change: float) -> bool:
 
 
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield the entries of the manifests that decide values and differ."""
+    """Yield the entries of the manifests that determine values and differ."""
     before, after = (
         {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
     )

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError
 
+from .notebook_figure import NotebookFigure
 from .panels import (
     MAX_SERIES,
     draw_bars,
@@ -115,7 +116,7 @@ def figure_of(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
 
 
 def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
-    """Return the series with a value by the subject's position, which decides its colour."""
+    """Return the series with a value by the subject's position, which sets its colour."""
     subjects = list(dict.fromkeys(table["subject"]))
     if len(subjects) > MAX_SERIES:
         raise RequestError(f"{len(subjects)} subjects in one figure; expected {MAX_SERIES} at most")
@@ -138,7 +139,7 @@ def _figure(
     table = labelled(scores)
     panels = {name: _series(table, name) for name in names}
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(layout="constrained")
+        figure = NotebookFigure(layout="constrained")
         legend: dict[str, Any] = {}
         for row, (name, series) in enumerate(panels.items()):
             axes = figure.add_subplot(len(panels), 1, row + 1)

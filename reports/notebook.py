@@ -21,6 +21,7 @@ from .exports import to_parquet
 from .figures import figure_of
 from .fingerprint import Scale, strip
 from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
+from .notebook_figure import NotebookFigure
 from .svg import STYLE
 from .tables import Scores
 from .text import interval_decimals, number
@@ -188,7 +189,7 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
         raise RequestError(f"{name} has no value at any site; expected at least one")
     colours = LinearSegmentedColormap.from_list("nonlinear", COLOURS)
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, 0.9 + 0.28 * len(drawn)), layout="constrained")
+        figure = NotebookFigure(figsize=(7.2, 0.9 + 0.28 * len(drawn)), layout="constrained")
         axes = figure.add_subplot()
         for row, (_, places) in enumerate(drawn):
             edges = np.linspace(0, 1, len(places) + 1)

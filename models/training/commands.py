@@ -15,8 +15,17 @@ from nlbench.cli.common import (
     split_dataset_options,
     split_names,
 )
-from nlbench.errors import NotFinite, RequestError
+from nlbench.cli.parameters import (
+    DataName,
+    DatasetSettings,
+    Device,
+    ModelName,
+    ProgressStyle,
+    Seeds,
+)
+from nlbench.errors import NotFinite, RequestError, shorten
 from nlbench.parsers import parse_seeds
+from nlbench.signals import check_interruption
 
 if TYPE_CHECKING:
     from .training_folder import TrainingSummary
@@ -25,66 +34,61 @@ if TYPE_CHECKING:
 __all__ = ["linearize", "train"]
 
 
-Data = Annotated[str, typer.Option(help="A registered dataset.")]
+MAX_DIGITS = 20
+"""Digits of an epoch's number that are parsed; no training has as many epochs."""
+
+Checkpoint = Annotated[
+    Path, typer.Option(help="The checkpoint to write (safetensors), or a folder for several seeds.")
+]
+RecipeName = Annotated[str, typer.Option(help="A registered recipe; auto: the model's own.")]
+InitialWeights = Annotated[
+    str, typer.Option(help="Initial weights: init, trained or a checkpoint's path.")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of the initialisation and the order. [0]")]
+LabelNoise = Annotated[
+    float | None,
+    typer.Option(help="Share of training labels to change to another class.", min=0, max=1),
+]
 Epochs = Annotated[int | None, typer.Option(help="Number of epochs; overrides the recipe.", min=1)]
-Rate = Annotated[float | None, typer.Option(help="Learning rate; overrides the recipe.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")]
+LearningRate = Annotated[float | None, typer.Option(help="Learning rate; overrides the recipe.")]
+BatchSize = Annotated[int | None, typer.Option(help="Batch size; overrides the recipe.", min=1)]
+TrainAccuracy = Annotated[
+    float | None, typer.Option(help="Stop at this training accuracy.", min=0, max=1)
+]
+Omega = Annotated[
+    float | None, typer.Option(help="Weight of the penalty, for post-training and from-start.")
+]
+CheckpointInterval = Annotated[
+    int, typer.Option(help="Keep a checkpoint every N epochs; 0: none.", min=0)
+]
+CheckpointEpochs = Annotated[
+    str, typer.Option(help="Keep checkpoints after these epochs, separated by commas.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted training.")]
 
 
 def train(
-    model: Annotated[str, typer.Option(help="A registered model.")],
-    out: Annotated[
-        Path,
-        typer.Option(help="The checkpoint to write (safetensors), or a folder for several seeds."),
-    ],
-    data: Data = "digits",
-    recipe: Annotated[
-        str, typer.Option(help="A registered recipe; auto: the model's own.")
-    ] = "auto",
-    weights: Annotated[
-        str, typer.Option(help="Initial weights: init, trained or a checkpoint's path.")
-    ] = "init",
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the initialisation and the order. [0]")
-    ] = None,
-    seeds: Annotated[
-        list[str] | None,
-        typer.Option(help="Seeds, separated by commas, for one checkpoint each."),
-    ] = None,
-    label_noise: Annotated[
-        float | None,
-        typer.Option(help="Share of training labels to change to another class.", min=0, max=1),
-    ] = None,
+    model: ModelName,
+    out: Checkpoint,
+    data: DataName = "digits",
+    recipe: RecipeName = "auto",
+    weights: InitialWeights = "init",
+    seed: Seed = None,
+    seeds: Seeds = None,
+    label_noise: LabelNoise = None,
     epochs: Epochs = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")
-    ] = None,
-    learning_rate: Rate = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Batch size; overrides the recipe.", min=1)
-    ] = None,
-    until_train_accuracy: Annotated[
-        float | None,
-        typer.Option(help="Stop at this training accuracy.", min=0, max=1),
-    ] = None,
-    omega: Annotated[
-        float | None,
-        typer.Option(help="Weight of the penalty, for post-training and from-start."),
-    ] = None,
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Keep a checkpoint every N epochs; 0: none.", min=0)
-    ] = 0,
-    checkpoint_epochs: Annotated[
-        str, typer.Option(help="Keep checkpoints after these epochs, separated by commas.")
-    ] = "",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume an interrupted training.")
-    ] = False,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset."),
-    ] = None,
+    optimizer: Optimizer = None,
+    learning_rate: LearningRate = None,
+    batch_size: BatchSize = None,
+    until_train_accuracy: TrainAccuracy = None,
+    omega: Omega = None,
+    checkpoint_every: CheckpointInterval = 0,
+    checkpoint_epochs: CheckpointEpochs = "",
+    resume: Resume = False,
+    setting: DatasetSettings = None,
     device: Device = "auto",
+    progress: ProgressStyle = "auto",
 ) -> None:
     """Train a model and write its weights as a checkpoint for --weights."""
     if seeds and seed is not None:
@@ -103,10 +107,10 @@ def train(
         omega=omega,
     )
     command = command_line()
-    from nlbench.progress import Bar
+    from nlbench.progress import create_progress
 
     results: list[TrainingSummary | None] = []
-    with Bar() as bar:
+    with create_progress(progress) as bar:
         bar.show_status("loading")
         from .training_request import TrainingRequest, load_recipe, resolve_recipe
 
@@ -193,61 +197,69 @@ def _parse_epochs(text: str) -> frozenset[int]:
         return frozenset()
     parts = split_names([text], "--checkpoint-epochs")
     for part in parts:
-        if not (part.isascii() and part.isdecimal() and int(part)):
-            raise RequestError(f"--checkpoint-epochs: expected whole numbers from 1, got '{part}'")
-    return frozenset(int(part) for part in parts)
+        if not (part.isascii() and part.isdecimal() and int(part[:MAX_DIGITS])):
+            message = f"expected whole numbers from 1, got '{shorten(part)}'"
+            raise RequestError(f"--checkpoint-epochs: {message}")
+    return frozenset(int(part[:MAX_DIGITS]) for part in parts)
+
+
+RunFolderName = Annotated[Path, typer.Option(help="The folder of the run and its checkpoints.")]
+TrainedWeights = Annotated[
+    str,
+    typer.Option(
+        help="trained or a checkpoint's path; auto: trained weights where they ship, else a "
+        "training per seed."
+    ),
+]
+Omegas = Annotated[str, typer.Option(help="Weights of the penalty, separated by commas.")]
+FromStart = Annotated[
+    bool,
+    typer.Option(
+        "--from-start/--post-training",
+        help="Train under the penalty from the initialisation, or from trained weights.",
+    ),
+]
+Control = Annotated[
+    str, typer.Option(help="random: add a control with as many linear units drawn at random.")
+]
+Layerwise = Annotated[
+    bool, typer.Option("--layerwise", help="Use one slope per layer, not per channel.")
+]
+BaseRecipe = Annotated[
+    str, typer.Option(help="Recipe of networks that are trained first; auto: the model's own.")
+]
+SlopeRate = Annotated[
+    float | None, typer.Option(help="Factor of the learning rate for the slopes.")
+]
+MeasureSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OWNER.OPTION=VALUE",
+        help="Option of the dataset or a measure, repeatable.",
+    ),
+]
+Report = Annotated[bool, typer.Option(help="Write report.html into the run's folder.")]
 
 
 def linearize(
-    model: Annotated[str, typer.Option(help="A registered model that calls ReLU.")],
-    out: Annotated[Path, typer.Option(help="The folder of the run and its checkpoints.")],
-    data: Data = "digits",
-    weights: Annotated[
-        str,
-        typer.Option(
-            help="trained or a checkpoint's path; auto: trained weights where they ship, else a "
-            "training per seed."
-        ),
-    ] = "auto",
-    omega: Annotated[
-        str, typer.Option(help="Weights of the penalty, separated by commas.")
-    ] = "0,0.0003,0.001,0.003,0.01",
-    seeds: Annotated[
-        list[str] | None, typer.Option(help="Seeds of the training, separated by commas. [0]")
-    ] = None,
-    from_start: Annotated[
-        bool,
-        typer.Option(
-            "--from-start/--post-training",
-            help="Train under the penalty from the initialisation, or from trained weights.",
-        ),
-    ] = False,
-    control: Annotated[
-        str,
-        typer.Option(help="random: add a control with as many linear units drawn at random."),
-    ] = "",
-    layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="Use one slope per layer, not per channel.")
-    ] = False,
-    base_recipe: Annotated[
-        str,
-        typer.Option(help="Recipe of networks that are trained first; auto: the model's own."),
-    ] = "auto",
+    model: ModelName,
+    out: RunFolderName,
+    data: DataName = "digits",
+    weights: TrainedWeights = "auto",
+    omega: Omegas = "0,0.0003,0.001,0.003,0.01",
+    seeds: Seeds = None,
+    from_start: FromStart = False,
+    control: Control = "",
+    layerwise: Layerwise = False,
+    base_recipe: BaseRecipe = "auto",
     epochs: Epochs = None,
-    learning_rate: Rate = None,
-    slope_rate: Annotated[
-        float | None, typer.Option(help="Factor of the learning rate for the slopes.")
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="OWNER.OPTION=VALUE",
-            help="Option of the dataset or a measure, repeatable.",
-        ),
-    ] = None,
+    learning_rate: LearningRate = None,
+    slope_rate: SlopeRate = None,
+    setting: MeasureSettings = None,
     device: Device = "auto",
-    report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    progress: ProgressStyle = "auto",
+    report: Report = True,
 ) -> None:
     """Make a network's units linear under a sparsity prior and measure the remaining depth.
 
@@ -264,9 +276,9 @@ def linearize(
         if (group, name) != ("recipes", "auto"):
             registry.expand(group, [name])
     command = command_line()
-    from nlbench.progress import Bar
+    from nlbench.progress import create_progress
 
-    with Bar() as bar:
+    with create_progress(progress) as bar:
         bar.show_status("loading")
         from .linearisation import LinearisingRequest, linearise
         from .training_request import resolve_recipe
@@ -287,6 +299,9 @@ def linearize(
         )
         try:
             run = linearise(request, out, settings=settings, progress=bar, command=command)
+            bar.stop()
+            show_run(run, report, checkpoints=out / "checkpoints")
+            check_interruption()
         except NotFinite as error:
             note(str(error))
             raise typer.Exit(1) from None
@@ -294,7 +309,6 @@ def linearize(
             has_started = (out / "checkpoints").is_dir()
             status = f"finished networks are in {out}" if has_started else "nothing was trained yet"
             raise Interrupted(status, command) from None
-    show_run(run, report, checkpoints=out / "checkpoints")
     # Cells of networks that couldn't be trained are skipped.
     if run.failed or any(record.result.status == "skipped" for record in run.records):
         raise typer.Exit(1)

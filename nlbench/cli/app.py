@@ -3,21 +3,25 @@
 Commands import PyTorch, which takes seconds, only when they run.
 """
 
+import atexit
+import contextlib
 import io
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 from importlib.metadata import version as distribution_version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shorten, system_text
 from nlbench.registry import entry_points
-from nlbench.signals import interruptible, uninterrupted
+from nlbench.signals import check_interruption, interruptible, uninterrupted
 
 from .check_measure import check_measure
 from .cite import cite
@@ -96,7 +100,9 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
             if point.name in known:
                 raise PluginError("the name is taken")
             function = point.load()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             # A plugin's import may raise anything; the other commands work without it.
             owner = point.dist.name if point.dist else point.value
             note(f"command '{point.name}' of {owner} is not available: {error_text(error)}")
@@ -116,7 +122,28 @@ def main() -> None:
         except KeyboardInterrupt:
             # A second Ctrl-C, while the first was handled.
             status = INTERRUPTED_STATUS
+        _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    """Exit, without waiting for threads that a plugin has left running."""
+    main_thread = threading.main_thread()
+    left = [t for t in threading.enumerate() if t is not main_thread and not t.daemon]
+    deadline = time.monotonic() + THREAD_SECONDS
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in left):
+        # Python would wait for them without end.
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
     sys.exit(status)
+
+
+THREAD_SECONDS = 1.0
+"""Time that threads have to end after a command."""
 
 
 def _status() -> int:
@@ -128,6 +155,7 @@ def _status() -> int:
         _check_lengths(sys.argv[1:])
         status = app(standalone_mode=False)
         sys.stdout.flush()
+        check_interruption()
         if status == INTERRUPTED_STATUS:
             # Typer turns Ctrl-C into this status without a message.
             note("interrupted")
@@ -143,7 +171,9 @@ def _status() -> int:
         # After --help, or without arguments, the message is empty.
         message = error.format_message()
         if message:
-            note(f"{_reworded(message)} (see nlbench --help)")
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "nlbench"
+            note(f"{_reworded(message)} (see {command} --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         with uninterrupted():

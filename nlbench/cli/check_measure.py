@@ -7,6 +7,7 @@ import typer
 from nlbench.parsers import parse_settings
 
 from .common import completed, note, print_table
+from .parameters import JsonFlag
 
 __all__ = ["check_measure"]
 
@@ -18,7 +19,7 @@ def check_measure(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the measure, NAME.OPTION=VALUE.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check the declarations and behaviour of a measure; exit with 1 if a check is broken."""
     from nlbench.plugins import load_measure

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
@@ -18,13 +18,12 @@ from nlbench import registry
 from nlbench.errors import NlbenchError, PluginError, error_text
 
 from .common import print_table
+from .parameters import JsonFlag
 
 __all__ = ["Finding", "diagnose", "doctor"]
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def doctor(as_json: JsonFlag = False) -> None:
     """Check the installation, the machine and the data; exit with 1 if something is broken."""
     findings = []
     for finding in diagnose():

@@ -9,41 +9,45 @@ from nlbench.errors import RequestError
 from nlbench.parsers import parse_size
 
 from .common import split_dataset_options
+from .parameters import DataName, DatasetSettings, Device, ProgressStyle
 
 __all__ = ["plane"]
+
+MAX_PIXELS = 16384
+
+
+Samples = Annotated[str, typer.Option(help="Two or three samples, by number, separated by commas.")]
+Weights = Annotated[
+    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if it ships.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the initialisation and the samples.", min=0)]
+Size = Annotated[int, typer.Option(min=2, max=MAX_PIXELS, help="Width and height in pixels.")]
+Margin = Annotated[
+    float,
+    typer.Option(min=0.0, max=1e6, help="Margin around the samples, as a share of their distance."),
+]
+Memory = Annotated[str, typer.Option(help="Memory limit, such as 4GB. [half of what is free]")]
+Picture = Annotated[
+    Path | None, typer.Option("--out", "-o", help="File of the picture. [plane.png]")
+]
 
 
 def plane(
     model: Annotated[str, typer.Argument(help="A model's name.")],
-    data: Annotated[str, typer.Option(help="A dataset.")] = "digits",
-    samples: Annotated[
-        str, typer.Option(help="Two or three samples, by number, separated by commas.")
-    ] = "0,1,2",
-    weights: Annotated[
-        str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if it ships.")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the initialisation and the samples.")] = 0,
-    size: Annotated[int, typer.Option(min=2, help="Width and height in pixels.")] = 256,
-    margin: Annotated[
-        float,
-        typer.Option(min=0.0, help="Margin around the samples, as a share of their distance."),
-    ] = 0.3,
+    data: DataName = "digits",
+    samples: Samples = "0,1,2",
+    weights: Weights = "auto",
+    seed: Seed = 0,
+    size: Size = 256,
+    margin: Margin = 0.3,
     split: Annotated[str, typer.Option(help="test or train.")] = "test",
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    setting: DatasetSettings = None,
+    device: Device = "auto",
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    memory: Annotated[
-        str, typer.Option(help="Memory limit, such as 4GB. [half of what is free]")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File of the picture. [plane.png]")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="A run whose page will show the picture.")
-    ] = None,
+    memory: Memory = "",
+    out: Picture = None,
+    run: Annotated[Path | None, typer.Option(help="A run whose page shows the picture.")] = None,
+    progress: ProgressStyle = "auto",
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
     from nlbench.reporting import load_reports
@@ -60,11 +64,10 @@ def plane(
     memory_limit = parse_size(memory) if memory else None
 
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
     from nlbench.execution.devices import resolve_device
     from nlbench.probes.lines import plane as evaluate_plane
+    from nlbench.progress import create_progress
     from nlbench.subjects.load import load_subject
     from nlbench.subjects.spec import SubjectSpec
 
@@ -76,8 +79,8 @@ def plane(
         raise RequestError(
             f"--samples: {max(numbers)}, but there are only {len(subject.inputs)}, numbered from 0"
         )
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{size} × {size} pixels", total=size)
+    with create_progress(progress) as bar:
+        bar.begin(size)
         picture = evaluate_plane(
             subject.model,
             subject.inputs[numbers],
@@ -85,7 +88,7 @@ def plane(
             margin=margin,
             dtype=getattr(torch, precision),
             memory=memory_limit,
-            step=lambda: progress.advance(task),
+            step=lambda: bar.step(f"{size} × {size} pixels"),
         )
     names = [f"sample {number}" for number in numbers]
     label = subject.facts.weights

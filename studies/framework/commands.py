@@ -10,6 +10,7 @@ import typer
 
 from nlbench import registry
 from nlbench.cli.common import Interrupted, command_line, completed, split_names
+from nlbench.cli.parameters import Device, ProgressStyle
 from nlbench.errors import PluginError, RequestError
 from nlbench.parsers import parse_seeds
 from nlbench.request import ExecutionOptions
@@ -25,48 +26,56 @@ MAX_SERIAL_MINUTES = 0.3
 """Duration of a study that is not worth the seconds that processes take to start."""
 
 
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        help="Studies: names or globs, comma-separated.", autocompletion=completed("studies")
+    ),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Run a smaller version: fewer seeds, networks, paths.")
+]
+Folder = Annotated[
+    Path, typer.Option(help="Folder of all studies, which share its cells and checkpoints.")
+]
+Data = Annotated[
+    str, typer.Option(help="Dataset in place of the study's own, if the study allows it.")
+]
+Weights = Annotated[
+    str, typer.Option(help="init or trained, for studies of networks with published weights.")
+]
+StudySeeds = Annotated[list[str] | None, typer.Option(help="Seeds in place of the study's own.")]
+Measures = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--measures",
+        "--measure",
+        help="Measures in place of the study's own.",
+        autocompletion=completed("measures"),
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of networks trained or measured at a time. [number of cores; 1 on a GPU "
+        "or for a study of a few seconds]",
+        min=1,
+        max=1024,
+    ),
+]
+
+
 def study(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            help="Studies: names or globs, comma-separated.", autocompletion=completed("studies")
-        ),
-    ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Run a smaller version: fewer seeds, networks, paths.")
-    ] = False,
-    out: Annotated[
-        Path, typer.Option(help="Folder of all studies, which share its cells and checkpoints.")
-    ] = Path("studies"),
-    data: Annotated[
-        str, typer.Option(help="Dataset in place of the study's own, if the study allows it.")
-    ] = "",
-    weights: Annotated[
-        str, typer.Option(help="init or trained, for studies of networks with published weights.")
-    ] = "",
-    seeds: Annotated[
-        list[str] | None, typer.Option(help="Seeds in place of the study's own.")
-    ] = None,
-    measures: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--measures",
-            "--measure",
-            help="Measures in place of the study's own.",
-            autocompletion=completed("measures"),
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of networks trained or measured at a time. [number of cores; 1 on a GPU "
-            "or for a study of a few seconds]",
-            min=1,
-            max=1024,
-        ),
-    ] = None,
-    progress: Annotated[str, typer.Option(help="auto, rich, plain or none.")] = "auto",
+    names: Names,
+    quick: Quick = False,
+    out: Folder = Path("studies"),
+    data: Data = "",
+    weights: Weights = "",
+    seeds: StudySeeds = None,
+    measures: Measures = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    progress: ProgressStyle = "auto",
 ) -> None:
     """Run studies, compare their verdicts with published results, and write a page for each.
 
@@ -135,7 +144,7 @@ def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
     from .study import Study
 
     studies: dict[str, Study] = {}
-    for name in registry.expand("studies", split_names(names, "")):
+    for name in registry.expand("studies", split_names(names, "study")):
         plugin = registry.load("studies", name)
         if not (isinstance(plugin, type) and issubclass(plugin, Study)):
             raise PluginError(

@@ -53,7 +53,7 @@ def test_every_number_is_written_as_toml_has_it(number):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("measures = [", "is no TOML"),
+        ("measures = [", "is not TOML"),
         ("mesures = ['r2']", "unknown key 'mesures'; did you mean 'measures'?"),
         ("measures = 3", "measures: expected names, got 3"),
         ("measures = []", "measures: expected at least one"),
@@ -67,9 +67,9 @@ def test_every_number_is_written_as_toml_has_it(number):
         ("set = 3", "set: expected a table"),
         ("[set]\n'a.b' = [1]", "a.b: expected text, a number or true"),
         ("[[set]]", "set: expected a table"),
-        ("x = " + "[" * 5000, "is no TOML"),
-        ("samples = " + "9" * 5000, "is no TOML"),
-        ("samples = 9223372036854775808", "out of bounds, expected 0 or more"),
+        ("x = " + "[" * 5000, "is not TOML"),
+        ("samples = " + "9" * 5000, "is not TOML"),
+        ("samples = 9223372036854775808", "out of bounds, expected 0 to 1e+09"),
         ("set." + "a." * 5000 + "b = 1", "nested too deeply"),
         ("[set]\n'a.b' = 1\na.b = 2", "a.b is set twice"),
         ("measures = 'r2'\nmeasure = 'cka'", "'measures' and 'measure' are the same"),
@@ -91,6 +91,11 @@ def test_a_file_that_makes_no_request_is_one_line_with_its_name(tmp_path, text, 
     assert says in str(caught.value)
     assert "c.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path):
+    (tmp_path / "c.toml").write_text("measures = 'r2'", encoding="utf-8-sig")
+    assert read_config(tmp_path / "c.toml") == {"measures": ("r2",)}
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
@@ -204,7 +209,7 @@ def test_flags_files_and_arguments_are_read_alike(tmp_path, kind):
         ({"seeds": (-1,)}, "seeds: -1 is out of bounds"),
         ({"seeds": (True,)}, "seeds: expected whole numbers of 0 or more, got True"),
         ({"seeds": 1.5}, "seeds: expected whole numbers of 0 or more, got 1.5"),
-        ({"samples": -1}, "samples: -1 is out of bounds, expected 0 or more"),
+        ({"samples": -1}, "samples: -1 is out of bounds, expected 0 to 1e+09"),
         ({"samples": 10**5000}, "samples: an int is out of bounds"),
         ({"split": "valid"}, "split: unknown 'valid'"),
         ({"device": None}, "device: expected text, got None"),

@@ -1,10 +1,16 @@
+import contextlib
 import os
 import signal
 import threading
 
 import pytest
 
-from nlbench.signals import ignore_interruptions, interruptible, uninterrupted
+from nlbench.signals import (
+    check_interruption,
+    ignore_interruptions,
+    interruptible,
+    uninterrupted,
+)
 
 ASKED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -48,7 +54,27 @@ def test_an_interruption_waits_for_the_end_of_what_must_be_whole(handlers):
 
 def test_without_one_there_is_none():
     with interruptible(), uninterrupted():
-        pass
+        check_interruption()
+
+
+def swallow(number):
+    with contextlib.suppress(BaseException):
+        send(number)
+
+
+@pytest.mark.parametrize("number", ASKED)
+def test_a_swallowed_interruption_is_raised_again(number, handlers):
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        swallow(number)
+    assert {n: signal.getsignal(n) for n in ASKED} == handlers
+    with interruptible():
+        swallow(number)
+        with pytest.raises(KeyboardInterrupt):
+            check_interruption()
+        raise_other = pytest.raises(RuntimeError)
+        with raise_other, interruptible():
+            raise RuntimeError
+        ignore_interruptions()
 
 
 def test_custom_signal_handlers_stay():

@@ -1,10 +1,12 @@
 """What a run gives from Python."""
 
+import io
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib.image
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -105,3 +107,11 @@ def test_a_notebook_shows_a_run_and_a_reading_with_their_names_escaped(run):
     assert "layer0.0.act1" in result.texts
     missing = next(r.result for r in made_run(4).records if r.result.status == "undefined")
     assert missing.reason in "".join(Cells(missing._repr_html_()).texts)
+
+
+@pytest.mark.parametrize("draw", [lambda run: run.fingerprint(), lambda run: run.plot("absdev")])
+def test_a_notebook_shows_the_picture(run, draw):
+    # As IPython asks for it, without pyplot.
+    picture = matplotlib.image.imread(io.BytesIO(draw(run)._repr_png_()))
+    assert min(picture.shape[:2]) > 50
+    assert picture.std() > 0.01

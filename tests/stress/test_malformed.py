@@ -261,6 +261,84 @@ def test_a_malformed_command_is_one_line_and_leaves_nothing(finished, call, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+TRAIN = ["train", "--model", "mini", "--data", "digits", "--out", "w.safetensors"]
+LINEARIZE = ["linearize", "--model", "mini", "--data", "digits", "--out", "l"]
+STUDY = ["study", "seeds", "--out", "s"]
+CHECK = ["check-measure", "plain"]
+PLANE = ["plane", "mini", "--data", "digits", "--out", "p.png"]
+LATER_FLAGS = [
+    (TRAIN, "--model", ["", ",", "mini,mini2", "*", LONG, "m\0i", "crookednet", "torchvision/"]),
+    (TRAIN, "--out", ["", ".", "w", "w.pt", "a\0.safetensors", f"{LONG}.safetensors",
+                      "/dev/null/w.safetensors"]),
+    (TRAIN, "--data", ["", "digit", "digits,grid", LONG]),
+    (TRAIN, "--recipe", ["", "nosuch", "*", LONG]),
+    (TRAIN, "--weights", ["", "trained", "calibrated", "nowhere.pt", "a\0b", "*.pt", "/dev/null"]),
+    (TRAIN, "--seed", ["", "-1", "x", "1.5", NINES]),
+    (TRAIN, "--seeds", ["", "-1", "0-999999999", "0,1", NINES]),
+    (TRAIN, "--label-noise", ["", "nan", "-1", "x", "inf"]),
+    (TRAIN, "--epochs", ["", "-1", "1.5", NINES]),
+    (TRAIN, "--optimizer", ["", "sdg", LONG]),
+    (TRAIN, "--learning-rate", ["", "0", "-1", "nan", "inf", "x"]),
+    (TRAIN, "--batch-size", ["", "0", "x", NINES]),
+    (TRAIN, "--until-train-accuracy", ["", "2", "nan", "x"]),
+    (TRAIN, "--omega", ["1", "nan", "x"]),
+    (TRAIN, "--checkpoint-every", ["-1", "x", NINES]),
+    (TRAIN, "--checkpoint-epochs", [",", "0", "x", "1.5", NINES]),
+    (TRAIN, "--set", ["", "x", "=", "plain.x=1", "digits.nosuch=1"]),
+    (TRAIN, "--device", ["", "gpu", "cuda:99"]),
+    (TRAIN, "--progress", ["", "loud"]),
+    (LINEARIZE, "--model", ["", ",", "nosuch", LONG, "crookednet"]),
+    (LINEARIZE, "--out", ["", "a\0b", LONG]),
+    (LINEARIZE, "--weights", ["init", "calibrated", "nowhere.pt", "a\0b"]),
+    (LINEARIZE, "--omega", ["", ",", "x", "-1", "nan", "inf", "1e999"]),
+    (LINEARIZE, "--seeds", ["", "x", "0-999999999"]),
+    (LINEARIZE, "--control", ["randon", LONG]),
+    (LINEARIZE, "--base-recipe", ["", "nosuch"]),
+    (LINEARIZE, "--epochs", ["0", "x"]),
+    (LINEARIZE, "--learning-rate", ["-1", "nan", "x"]),
+    (LINEARIZE, "--slope-rate", ["-1", "nan", "x"]),
+    (LINEARIZE, "--set", ["x", "nosuch.x=1", "digits.nosuch=1", "pathlength.nosuch=1"]),
+    (LINEARIZE, "--device", ["gpu"]),
+    (LINEARIZE, "--progress", ["loud"]),
+    (STUDY, "--data", ["digit", "digits", LONG]),
+    (STUDY, "--weights", ["init", "nowhere"]),
+    (STUDY, "--seeds", ["", "x", "0-999999999"]),
+    (STUDY, "--measures", ["", ",", "nosuch", "r2"]),
+    (STUDY, "--device", ["gpu", "cuda:99"]),
+    (STUDY, "--workers", ["0", "x", "100000", NINES]),
+    (STUDY, "--progress", ["loud"]),
+    (CHECK, "--set", ["", "x", "=", "plain.nosuch=1", "r2.folds=3", "nosuch.x=1"]),
+    (PLANE, "--samples", ["", "0", "0,0", "0,1,2,3", "-1,0", "0,x", "0,999999999", NINES]),
+    (PLANE, "--size", ["1", "x", "99999999", NINES]),
+    (PLANE, "--margin", ["-1", "nan", "inf", "x"]),
+    (PLANE, "--precision", ["", "half"]),
+    (PLANE, "--memory", ["0", "lots"]),
+    (PLANE, "--seed", ["-1", "x", NINES]),
+    (PLANE, "--split", ["", "validation"]),
+    (PLANE, "--run", ["nowhere", "a\0b"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(*command, f"{flag}={value}") for command, flag, values in LATER_FLAGS for value in values]
+    + [("study", ""), ("study", ","), ("study", "nosuch"), ("study", LONG), ("study",)]
+    + [("check-measure",), ("check-measure", ""), ("check-measure", "nosuch"),
+       ("check-measure", "crooked"), ("check-measure", LONG), ("check-measure", "plain", "r2")],
+    ids=lambda arguments: " ".join((arguments[0], arguments[-1]))[:60],
+)  # fmt: skip
+def test_malformed_flags_of_other_commands(finished, call, tmp_path, arguments):
+    assert_refused(*call(*arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "condition", ["", "r2", "r2 >", "> 1", "r2 > x", "r2 > 1e999", "r2 > nan", "r3 > 1", LONG]
+)
+def test_a_malformed_condition_is_one_line(finished, call, condition):
+    assert_refused(*call("compare", finished, finished, f"--fail-if={condition}"))
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
 @pytest.mark.parametrize("what", ["config", "weights", "image"])

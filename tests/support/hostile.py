@@ -42,6 +42,15 @@ def slow(x, y):
 
 
 @nlbench.site_measure()
+def waiting(x, y):
+    """Waits in mini2 until the file `gate` exists next to this module."""
+    gate = os.path.join(os.path.dirname(__file__), "gate")
+    while x.shape[1] == 8 and not os.path.exists(gate):
+        time.sleep(0.01)
+    return 0.0
+
+
+@nlbench.site_measure()
 def exiting(x, y):
     """Ends the process."""
     os._exit(3)
@@ -114,7 +123,8 @@ def endless(in_channels=3, num_classes=10):
     time.sleep(600)
 '''
 
-MEASURES = ("plain", "drawing", "sleepy", "slow", "exiting", "killed", "choosy", "once", "chatty")
+MEASURES = ("plain", "drawing", "sleepy", "slow", "waiting", "exiting", "killed", "choosy", "once",
+            "chatty")  # fmt: skip
 MODELS = ("mini", "mini2", "deadly", "endless")
 
 

@@ -108,6 +108,14 @@ others, as `relu6` with `hardtanh`, is traced through those.
 An operation that is not listed is refused as unknown. Register your own in one line:
 
 ```python
+import nlbench, torch
+
+
+@torch.library.custom_op("mylib::hat", mutates_args=())
+def hat(x: torch.Tensor) -> torch.Tensor:
+    return (1 - x.abs()).relu()
+
+
 nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0), acts="bends")
 ```
 

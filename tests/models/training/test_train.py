@@ -141,7 +141,7 @@ def test_an_interrupted_training_is_not_overwritten(tmp_path):
 
 
 def test_resuming_with_another_request_is_refused(finished):
-    with pytest.raises(RequestError, match="was trained in another way"):
+    with pytest.raises(RequestError, match="was trained differently"):
         run_training(replace(QUICK, seed=4), finished[0], resume=True)
 
 
@@ -155,7 +155,7 @@ def test_training_starts_from_a_checkpoint(finished, tmp_path, monkeypatch):
     before = file_hash(file)
     assert run_training(replace(request, weights=finished[0].name), file, resume=True).epochs == 1
     assert file_hash(file) == before
-    with pytest.raises(RequestError, match="trained in another way"):
+    with pytest.raises(RequestError, match="trained differently"):
         run_training(replace(request, weights=str(file)), file, resume=True)
     # Nor is another file under the same path the same.
     held = finished[0].read_bytes()
@@ -268,12 +268,12 @@ def test_a_seed_out_of_bounds_is_refused(seed):
 def test_ctrl_c_leaves_the_state_and_prints_how_to_resume(tmp_path):
     file = tmp_path / "cut.safetensors"
     command = (
-        "train", "--model", "vgg8", "--epochs", "400", "--seed", "3", "--batch-size", "16",
+        "train", "--model", "vgg8", "--epochs", "1000000", "--seed", "3", "--batch-size", "16",
         "--device", "cpu", "--data", "synthetic", "--set", "synthetic.size=48",
         "--set", "synthetic.test_size=16", "--out", file,
     )  # fmt: skip
     with started(*command, cwd=tmp_path, out=tmp_path / "out", error=tmp_path / "err") as process:
-        while not (tmp_path / "cut.training/epochs.csv").exists() and process.is_alive():
+        while not (tmp_path / "cut.training/state").exists() and process.is_alive():
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)
         process.join()

@@ -66,3 +66,16 @@ def test_train_and_linearize_are_plugin_commands():
 def test_the_command_line_is_there_without_pytorch():
     code = "import sys, nlbench.cli.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_thread_that_a_plugin_left_does_not_keep_the_process():
+    code = (
+        "import atexit, sys, threading, time; from nlbench.cli import main\n"
+        "atexit.register(print, 'the end')\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "sys.argv = ['nlbench', '--version']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.startswith("nlbench ")
+    assert done.stdout.endswith("the end\n")

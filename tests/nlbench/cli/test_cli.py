@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import call, started
+from hostile import write_plugin
 from safetensors.torch import save_file
 
 import nlbench
@@ -324,6 +325,44 @@ def test_sigterm_before_the_run_is_an_interruption(here, monkeypatch, number):
     assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
 
 
+END = (
+    "import atexit, os, signal, sys\n"
+    "from nlbench.cli import main\n"
+    "number = int(sys.argv.pop(1))\n"
+    "atexit.register(os.kill, os.getpid(), number)\n"
+    "sys.argv[0] = 'nlbench'\n"
+    "main()\n"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_last_line_changes_nothing(number):
+    command = [sys.executable, "-c", END, str(int(number)), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_an_interruption_of_the_page_is_status_130(here, tmp_path, monkeypatch, is_swallowed):
+    from nlbench.reports import page
+
+    def interrupted(run):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            if not is_swallowed:
+                raise
+        return "<html></html>"
+
+    monkeypatch.setattr(page, "render_page", interrupted)
+    done = here("run", "--measures", "r2", "--data", "digits", "--out", "r")
+    assert done.returncode == 130, done.stderr
+    assert "nlbench: interrupted; finished cells are in r" in done.stderr
+    (record,) = nlbench.load_run(tmp_path / "r").records
+    assert record.result.status == "ok"
+    assert (tmp_path / "r" / "scores.csv").is_file()
+
+
 def test_an_interruption_of_the_imports_is_one_line(tmp_path):
     code = (
         "import os, signal, sys\n"
@@ -351,9 +390,12 @@ def test_interruption_while_planning_names_no_folder(here, monkeypatch):
 
 
 def test_interruption_keeps_cells_and_prints_the_command(tmp_path):
-    command = ("run", "--measures", "affinity,absdev", "--out", "r")
+    (tmp_path / "plugin").mkdir()
+    command = ("run", "--measures", "waiting", "--model", "mini,mini2", "--data", "digits")
+    command = (*command, "--weights", "init", "--out", "r")
     said = {"out": tmp_path / "out", "error": tmp_path / "error"}
-    with started(*command, cwd=tmp_path, **said) as process:
+    paths = [write_plugin(tmp_path / "plugin")]
+    with started(*command, cwd=tmp_path, paths=paths, **said) as process:
         cells = tmp_path / "r" / "cells"
         while not list(cells.glob("*.json")):
             assert process.is_alive(), said["error"].read_text()
@@ -363,9 +405,9 @@ def test_interruption_keeps_cells_and_prints_the_command(tmp_path):
     error = (tmp_path / "error").read_text()
     assert process.exitcode == 130
     assert "finished cells are in r" in error
-    assert "nlbench run --measures affinity,absdev --out r" in error
+    assert f"nlbench {' '.join(command)}" in error
     run = nlbench.load_run(tmp_path / "r")
-    assert [r.measure.name for r in run.records] == ["affinity"]
+    assert [r.subject.model for r in run.records] == ["mini"]
     assert run.records[0].result.status == "ok"
 
 
@@ -430,6 +472,30 @@ def test_the_folder_one_is_in_can_be_the_runs(here, tmp_path):
     (tmp_path / "notes.txt").touch()
     (tmp_path / "manifest.json").unlink()
     assert "is not a run" in assert_one_line(here(*arguments), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--nosuch"], "nlbench"),
+        (["run", "--nosuch"], "nlbench run"),
+        (["train", "--model", "vgg8"], "nlbench train"),
+        (["list", "sights"], "nlbench list"),
+        (["study", "noise", "--workers", "0"], "nlbench study"),
+    ],
+)
+def test_an_invalid_command_names_its_own_help(here, arguments, command):
+    assert assert_one_line(here(*arguments), 2).endswith(f"(see {command} --help)")
+
+
+def test_a_dry_run_reports_each_prediction(here):
+    done = here(
+        "run", "--measures", "density", "--model", "redshift-mlp", "--data", "grid",
+        "--weights", "init", "--seeds", "0-1", "--dry-run", "--progress", "plain",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1/2 steps" in done.stderr
+    assert "2 of 2 steps done" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""Declarations of options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+from .common import completed
+
+__all__ = [
+    "DataName",
+    "DatasetSettings",
+    "Device",
+    "JsonFlag",
+    "ModelName",
+    "ProgressStyle",
+    "Seeds",
+]
+
+ModelName = Annotated[
+    str, typer.Option(help="A registered model.", autocompletion=completed("models"))
+]
+DataName = Annotated[
+    str, typer.Option(help="A registered dataset.", autocompletion=completed("datasets"))
+]
+DatasetSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Seeds = Annotated[list[str] | None, typer.Option(help="Seeds, with commas; 0-9 is a range of ten.")]
+ProgressStyle = Annotated[
+    str,
+    typer.Option(help="auto, rich, plain or none; auto: rich on a terminal, else a few lines."),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]

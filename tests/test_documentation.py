@@ -1,0 +1,73 @@
+"""Every Python block of README.md and docs/ runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from commands import call
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = {
+    page: re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    for page in PAGES
+}
+
+# What a reader has: a model, a second one, inputs, a segment, training data, labelled items.
+READERS = """
+import torch as _torch
+
+_torch.manual_seed(0)
+
+def _network():
+    layers = (_torch.nn.Linear(4, 8), _torch.nn.ReLU(), _torch.nn.Linear(8, 3))
+    return _torch.nn.Sequential(*layers)
+
+model, other = _network(), _network()
+inputs = _torch.randn(16, 4)
+start, end = inputs[0], inputs[1]
+batches = [(inputs, _torch.arange(16) % 3)]
+criterion = _torch.nn.CrossEntropyLoss()
+items = [(_torch.rand(3, 32, 32), 0)]
+"""
+
+# These are called by the registry; here the page's last lines call them.
+USES = {
+    "docs/models-and-data.md": "mine()(_torch.rand(2, 3, 8, 8)); blobs(0.1)",
+    "docs/plugins.md": """
+import nlbench
+nlbench.evaluate(model, inputs, [Energy, LargestChange])
+mynet()(_torch.rand(2, 3, 8, 8)); mydata(); seeds_of(["vgg8"], ["0-3"])
+""",
+    "docs/studies.md": """
+from pathlib import Path
+from nlbench.studies.framework import Context
+study = Wider()
+study.analyse(study.measure(Context(Path("studies"), "wider", True)))
+""",
+}
+IS_A_SERVICE = ("cluster.py",)
+"""Blocks that wait for a cluster."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [str(page.relative_to(ROOT)) for page, blocks in BLOCKS.items() if blocks],
+)
+def test_the_python_of_a_page_runs(page, tmp_path):
+    blocks = BLOCKS[ROOT / page]
+    for block in blocks:
+        compile(block, page, "exec")
+    if page == "docs/report.md":
+        made = call(
+            "run", "--measures", "affinity,absdev,r2", "--model", "vgg8,resnet18-w4",
+            "--data", "digits", "--samples", "32", "--set", "lines.number=1",
+            "--set", "lines.anchors=2", "--out", "runs/first", cwd=tmp_path,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+    parts = [block for block in blocks if not any(name in block for name in IS_A_SERVICE)]
+    script = tmp_path / "page.py"
+    # Each block begins with the reader's names.
+    script.write_text("\n".join(READERS + part for part in [*parts, USES.get(page, "")]))
+    done = call(cwd=tmp_path, script=str(script))
+    assert done.returncode == 0, done.stderr
