@@ -252,7 +252,8 @@ def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]
     entry = Standing(value, std, math.nan, math.nan, cell.n, "", cell.status, cell.reason, error)
     if not math.isfinite(value):
         return entry, np.empty(0)
-    if len(places) > 1 and math.isclose(float(places.mean()), value, rel_tol=1e-9, abs_tol=1e-12):
+    mean = _mean_and_std(places)[0]
+    if len(places) > 1 and math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12):
         over = {"sites": "sites", "lines": "paths"}.get(probe, "places")
         return replace(entry, over=over, error_of_mean=standard_error(cell)), places
     return entry, np.array([value])
@@ -274,11 +275,11 @@ def _of_seeds(
         return Standing(nan, nan, nan, nan, n, "", cell.status, reason), np.empty(0)
     reasons = dict.fromkeys(cell.reason for cell in cells if cell.status == "ok" and cell.reason)
     notes = [f"seed {s.seed} is {c.status}: {c.reason}" for c, s in missing]
-    std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
     reason = "; ".join([*reasons, *notes])
     over = "seeds" if len(values) > 1 else ""
-    mean = float(values.mean())
-    error = float(np.mean([_error_of(cell) for cell in cells if math.isfinite(cell.value)]))
+    mean, std = _mean_and_std(values)
+    errors = np.array([_error_of(cell) for cell in cells if math.isfinite(cell.value)])
+    error = _mean_and_std(errors)[0]
     entry = Standing(mean, std, math.nan, math.nan, n, over, "ok", reason, error)
     return replace(entry, error_of_mean=std / math.sqrt(len(values))), values
 
@@ -289,7 +290,21 @@ def standard_error(cell: TableCell, statistic: str = "value") -> float:
     finite = np.array([value for value in values if math.isfinite(value)])
     if len(finite) < 2:
         return math.nan
-    return float(finite.std(ddof=1) / math.sqrt(len(finite)))
+    return _mean_and_std(finite)[1] / math.sqrt(len(finite))
+
+
+def _mean_and_std(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return mean and standard deviation, NaN for too few values."""
+    scale = _scale_of(values)
+    mean = float((values / scale).mean()) if len(values) else math.nan
+    std = float((values / scale).std(ddof=1)) if len(values) > 1 else math.nan
+    return scale * mean, scale * std
+
+
+def _scale_of(values: NDArray[np.float64]) -> float:
+    """Return a power of two to divide values by whose sum or squares would overflow, else 1."""
+    largest = float(np.abs(values).max(initial=0.0))
+    return 1.0 if largest < 1e150 else 2.0 ** (math.frexp(largest)[1] - 1)
 
 
 def _error_of(cell: TableCell) -> float:
@@ -327,11 +342,14 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
         return np.full(repeats, numbers[0])
     random = np.random.default_rng(zlib.crc32(seed.encode("utf-8", "surrogatepass")))
     drawn = random.integers(0, len(numbers), (repeats, len(numbers)), dtype=np.int32)
+    scale = _scale_of(numbers)
+    numbers = numbers / scale
     middle = numbers.mean()
     means: NDArray[np.float64] = middle + _widening(len(numbers)) * (
         numbers[drawn].mean(axis=1) - middle
     )
-    return means
+    with np.errstate(over="ignore"):  # An interval may reach beyond the largest float.
+        return scale * means
 
 
 def _widening(n: int) -> float:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
+import nlbench.reports.leaderboard as leaderboard_module
 from nlbench.reports.leaderboard import (
     family_of,
     leaderboard,
@@ -285,3 +286,22 @@ def test_rank_intervals_equal_counts_of_pairs(drawn):
         ]
         assert best[i] == 1 + min(above)
         assert worst[i] == len(numbers) - min(below)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("largest", [1.0, 1.7e308])
+def test_moments_of_the_largest_floats_do_not_overflow(largest):
+    values = largest * np.array([0.5, 0.75, 1.0, 1.0])
+    mean, std = leaderboard_module._mean_and_std(values)
+    assert mean == pytest.approx(largest * 0.8125, rel=1e-12)
+    assert std == pytest.approx(largest * np.std([0.5, 0.75, 1.0, 1.0], ddof=1), rel=1e-12)
+    means = leaderboard_module.resampled_means(values, 100, "a")
+    ordinary = leaderboard_module.resampled_means(values / largest, 100, "a")
+    finite = np.isfinite(means)
+    assert means[finite] == pytest.approx(largest * ordinary[finite], rel=1e-12)
+
+
+def test_moments_of_ordinary_values_are_those_of_numpy():
+    values = np.random.default_rng(0).normal(size=50) * 1e140
+    mean, std = leaderboard_module._mean_and_std(values)
+    assert (mean, std) == (values.mean(), values.std(ddof=1))

@@ -253,3 +253,10 @@ def test_half_the_recipe_fits_most_digits():
     result = train(vgg8, digits(), recipe, seed=0)
     assert result.is_reached
     assert result.test_accuracy > 0.85
+
+
+def test_last_incomplete_batch_is_a_step_of_the_schedule():
+    # 24 samples in batches of 10: three steps an epoch, six to the full rate.
+    recipe = replace(QUICK, epochs=2, warmup_steps=6)
+    history = train(tiny_network, tiny_data(24), recipe).history
+    assert [epoch.learning_rate for epoch in history] == pytest.approx([0.5 * 3 / 6, 0.5])

@@ -341,3 +341,22 @@ def test_cells_behind_a_link_are_not_written_to(tmp_path):
         with RunFolder(tmp_path / "run").open():
             pass
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_only_failures_that_are_requested_under_another_key_are_forgotten(tmp_path):
+    failed = Result.missing("failed", "boom")
+    records = {
+        "requested again": record(key="1", result=failed),
+        "requested with other options": record(key="2", result=failed, seed=1),
+        "another request's": record(key="3", result=failed, model="resnet18"),
+        "done": record(key="4", seed=2),
+    }
+    folder = RunFolder(tmp_path / "run")
+    with folder.open({}):
+        folder.begin(Manifest(), [])
+        for each in records.values():
+            folder.add(each)
+        requested = [records["requested again"], records["requested with other options"]]
+        folder.forget_failures({"1", "5"}, {each.identity for each in (*requested, record(seed=2))})
+        assert set(folder.records) == {"1", "3", "4"}
+    assert {file.stem for file in (tmp_path / "run" / "cells").iterdir()} == {"1", "3", "4"}
