@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from nlbench.errors import UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
 from nlbench.models.sparsified.prelu import sparsify
-from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.agreement import agree, record_checked_program
 from nlbench.probes.lines.recording.program import run_program
 from nlbench.probes.sites.observation import list_sites
 
@@ -292,6 +292,35 @@ def test_matrices_with_samples_last(function, operations):
 def test_clamping_to_tensors(function, sites):
     program = assert_reproduces(Net(function), 4)
     assert program.sites == sites
+
+
+def test_constants_written_next_to_traced_numbers_are_seen():
+    def forward(m, x):
+        y = torch.zeros(1, 4)
+        constant = y[:, 2:]
+        y[:, :2] = x[:, :2]
+        before = 2 * y
+        constant.fill_(5.0)
+        return before + y
+
+    assert_reproduces(Net(forward), 4)
+
+
+def test_a_constant_changed_after_a_product_from_the_left_is_refused():
+    def forward(m, x):
+        weight = torch.ones(2, 4)
+        y = (weight @ x.T).T
+        weight.mul_(2)
+        return y
+
+    with pytest.raises(UnsupportedOperation, match="it changes a constant that was read before"):
+        recorded(Net(forward), 4)
+
+
+def test_negative_outputs_agree_up_to_rounding():
+    x = -torch.ones(2, 1, dtype=torch.float64)
+    assert agree(x - 1e-11, x, x).all()
+    assert not agree(x - 1e-8, x, x).any()
 
 
 def test_mixing_is_seen_despite_a_large_constant():
