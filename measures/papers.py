@@ -6,6 +6,7 @@ from nlbench.citation import Source
 
 __all__ = [
     "affinity_paper",
+    "boundary_pieces_paper",
     "easier_paper",
     "effective_rank_paper",
     "geometric_complexity_paper",
@@ -97,5 +98,21 @@ def geometric_complexity_paper() -> Source:
   author = {Dherin, Benoit and Munn, Michael and Rosca, Mihaela and Barrett, David},
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2022}
+}""",
+    )
+
+
+def boundary_pieces_paper() -> Source:
+    """Cite the count of pieces of the decision boundary."""
+    return Source(
+        'P. Piwek, A. Klukowski, T. Hu, "Exact Count of Boundary Pieces of ReLU Classifiers: '
+        'Towards the Proper Complexity Measure for Classification", UAI 2023',
+        "boundary pieces, along paths",
+        """@inproceedings{piwek2023exact,
+  title = {Exact Count of Boundary Pieces of {ReLU} Classifiers: Towards the Proper Complexity
+           Measure for Classification},
+  author = {Piwek, Pawe{\\l} and Klukowski, Adam and Hu, Tianyang},
+  booktitle = {Conference on Uncertainty in Artificial Intelligence},
+  year = {2023}
 }""",
     )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from nlbench.measure import Measure, Result, Value
+from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 __all__ = ["Method", "PathMeasure", "with_means"]
@@ -118,7 +118,7 @@ class PathMeasure(Measure):
 
     probe = "lines"
     bounds = (0.0, math.inf)
-    more_means = "more nonlinear"
+    more_means: ClassVar[MoreMeans] = "more nonlinear"
     means: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]] = ()
 

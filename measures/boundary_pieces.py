@@ -1,0 +1,106 @@
+"""Boundary pieces: the number of pieces of the decision boundary that a path crosses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nlbench.measure import Value
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace
+
+from .papers import boundary_pieces_paper
+from .path_measure import PathMeasure
+
+__all__ = ["BoundaryPieces", "boundary_crossings"]
+
+
+def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
+    """Find where the predicted class changes along a segment.
+
+    The class is that of the largest logit, or the sign of a single one. On an affine piece the
+    largest of the logits is the upper envelope of k straight lines; each of its corners is a
+    crossing of one piece of the decision boundary.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+        Exact for a trace. The values of an estimate are joined by straight lines.
+
+    Returns
+    -------
+    tensor of shape (c,), float64
+        The crossings in t, in [0, 1], increasing. Where logits are equal, the class stays.
+
+    References
+    ----------
+    P. Piwek, A. Klukowski and T. Hu, "Exact Count of Boundary Pieces of ReLU Classifiers:
+    Towards the Proper Complexity Measure for Classification", UAI 2023.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> trace = trace_segment(torch.nn.Identity(), torch.tensor([3.0, 0.0]), torch.tensor([0.0, 1]))
+    >>> boundary_crossings(trace)
+    tensor([0.7500], dtype=torch.float64)
+    """
+    t, values = trace.t.cpu().double(), trace.values.cpu().double()
+    if values.shape[1] == 1:
+        values = torch.cat([values, torch.zeros_like(values)], 1)
+    largest, classes = values.max(1)
+    top, crossings = int(classes[0]), []
+    # With the first of equal logits ahead, only vertices of another class need a closer look.
+    for vertex in range(1, len(t)):
+        if values[vertex, top] == largest[vertex]:
+            continue
+        left, right = values[vertex - 1], values[vertex]
+        share = 0.0
+        while right[top] < right.max():
+            gap, gain = left[top] - left, (right - left) - (right[top] - left[top])
+            meets = torch.where(gain > 0, gap / gain, torch.inf).clamp(min=share)
+            meets[top] = torch.inf
+            share = float(meets.min())
+            # Of several lines that meet, the steepest is on top from there on.
+            top = int(torch.where(meets == share, gain, -torch.inf).argmax())
+            crossings.append(float(torch.lerp(t[vertex - 1], t[vertex], min(share, 1.0))))
+    return torch.tensor(crossings, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class _PathBoundaries:
+    """Sums over the segments of a path."""
+
+    crossings: tuple[int, ...]
+    length: float
+
+    def __add__(self, other: _PathBoundaries) -> _PathBoundaries:
+        return _PathBoundaries(self.crossings + other.crossings, self.length + other.length)
+
+
+class BoundaryPieces(PathMeasure):
+    """Number of pieces of the decision boundary that a path crosses.
+
+    It counts the changes of the class with the largest logit. The statistics of a path are
+    ``value``; ``per_length``, per unit of length, omitted for length 0; ``length``;
+    ``segment0``, ``segment1``, …, the crossings of each segment. An affine network of k classes
+    crosses up to k - 1 pieces on a segment, so the measure has no direction.
+    """
+
+    name = "boundary-pieces"
+    more_means = "neither"
+    means = ("per_length",)
+    source = boundary_pieces_paper()
+
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathBoundaries:
+        """Count the crossings of one segment."""
+        return _PathBoundaries((len(boundary_crossings(trace)),), trace.length)
+
+    def value_of(self, place: str, path: _PathBoundaries) -> Value:
+        """Return the number of crossings of a path."""
+        total = float(sum(path.crossings))
+        statistics = {"value": total}
+        if path.length > 0:
+            statistics["per_length"] = total / path.length
+        statistics["length"] = path.length
+        return Value(place, statistics, len(path.crossings), parts={"segment": path.crossings})
