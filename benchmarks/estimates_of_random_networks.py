@@ -248,7 +248,7 @@ def compare(seed: int) -> dict[str, Any]:
 
 
 def faults(row: dict[str, Any]) -> list[str]:
-    """Return what does not hold of an estimate."""
+    """Return the violated bounds of an estimate."""
     if "failed" in row:
         return ["failed"]
     slack = 0.01  # The error is rounded.

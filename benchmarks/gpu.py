@@ -761,7 +761,7 @@ def run_in_process(name: str, arguments: argparse.Namespace, timeout: float) -> 
 
 
 def main() -> int:
-    """Run the parts one after the other, and write their results."""
+    """Run the parts in order and write their results."""
     if "--pretended" in sys.argv[1:2]:
         return run_pretended(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__)

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def timed(place: Path, seeds: int, step: str) -> dict[str, float]:
-    """Run one step in a process of its own."""
+    """Run one step in a separate process."""
     assert len(quick_request(1).measures) == CELLS_PER_SEED
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), *sys.path])}
     command = [sys.executable, "-c", TIMED, str(place / "run"), str(seeds), step]

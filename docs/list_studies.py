@@ -23,7 +23,7 @@ WORDS = ("yes", "no", "can't tell")
 CONFIRMED = [("paired", "Deviation of noise 0.4 is above that of clean on nearly all paths")]
 NOT_CONFIRMED = [
     ("paired", "Density of noise 0.4 is above that of clean on almost no paths"),
-    ("paired", "Density tells noise 0.4 from clean labels where the seeds differ too"),
+    ("paired", "Density separates noise 0.4 from clean labels across seeds too"),
 ]
 
 

@@ -25,7 +25,7 @@ class SubjectPlan:
     Parameters
     ----------
     key : str
-        Hash of everything that decides the observations.
+        Hash of everything that determines the observations.
     spec : SubjectSpec
     label : str
         Name of its weights in the table.
@@ -51,7 +51,7 @@ class SubjectPlan:
         ----------
         planned_on : str
             Name of the machine that made the plan. Another machine's copy of the data may have
-            other modification times, so that its fingerprint is not compared.
+            different modification times, so its fingerprint is not compared.
         """
         spec, changed = self.spec, ""
         if self.weights and choose_weights(spec).identity != self.weights:
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def decisions(self) -> Decisions:
-        """The settings and keys that decide the cells' numbers."""
+        """The settings and keys that determine the cells' numbers."""
         return {
             **{("measure", m.name): (m.version, dict(m.options)) for m in self.measures},
             **{("probe", m.probe): dict(m.probe_options) for m in self.measures},

@@ -69,7 +69,7 @@ def evaluate(
         ``lines.number`` requires them). Several arguments are measured as one tensor (n, k) of
         all their numbers, and must all have one floating type or all be integers.
     measures : sequence of str or Measure class
-        Registered names, globs or measure classes; or one text of names with commas.
+        Registered names, globs or measure classes; or a string of comma-separated names.
     labels : tensor of shape (n,), bool or str, optional
         The labels of a tensor. For a loader: True if the last element of a batch holds labels,
         False if there are none, or the key of the labels in a mapping. By default, a pair is
@@ -111,7 +111,7 @@ def evaluate(
     if not model:
         raise RequestError("no model to evaluate, expected at least one")
     if len(model) > 1 and iter(inputs) is inputs:
-        raise RequestError("inputs: an iterator serves one model; expected a loader or a tensor")
+        raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
     runs = [
         _evaluate(one, inputs, measures, labels, settings, name, progress, str(weights))
         for weights, one in model.items()
@@ -188,7 +188,7 @@ def _evaluate(
     if stream is not None and stream.error is not None:
         raise stream.error
     if stream is not None:
-        # The samples of a stream, which decide the keys, are only known at its end.
+        # The samples of a stream, which determine the keys, are only known at its end.
         facts = replace(facts, **sample_facts(samples.inputs, stream))
         keys = {measure.name: key_of(facts, measure) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]

@@ -41,7 +41,7 @@ Settings = Mapping[str, OptionValue | str]
 
 @dataclass(frozen=True)
 class Option:
-    """One thing that a user may set.
+    """A setting that a user may change.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Option:
     above_minimum : bool
         True if `minimum` itself is out of bounds.
     required_text : str
-        What an empty text lacks, if it is refused.
+        What is expected, if an empty string is refused.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class Option:
         Raises
         ------
         nlbench.RequestError
-            If it has another type, is out of bounds or not among the choices.
+            If it has a different type, is out of bounds or not among the choices.
         """
         kind = _KINDS[self.kind]
         try:

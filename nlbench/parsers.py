@@ -31,7 +31,7 @@ SIZE_TEXT = "a size such as 4GB"
 
 
 def parse_integer(text: str) -> int:
-    """Parse an integer, also as ``1e3`` or ``8.0``; a ValueError if it is none.
+    """Parse an integer, also as ``1e3`` or ``8.0``; raise ValueError for other text.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Parse a number other than NaN; a ValueError if it is none."""
+    """Parse a number other than NaN; raise ValueError for other text."""
     number = float(text)
     # Python also accepts underscores and the digits of other scripts.
     if math.isnan(number) or not text.isascii() or "_" in text:

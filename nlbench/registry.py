@@ -92,7 +92,7 @@ class Family(ABC):
         return ""
 
     def providers(self) -> tuple[str, ...]:
-        """Return the libraries, with versions, that decide the members."""
+        """Return the libraries, with versions, that determine the members."""
         return ()
 
 

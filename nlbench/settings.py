@@ -99,7 +99,7 @@ def _split_settings(
             )
         if owner not in owners:
             raise RequestError(
-                f"setting '{key}': '{owner}' is no measure, probe or dataset of this run"
+                f"setting '{key}': '{owner}' is not a measure, probe or dataset of this run"
                 f"{nearest(owner, owners)}"
             )
         by_owner.setdefault(owner, {})[option] = value

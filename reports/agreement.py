@@ -176,7 +176,7 @@ def _with_interval(value: float, n: int, variance: float, freedom: int) -> Corre
     """Add an interval by Fisher's transformation; that of a coefficient of ±1 has no width."""
     if freedom < 1 or not math.isfinite(value):
         return Correlation(value, math.nan, math.nan, n)
-    if abs(value) > 1 - 1e-12:  # one, but for rounding
+    if abs(value) > 1 - 1e-12:  # one, up to rounding
         value = math.copysign(1.0, value)
         return Correlation(value, value, value, n)
     half = _WIDTH * math.sqrt(variance / freedom)

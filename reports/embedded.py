@@ -214,7 +214,7 @@ def _cell(
 
 
 def _number(value: float | None) -> float | str | None:
-    """Return a number as JSON can hold it; a non-finite one by its name in JavaScript."""
+    """Return a number in JSON; a non-finite one by its name in JavaScript."""
     if value is None or math.isfinite(value):
         return value
     if math.isnan(value):

@@ -63,8 +63,8 @@ class Population:
 def population_of(measure: str, about: Mapping[str, Any]) -> Population | None:
     """Return the reference population of a measure.
 
-    None if there are too few networks, or if the measure has no direction, another version or
-    other options than the reference networks were measured with.
+    None if there are too few networks, or if the measure has no direction, or a different version
+    or different options than those of the reference networks.
     """
     entry = _load().get(measure)
     sense = sense_of(about)
@@ -92,7 +92,7 @@ def build_population(runs: Iterable[Run]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If two runs measured with other versions or options.
+        If two runs used different versions or options.
     """
     population: dict[str, Any] = {}
     for run in runs:
@@ -104,7 +104,7 @@ def build_population(runs: Iterable[Run]) -> dict[str, Any]:
             known = {key: about.get(key) for key in ("version", "options")}
             entry = population.setdefault(measure, {**known, "values": {}})
             if any(entry[key] != known[key] for key in known):
-                raise ValueError(f"{measure} has another version or other options in {run.name}")
+                raise ValueError(f"{measure} has a different version or options in {run.name}")
             statistic = STATISTICS.get(measure, "value")
             mine = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
             for model, weights, value in zip(

@@ -33,7 +33,7 @@ def column_decimals(values: Iterable[float]) -> int | None:
     Returns
     -------
     int or None
-        None if no fixed number of decimals suits all; `number` then decides for each.
+        None if no fixed number of decimals suits all; `number` then chooses for each.
 
     Examples
     --------

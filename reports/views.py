@@ -185,7 +185,7 @@ def _sorted(sense: int) -> str:
 
 
 def _about(row: Row, scores: Scores) -> str:
-    """Return the fields besides the name in which the row's network differs from others."""
+    """Return the fields, other than the name, in which the row's network differs from others."""
     subject = row.subjects[0]
     provider = subject.model.rpartition("/")[0]
     varies = {

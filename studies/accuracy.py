@@ -61,8 +61,8 @@ class Accuracy(Classifiers):
                 "r = 0.755",
                 correlation_text("r", spread),
                 correlates(spread),
-                "the published number is legible on the slides alone, and there without its "
-                "statistic's name",
+                "the published number is legible only on the slides, without the name of its "
+                "statistic",
             ),
             Verdict(
                 "ViTs: the lower the least score, the more accurate",
@@ -74,7 +74,7 @@ class Accuracy(Classifiers):
                 _closest(
                     networks[networks.group == group],
                     STATISTICS,
-                    f"{group} networks: a statistic of the scores goes with accuracy more closely "
+                    f"{group} networks: a statistic of the scores predicts accuracy better "
                     "than size, operations and depth do",
                     "a statistic of the scores",
                 )
@@ -83,7 +83,7 @@ class Accuracy(Classifiers):
             _closest(
                 networks[networks.group == "searched"],
                 ("parameters",),
-                "searched networks: the number of parameters goes with accuracy most closely",
+                "searched networks: the number of parameters predicts accuracy best",
                 "parameters",
             ),
         ]
@@ -93,14 +93,14 @@ class Accuracy(Classifiers):
             {"Spread and least score against published accuracy": _figure(networks)},
             [
                 *remarks_on(run),
-                "Accuracy, parameters and operations are what torchvision states of its default "
-                "weights, which for some networks are better ones than the paper had.",
+                "Accuracy, parameters and operations are those that torchvision reports for its "
+                "default weights, which for some networks are better than the paper's.",
             ],
         )
 
 
 def with_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
-    """Add what torchvision states of each network's default weights.
+    """Add what torchvision reports for each network's default weights.
 
     The columns are ``accuracy`` (top-1 on ImageNet in percent), ``parameters`` (millions) and
     ``operations`` (billions of multiplications and additions for one image).
@@ -131,7 +131,7 @@ def pearson(x: Sequence[float] | pd.Series, y: Sequence[float] | pd.Series) -> C
 def _closest(
     networks: pd.DataFrame, expected: Sequence[str], claim: str, published: str
 ) -> Verdict:
-    """Test whether accuracy goes most closely with an expected quantity, with any one left out."""
+    """Test whether an expected quantity predicts accuracy best, with any network left out."""
     if len(networks) < 4:
         return Verdict(claim, published, f"{len(networks)} networks", remark="too few")
 
@@ -152,7 +152,7 @@ def _closest(
         name in expected if is_stable else None,
         "the same with each network left out in turn"
         if is_stable
-        else "it changes with the network that is left out",
+        else "it depends on the network that is left out",
     )
 
 

@@ -124,7 +124,7 @@ class Activations(Study):
 
 
 def _curves(run: Run) -> pd.DataFrame:
-    """Return one row a function, mean and width."""
+    """Return one row per function, mean and width."""
     table = summary_values(run)
     parameters = table.data.str.partition("/")[2].str.partition(":")
     return table.assign(mean=parameters[0].astype(float), width=parameters[2].astype(float))

@@ -61,7 +61,7 @@ class Asymmetry(Study):
                 "empirical on analytical",
                 f"largest difference {error:.4f}, {len(table)} intervals",
                 within(error, 0, 0.01),
-                f"{POINTS:,} even points an interval",
+                f"{POINTS:,} even points per interval",
             ),
             Verdict(
                 "The score is not symmetric about the origin",

@@ -72,7 +72,7 @@ class CoreNetworks(Study):
         return {"run": measure_networks(context, weights, DATA)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the path lengths that are left."""
+        """Compare the remaining path lengths."""
         table = network_table(runs["run"])
         lengths = (
             table[table["mode"] != "reference"]
@@ -130,7 +130,7 @@ def _by_width(lengths: pd.DataFrame) -> Verdict:
         f"ω = {omega:g}: {row['first']:.2f} and {row.second:.2f}" for omega, row in pairs.iterrows()
     )
     return Verdict(
-        "The depth that is left hardly depends on the width",
+        "The remaining depth hardly depends on the width",
         "near constant effective depth",
         ", ".join(rows) or "one width only",
         within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
@@ -151,7 +151,7 @@ def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
         left = ", ".join(f"{ratio:.2f} at ω = {omega:g}" for omega, ratio in ratios.items())
         ours = f"{first_ratio:.2f} times as deep before, {left}"
     return Verdict(
-        "What is left of a deeper network is of more similar depth than the networks were",
+        "Linearised networks differ less in depth than the original ones",
         "near constant effective depth",
         ours,
         ordered(np.abs(np.log(ratios)), abs(np.log(first_ratio))),

@@ -150,7 +150,7 @@ class Correlations(Study):
 def correlations_of(run: Run) -> pd.DataFrame:
     """Correlate affinity with each other measure over the sites of each network.
 
-    The columns are ``network, seed, sites`` and one a measure.
+    The columns are ``network, seed, sites`` and one per measure.
     """
     keys = ["model", "weights", "seed", "place"]
     table = site_scores(run).set_index(keys).value.rename("affinity").to_frame()
@@ -187,7 +187,7 @@ def _averages(table: pd.DataFrame) -> list[Verdict]:
 
 
 def _closest_by_family(table: pd.DataFrame) -> Verdict:
-    """Test whether the measure closest to affinity changes with the family."""
+    """Test whether the measure closest to affinity depends on the family."""
     family = [CLASSIFIERS[name].family for name in table.network]
     means = table.groupby(family, sort=False)[list(OTHERS)].mean().abs()
     closest = means.dropna(how="all").idxmax(axis=1)
@@ -197,7 +197,7 @@ def _closest_by_family(table: pd.DataFrame) -> Verdict:
         if (closest == other).any()
     )
     return Verdict(
-        "Which measure goes with affinity most closely changes with the family",
+        "The measure closest to affinity depends on the family",
         "entropy: VGG; sparsity: ResNet, DenseNet; CKA: MNASNet, EfficientNet; norm: ViT, Swin; "
         "R²: ConvNeXt",
         ours,

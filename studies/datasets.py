@@ -26,7 +26,7 @@ COLOURS = {UNSEEN: "#009E73", "synthetic": "#0072B2", "random": "#D55E00"}
 
 
 class Datasets(Study):
-    """Networks trained on digits, on digits, made-up pictures and noise: how signatures move."""
+    """Signatures of networks trained on digits, on digits, synthetic pictures and noise."""
 
     question = "How far does a network's signature move on data that it was not trained on?"
     source = AFFINITY
@@ -79,8 +79,8 @@ class Datasets(Study):
             {"Distance to the signature on the test digits": moved},
             {"How far other data move a signature": _figure(moved)},
             [
-                "Small networks trained on digits, and made-up pictures in place of CIFAR; the "
-                "published distances are of 33 networks trained on ImageNet, and of other lengths.",
+                "Small networks trained on digits, and synthetic pictures in place of CIFAR; "
+                "the published distances are of 33 networks trained on ImageNet, of other lengths.",
             ],
         )
 

@@ -65,13 +65,13 @@ class DensityVsDeviation(ClosedPaths):
                 continue
             verdicts.append(
                 Verdict(
-                    f"Density hardly says how much a path deviates: {setting}",
+                    f"Density hardly predicts how much a path deviates: {setting}",
                     published,
                     f"ρ = {mean:.2f} ({low:.2f} to {high:.2f})",
                     between((low, high), (-WEAK, WEAK)),
                     f"mean of Spearman's ρ over paths, {len(networks)} network"
-                    f"{'s' * (len(networks) > 1)}, with its 95 % interval; agrees where that lies "
-                    f"within ±{WEAK}, does not where it lies beyond",
+                    f"{'s' * (len(networks) > 1)}, with its 95 % interval; agrees if that lies "
+                    f"within ±{WEAK}, does not if it lies beyond",
                 )
             )
         columns = ["setting", "networks", "published", "correlation", "low", "high"]

@@ -82,7 +82,7 @@ class EarlyOrLate(Study):
             {"Accuracy against path length": _figure(table, reference)},
             [
                 f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}; late networks all "
-                "start from the one that ships, early ones from the initialisation of their seed.",
+                "start from the shipped one, early ones from the initialisation of their seed.",
                 epochs_remark(table),
             ],
         )

@@ -135,7 +135,7 @@ def _early_networks(table: pd.DataFrame) -> Verdict:
     later = table[(table.year >= 2014) & (table.year < 2020) & (table.family != "VGG")].spread
     are_known = len(early) > 0 and len(later) > 0
     return Verdict(
-        "AlexNet's and VGG's scores are less spread than those of what came until 2019",
+        "AlexNet's and VGG's scores are less spread than those of later networks until 2019",
         "very low spread",
         f"{early.max():.2f} at most; the others {later.min():.2f} at least" if are_known else "",
         ordered(early, later),

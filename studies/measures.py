@@ -48,7 +48,7 @@ FITS = "How well the trained networks fit"
 
 
 class Measures(Study):
-    """Every measure on ladders of networks whose order is known beforehand."""
+    """Every measure on ladders of networks whose order is known in advance."""
 
     question = "Which measures see nonlinearity that was planted, and what does it cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
@@ -57,7 +57,7 @@ class Measures(Study):
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
-        """Measure every rung of every ladder, one run a ladder."""
+        """Measure every rung of every ladder, one run per ladder."""
         names = context.measures or tuple(registry.entries("measures"))
         requests = {
             name: list(_request_fields(context, ladder))
@@ -124,7 +124,7 @@ class Measures(Study):
 
 
 def _request_fields(context: Context, ladder: Ladder) -> Iterable[dict[str, Any]]:
-    """Yield the fields of a ladder's requests, one a seed if networks are trained."""
+    """Yield the fields of a ladder's requests, one per seed if networks are trained."""
     rungs = ladder.chosen(quick=context.quick)
     models = tuple(dict.fromkeys(rung.model for rung in rungs))
     settings = {"lines.tolerance": 0.01, **ladder.settings}
@@ -447,7 +447,7 @@ _CLAIMS = (
 def _claims(
     orders: Mapping[tuple[str, str], Order], cells: pd.DataFrame, fits: pd.DataFrame
 ) -> Iterable[Verdict]:
-    """Judge published claims about single measures on the ladders that decide them."""
+    """Judge published claims about single measures on the ladders that test them."""
     known = {key: order for key, order in orders.items() if not math.isnan(order.tau)}
     yield from _noise_claims(known, orders, fits)
     for measure, ladder, claim, published in _CLAIMS:
@@ -570,7 +570,7 @@ def _draw_orders(
     ladders: Sequence[str],
     orders: Mapping[tuple[str, str], Order],
 ) -> None:
-    """Draw a disc a measure and ladder, coloured by tau and sized by its certainty."""
+    """Draw a disc per measure and ladder, coloured by tau and sized by its certainty."""
     from matplotlib.lines import Line2D
 
     places = {

@@ -71,11 +71,11 @@ class Paired(ClosedPaths):
         ]
         verdicts += [
             Verdict(
-                f"Density tells {pair[0]} from clean labels where the seeds differ too",
+                f"Density separates {pair[0]} from clean labels across seeds too",
                 "",
                 f"{share.text}, {share.n} comparisons",
                 share_above(share, NEARLY_ALL),
-                "each network of wrong labels against each clean one of another seed, on "
+                "each network of wrong labels against each clean one of a different seed, on "
                 "the same paths",
             )
             for pair in pairs

@@ -104,7 +104,7 @@ class Pooling(Study):
                 f"Pooling preserves the score with {FEW_CHANNELS} channels of noise",
                 noise[FEW_CHANNELS],
                 "a pooled tensor has as many numbers as channels: in so few dimensions another "
-                "sample's output is nearer than one's own, and the distance shrinks",
+                "sample's output is nearer than its own, and the distance shrinks",
             ),
             _is_preserved(
                 "Pooling preserves the scores of a trained network's activations",

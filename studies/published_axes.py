@@ -1,4 +1,4 @@
-"""The axes of activations' tensors that published code averages over."""
+"""The axes of activations that published code averages over."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PublishedAxes(Study):
                 )
             else:
                 verdict = Verdict(
-                    f"{model}: the published axes are others, and so is the score",
+                    f"{model}: the published axes differ, and so does the score",
                     "",
                     ours,
                     ordered(MIN_DIFFERENCE, largest),

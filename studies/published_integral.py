@@ -1,4 +1,4 @@
-"""The integral of deviation as it is defined, and as published code takes it."""
+"""The integral of deviation as it is defined, and as published code computes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MIN_SEGMENTS = 20
-"""Segments that suffice to show another order, if there is one."""
+"""Number of segments that suffices to show a different order, if there is one."""
 
 
 def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
@@ -104,7 +104,7 @@ class AbsdevAsPublished(Measure):
 
 
 class PublishedIntegral(Study):
-    """Absolute deviation as defined against the integral that published code takes."""
+    """Absolute deviation as defined against the integral that published code computes."""
 
     question = "How far is the deviation of published code from its definition?"
     source = SOURCE
@@ -158,7 +158,7 @@ class PublishedIntegral(Study):
         mean_lost = float(np.mean(lost))
         verdicts = [
             Verdict(
-                "Published code gives several times the deviation that is defined",
+                "Published code returns several times the deviation as defined",
                 "4.5 to 9 times, on VGG8",
                 f"{ratio.min():.1f} to {ratio.max():.1f} times, {ratio.mean():.1f} on average, "
                 f"{size}",
@@ -168,11 +168,11 @@ class PublishedIntegral(Study):
                 "2",
             ),
             Verdict(
-                "It ranks segments in another order",
+                "It ranks segments differently",
                 "another ranking",
                 f"Kendall's τ = {order.text}, {size}",
                 True if order.value < 1 else None if len(table) < MIN_SEGMENTS else False,
-                "1 would be the same order; a few segments can't tell",
+                "1 would be the same order; a few segments don't decide",
             ),
             Verdict(
                 "Leaving out the last region of a segment, as it also does, hardly matters",

@@ -172,7 +172,7 @@ class PublishedRoots(Study):
         }
         verdicts = [
             Verdict(
-                "In float32 the score of many heavy-tailed features is another one",
+                "In float32 the score of many heavy-tailed features differs",
                 "0.18 or 0.30, by the routine, against 0.51 in float64",
                 ours["many"],
                 ordered(0.01, error["many"]),
@@ -180,14 +180,14 @@ class PublishedRoots(Study):
                 "not given, these are of the same size, drawn here; agrees beyond 0.01",
             ),
             Verdict(
-                "Of few features it is the same",
+                "With few features it is the same",
                 "",
                 ours["few"],
                 within(error["few"], 0, 0.001),
                 f"{table['ReLU on']['few']}; agrees within 0.001",
             ),
             Verdict(
-                "In float64 the paper's formula gives what the measure gives by another one",
+                "In float64 the paper's formula and that of the measure give the same score",
                 "",
                 f"off by at most {double_error:.0e}",
                 within(double_error, 0, 1e-4),

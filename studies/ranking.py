@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _CRITERION = (
     "Kendall's tau-b between the share of wrong labels and a network's median over paths, with "
-    "its 95 % interval over networks; undecided where that holds 0 or there are too few networks"
+    "its 95 % interval over networks; undecided if that contains 0 or there are too few networks"
 )
 
 
@@ -45,7 +45,7 @@ class Ranking(ClosedPaths):
         verdicts = [
             Verdict(
                 "Deviation rises with the share of wrong labels",
-                "rises; 0.2 and 0.4 are not told apart for VGG8",
+                "rises; 0.2 and 0.4 are not separated for VGG8",
                 correlation_text("τ", taus["absdev"]),
                 correlates(taus["absdev"]),
                 _CRITERION,

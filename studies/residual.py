@@ -112,7 +112,7 @@ class Residual(Study):
                 f"Trained on digits for a few epochs, {seeds} seed{'s'[: seeds != 1]} each; the "
                 "published figure is of CIFAR."
                 if seeds
-                else "Nothing trained."
+                else "No network was trained."
             ],
         )
 
@@ -140,7 +140,7 @@ def _separated(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict
             "two modes",
             f"D = {_listed(residual)}",
             ordered(MIN_SEPARATION, residual),
-            "Ashman's D of each seed: above 2 two modes are told apart",
+            "Ashman's D of each seed: above 2 two modes are separated",
         ),
         Verdict(
             "Without shortcuts they are one",
@@ -161,12 +161,12 @@ def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
         is_decided = abs(gain) >= MIN_BIC_DIFFERENCE
         verdicts.append(
             Verdict(
-                f"Scores of {NAMES[model]}, whichever ReLU they are of, have {published}",
+                f"Scores of all ReLUs of {NAMES[model]} have {published}",
                 published,
                 f"{'two' if is_two else 'one'} (BIC {gain:+.0f} for two)",
                 is_two == (published == "two modes") if is_decided else None,
                 "a mixture of two normal distributions against one, all seeds; a difference of "
-                f"BIC below {MIN_BIC_DIFFERENCE} tells nothing",
+                f"BIC below {MIN_BIC_DIFFERENCE} is inconclusive",
             )
         )
     return verdicts

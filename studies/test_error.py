@@ -66,11 +66,11 @@ class TestError(ClosedPaths):
                 _CRITERION,
             ),
             Verdict(
-                "Density does not tell the test error",
+                "Density does not predict the test error",
                 "any density goes with very different errors",
                 correlation_text("ρ", rho["density"]),
                 _is_unrelated(rho["density"]),
-                _CRITERION + "; does not agree where the interval leaves out 0",
+                _CRITERION + "; does not agree if the interval excludes 0",
             ),
         ]
         return Findings(

@@ -90,7 +90,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
             "increasing",
             "τ = " + ", ".join(f"{t.value:.2f} ({t.low:.2f} to {t.high:.2f})" for t in taus),
             above([min(t.low for t in taus), max(t.high for t in taus)]),
-            "Kendall's τ of score and depth over the sites, a seed each",
+            "Kendall's τ of score and depth over the sites, for each seed",
         ),
         Verdict(
             "Before training, VGG16's last layers are almost linear",

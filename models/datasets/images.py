@@ -168,7 +168,7 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     Raises
     ------
     nlbench.RequestError
-        If the folder is missing or holds no images, if it mixes images and class folders, if one
+        If the folder is missing or has no images, if it mixes images and class folders, if one
         of the two splits is missing, or if their class folders differ.
     """
     train, test = _splits(_existing("images", folder))

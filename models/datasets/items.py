@@ -156,7 +156,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
 
 def check_image(path: str | os.PathLike[str]) -> None:
-    """Refuse a damaged image file, decoding it only if its format requires that.
+    """Refuse a damaged image file, decoding it only if its format requires it.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     Parameters
     ----------
     path : path
-        In any format that Pillow reads. Grey images get three equal channels. Of 16-bit values
+        In any format that Pillow reads. Grey images get three identical channels. Of 16-bit values
         the upper 8 bits are used.
     preprocessing : Preprocessing
         Applied without the normalisation.
@@ -206,7 +206,7 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     Raises
     ------
     nlbench.RequestError
-        If it can't be read, or its values have no maximum that stands for white.
+        If it can't be read, or its values have no known maximum.
     """
     # Reading a pipe or a device might never end.
     check_is_file(Path(path), MAX_FILE_BYTES)
@@ -274,7 +274,7 @@ class GeneratedItems(TorchDataset[tuple[Tensor, int]]):
 def item_generator(*numbers: int) -> torch.Generator:
     """Return a generator for a combination of numbers from 0 to 2³¹ - 1.
 
-    Combinations that differ only in the last number never share a generator. Others rarely do:
+    Combinations that differ only in the last number never share a generator, others rarely:
     PyTorch seeds its generator on the CPU with 32 bits.
     """
     state = 0

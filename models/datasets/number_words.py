@@ -161,7 +161,7 @@ LANGUAGES = {"en": _english, "de": _german, "fr": _french}
         "train": Option(4000, "training pairs", minimum=1, maximum=500_000),
         "test": Option(512, "test pairs", minimum=1, maximum=100_000),
         "largest": Option(LARGEST, "largest number", minimum=9, maximum=LARGEST),
-        "seed": Option(0, "decides which numbers, and the split", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed of the numbers and the split", minimum=0, maximum=2**32 - 1),
         "vocabulary": Option(128, "maximum vocabulary size", minimum=16, maximum=2**20),
         "length": Option(32, "maximum tokens of a sentence; longer pairs are dropped", minimum=2),
     }

@@ -81,11 +81,11 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 @dataset(
     options={
         "count": Option(128, "crops of each split", minimum=2, maximum=100_000),
-        "seed": Option(0, "decides positions and scales", minimum=0, maximum=2**31 - 1),
+        "seed": Option(0, "seed of positions and scales", minimum=0, maximum=2**31 - 1),
     }
 )
 def photographs(count: int = 128, seed: int = 0) -> Dataset:
-    """Crops of two photographs, a temple and a flower, which scikit-learn ships.
+    """Crops of two photographs, a temple and a flower, included in scikit-learn.
 
     Side and normalisation are those of the model's weights, else 224 pixels as for ImageNet. The
     crops have positions and scales drawn by NumPy's legacy generator; the first two of each split

@@ -219,7 +219,7 @@ def _read_cifar_file(published: PublishedDataset, file: Path) -> tuple[np.ndarra
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
         raise RequestError(f"{problem}: {len(images)} images, labels of shape {labels.shape}")
     if len(labels) and not 0 <= labels.min() <= labels.max() < published.classes:
-        raise RequestError(f"{problem}: labels reach outside 0 to {published.classes - 1}")
+        raise RequestError(f"{problem}: labels are outside 0 to {published.classes - 1}")
     return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Replacement of ReLU calls by layers, also where a forward calls ReLU as a function."""
+"""Replacement of ReLU calls by layers, including calls of ReLU as a function."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) 
     Raises
     ------
     nlbench.RequestError
-        If `images` has another number of axes.
+        If `images` has a different number of axes.
 
     References
     ----------

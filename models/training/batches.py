@@ -1,4 +1,4 @@
-"""Batches of a dataset's items, each read while the one before is used."""
+"""Batches of a dataset's items, each read while the previous one is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Read images of shape (b, *shape) and labels of shape (b,) in an order, on the CPU.
 
-    Each batch is read while `device` is busy with the one before.
+    Each batch is read while `device` is busy with the previous one.
 
     Examples
     --------
@@ -45,10 +45,10 @@ def _stacked(items: Items, indices: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
-    """Yield an iterator's values in order, computing each while the caller uses the one before.
+    """Yield an iterator's values in order, computing each while the caller uses the previous one.
 
-    If the first value draws from a global random generator, as a dataset with augmentation of
-    its own does, all are computed in the caller's thread. In a network with dropout, which draws
+    If the first value draws from a global random generator, as a dataset with its own augmentation
+    does, all are computed in the caller's thread. In a network with dropout, which draws
     from the same generator, the numbers would otherwise depend on timing.
 
     Examples
@@ -65,7 +65,7 @@ def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
         yield from values
         return
     with torch_threads(), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-        # Two sets of PyTorch's threads would wait for each other.
+        # Two of PyTorch's thread pools would wait for each other.
         reader.submit(torch.set_num_threads, 1).result()
         value: T | object = first
         while value is not _END:
@@ -75,7 +75,7 @@ def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to a device, to a GPU without waiting for its queue."""
+    """Copy a tensor from the CPU to a device, without waiting for a GPU's queue."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

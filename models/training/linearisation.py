@@ -18,7 +18,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.options import OptionValue
-from nlbench.progress import ProgressMonitor, Progress
+from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import Request
 from nlbench.runner import preview
 from nlbench.store.run import Run

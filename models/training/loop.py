@@ -38,13 +38,12 @@ class Epoch:
     learning_rate : float
         At the epoch's last step.
     loss : float
-        Mean loss over the epoch, of each sample before the step that used it, without the
-        recipe's penalty.
+        Mean loss of the samples, each before the step that used it, without the recipe's penalty.
     train_accuracy : float or None
     test_accuracy : float
         Share of images, or tokens of a translation, predicted right at the end of the epoch. In
-        training the corrupted labels count. The training accuracy takes a pass of its own, which
-        is made only where training may end (`Recipe.needs_train_accuracy`); else it is None.
+        training the corrupted labels count. The training accuracy takes a separate pass, which is
+        made only where training may end (`Recipe.needs_train_accuracy`); else it is None.
     scores : mapping of str to float
         Scores of the recipe, such as ``linear_share``.
     running_accuracy : float or None
@@ -116,9 +115,9 @@ def train(
 ) -> TrainingResult:
     """Build a network and train it by a recipe.
 
-    The seed decides the initial weights, the order of the samples, the augmentation and the
+    The seed determines the initial weights, the order of the samples, the augmentation and the
     corrupted labels. On a CPU, the same seed and number of threads give the same weights, bit
-    for bit, also when training is interrupted and resumed. The global random state is preserved.
+    for bit, even if training is interrupted and resumed. The global random state is preserved.
 
     Parameters
     ----------

@@ -166,7 +166,7 @@ class Recipe:
         return self.stops_early and (not self.until_loss or loss < self.until_loss)
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Return the network to train in place of a network, which may change.
+        """Return the network to train in place of a network, which may be modified.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class Recipe:
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Refuse a network that the recipe doesn't apply to; return a warning or an empty text.
+        """Refuse a network that the recipe doesn't apply to; return a warning or an empty string.
 
         Raises
         ------

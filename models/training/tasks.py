@@ -86,7 +86,7 @@ class Task(ABC):
         """Count the targets with the largest logit, and all targets."""
         is_counted = targets != IGNORED_TARGET
         is_right = (output.argmax(-1) == targets) & is_counted
-        # Fetched together, for each fetch makes the host wait for the GPU.
+        # Fetched together, since each fetch makes the host wait for the GPU.
         counts = torch.stack([is_right.sum(), is_counted.sum()]).tolist()
         return int(counts[0]), int(counts[1])
 
@@ -174,7 +174,7 @@ class Classification(Task):
             yield self.dataset.normalize(to_device(images, device)), to_device(labels, device)
 
     def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
-        """Yield normalised images and labels; of the training split the labels trained on."""
+        """Yield normalised images and labels; for the training split, the labels trained on."""
         items: Items = self.items if split == "train" else self.dataset.split(split)
         order = torch.arange(len(items))  # type: ignore[arg-type]
         for images, labels in batches(items, order, EVALUATION_BATCH_SIZE, device):

@@ -44,7 +44,7 @@ def run_training(
     keep_epochs : collection of int
         Epochs after which a checkpoint is kept.
     keep_every : int
-        Keep a checkpoint every this many epochs; 0: none.
+        Number of epochs between checkpoints; 0: none.
     progress : callable, optional
         Called after each epoch.
     command : str
@@ -53,8 +53,8 @@ def run_training(
     Raises
     ------
     nlbench.RequestError
-        If the request can't be carried out; if there is a checkpoint, or an interrupted training
-        that is another one or is not to be resumed.
+        If the request can't be carried out; if there is a checkpoint; or if there is an interrupted
+        training that differs or is not to be resumed.
     nlbench.NotFinite
         If the loss or a logit is NaN or infinite. The manifest records it.
     """
@@ -110,7 +110,7 @@ def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | 
 
 
 def check_training(request: TrainingRequest) -> str:
-    """Validate a network for its recipe before training; return a warning or an empty text.
+    """Validate a network for its recipe before training; return a warning or an empty string.
 
     Raises
     ------

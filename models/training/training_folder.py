@@ -96,7 +96,7 @@ class TrainingFolder(LockedFolder):
             return None
         if difference := self._difference(recorded):
             raise RequestError(
-                f"{self.out} was trained in another way ({difference}); choose another --out"
+                f"{self.out} was trained differently ({difference}); choose another --out"
             )
         if file_hash(self.out) != result["file_hash"]:
             raise RequestError(f"{self.out} was changed after its training; choose another --out")
@@ -110,8 +110,8 @@ class TrainingFolder(LockedFolder):
         Raises
         ------
         nlbench.RequestError
-            If there is a checkpoint, or an interrupted training that is another one or is not to
-            be resumed.
+            If there is a checkpoint, or an interrupted training that differs or is not to be
+            resumed.
         """
         if self.state.exists() and not resume:
             raise RequestError(
@@ -191,7 +191,7 @@ class TrainingFolder(LockedFolder):
     def finish(self, result: TrainingResult) -> TrainingSummary:
         """Write the checkpoint and the final manifest, and remove the state.
 
-        In this order a process that is killed in between can be resumed.
+        In this order, a training that is killed in between can be resumed.
         """
         last = result.history[-1]
         scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
@@ -255,7 +255,7 @@ class TrainingFolder(LockedFolder):
 
 
 def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
-    """Record why a training isn't started, as the training itself records why it failed."""
+    """Record the reason for a training that isn't started, like that of a failed one."""
     folder = LockedFolder(training_folder(out))
     with folder.locked():
         folder.write_manifest({"request": asdict(request), "failed": reason})

@@ -27,7 +27,7 @@ class TrainingRequest:
     model, data, recipe : str
         Registered names.
     seed : int
-        From 0 to 2³² - 1; decides the initialisation, the order of the samples and the noise.
+        From 0 to 2³² - 1; determines the initialisation, the order of the samples and the noise.
     weights : str
         Initial weights: ``init``, ``trained`` or a checkpoint's path.
     label_noise : float or None

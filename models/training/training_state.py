@@ -26,9 +26,9 @@ def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, A
     path : Path
         In a folder that exists.
     identity : mapping
-        Everything that decides the training; `read_state` compares it.
+        Everything that determines the training; `read_state` compares it.
     content : mapping
-        Tensors, numbers, texts, and lists and dicts of them.
+        Tensors, numbers, strings, and lists and dicts of them.
 
     Raises
     ------

@@ -30,7 +30,7 @@ def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor
     Returns
     -------
     integer tensor of shape (n, length)
-        Padded after the end mark. A sentence that doesn't end within the length has none.
+        Padded after the end token, which a sentence that doesn't end within the length lacks.
     """
     translations = []
     with evaluation_mode(model):

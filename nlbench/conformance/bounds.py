@@ -21,7 +21,7 @@ def check_bounds(trial: Trial, first: Result) -> Iterator[Check]:
         "huge": 1e6 * samples(2),
         "heavy-tailed": samples(3).pow(5),
         "offset": samples(4) + 1e4,
-        "all alike but one": torch.cat([torch.ones(SAMPLES - 1, WIDTH), -torch.ones(1, WIDTH)]),
+        "equal except for one": torch.cat([torch.ones(SAMPLES - 1, WIDTH), -torch.ones(1, WIDTH)]),
     }
     results = {name: trial.value(relu_network(), values) for name, values in inputs.items()}
     problems = [

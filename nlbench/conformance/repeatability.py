@@ -27,14 +27,14 @@ def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     yield check_equal(
         "two instances",
         difference(value, second, 0.0),
-        "; two instances get the same observations: random numbers need a generator of their own",
+        "; two instances get the same observations: use a separate generator for random numbers",
     )
     yield check_equal(
         "after reset",
         difference(value, used, 0.0),
         "; the instance measured something before: reset() keeps some of its state",
     )
-    changed = "update() changes its observation, which outside of a run is no copy"
+    changed = "update() changes its observation, which is a copy only in a run"
     yield check_equal("observations unchanged", changed if "changed" in results else "")
 
 
@@ -91,12 +91,12 @@ def check_site_order(trial: Trial, first: Result) -> Iterator[Check]:
     yield check_equal(
         "independent sites",
         difference(by_batch, by_site, 0.0),
-        " if all batches of the last site come before those of the one before",
+        " if all batches of the last site come before those of the previous one",
     )
 
 
 def _site_by_site(measure: type[Measure]) -> type[Measure]:
-    """Return a measure that gets the first batch as it comes, and then one site after another."""
+    """Return a measure that receives the first batch in order, and the others site by site."""
 
     class SiteBySite(measure):  # type: ignore[misc, valid-type]
         name = measure.name

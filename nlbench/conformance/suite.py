@@ -48,7 +48,7 @@ def check_measure(measure: object, settings: Settings | None = None) -> list[Che
     Raises
     ------
     nlbench.PluginError, nlbench.RequestError
-        If it is no measure, or an option is wrong.
+        If it is not a measure, or an option is wrong.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Small networks and samples on which a measure is tried."""
+"""Small networks and samples to check a measure on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FLOAT32_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Trial:
-    """A measure with the settings to try it with."""
+    """A measure to check, with its settings."""
 
     measure: type[Measure]
     settings: Settings
@@ -103,7 +103,7 @@ def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
     Parameters
     ----------
     slope : float
-        Of leaky ReLUs.
+        Slope of the ReLUs for negative inputs.
     shift : float
         Added to the biases.
     """

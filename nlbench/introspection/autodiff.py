@@ -9,7 +9,7 @@ __all__ = ["is_differentiated", "is_vmapped"]
 
 
 def is_differentiated(*values: Tensor) -> bool:
-    """Return True if derivatives of the values are taken, so that PyTorch has to compute.
+    """Return True if derivatives of the values are taken, so that PyTorch must compute them.
 
     Examples
     --------

@@ -52,7 +52,7 @@ class Layout:
     Parameters
     ----------
     channel, batch : int or None
-        `GONE` if the axis is gone.
+        `GONE` if the axis was removed.
     sampled : bool or None
         True if it depends on the model's input, and so differs from sample to sample.
     """
@@ -152,7 +152,7 @@ class Layouts:
         if not known and not is_layer and operation.takes != "nothing":
             return
         sampled = _is_sampled(operation, len(sources), [layout for _, layout in known])
-        # The first tensor alone decides on the layout.
+        # Only the first tensor determines the layout.
         rearranges = operation.rearranges and operation.combines != "joins"
         if is_layer or rearranges or operation.channels == "normalized":
             known = [(s, layout) for s, layout in known if s is sources[0]]
@@ -251,14 +251,14 @@ def channel_axes(
     """
     finder = _ChannelAxisFinder(inputs)
     if finder.open:
-        # A failure of the network itself shows when it is recorded.
+        # An error of the network itself is raised again when it is recorded.
         with contextlib.suppress(_AllFound, Exception), finder:
             run(inputs)
     return [finder.axes.get(number, 1) for number in range(len(inputs))]
 
 
 def _channel_axis(operation: Operation, rank: int) -> int | None:
-    """Return the axis of its input that a layer takes as channels; None if it is no layer."""
+    """Return the axis of its input that a layer takes as channels; None for other calls."""
     if operation.channels == "second" or operation.name == "prelu":
         return 1
     is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
@@ -266,7 +266,7 @@ def _channel_axis(operation: Operation, rank: int) -> int | None:
 
 
 class _AllFound(BaseException):
-    """Ends a pass; a network that catches exceptions does not catch this one."""
+    """Ends a pass; not an Exception, so that a network that catches those lets it pass."""
 
 
 class _ChannelAxisFinder(TorchFunctionMode):

@@ -14,9 +14,9 @@ from .random_state import rng_state
 
 __all__ = ["equal_but_for_rounding", "refuse_mixing"]
 
-# Two runs on the same number of samples give a sample the same numbers, except for the order in
-# which the machine adds. What samples have of each other is more. Among more samples other
-# kernels run, and deep networks amplify the difference.
+# In two runs on equally many samples, the numbers of a sample differ only by the order of
+# additions; an influence of other samples is larger. For more samples, different kernels run, and
+# deep networks amplify the difference.
 PAIR_TOLERANCE_EPS = 2**10
 GROUP_TOLERANCE_EPS = 2**16
 MAX_GROUP_SIZE = 5
@@ -57,11 +57,11 @@ def refuse_mixing(
         sample next to each other or alternating.
     batch : tensor of shape (n, ...)
     limit : int
-        Samples that are run at once.
+        Maximum number of samples in a run.
     because : str
         Why it has to be split, for the message.
     draws : bool
-        True if the network may draw random numbers; of one that does, nothing is checked.
+        True if the network may draw random numbers; one that does is not checked.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
 def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_eps: int) -> bool:
     """Return True if the rows of the sample at a position are the same in both batches."""
     if len(pair) == 1 or len(group) == 1:
-        return pair.shape == group.shape  # A table that does not come from the input.
+        return pair.shape == group.shape  # A table that is independent of the input.
     each = len(pair) // 2
     if pair.shape[1:] != group.shape[1:] or len(group) != size * each or len(pair) % 2:
         return False
@@ -148,7 +148,7 @@ def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_
 
 
 def _close(values: Tensor, expected: Tensor, tolerance_eps: int) -> bool:
-    if values.device.type == "mps":  # It has no double precision.
+    if values.device.type == "mps":  # MPS has no double precision.
         values, expected = values.cpu(), expected.cpu()
     scale = torch.where(values.isfinite(), values.abs(), 0.0).amax(-1, keepdim=True).double()
     tolerance = tolerance_eps * torch.finfo(values.dtype).eps * scale

@@ -34,7 +34,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here, and to shield this from the compiler would import it.
+        # Nothing is compiled here; shielding this from the compiler would import it.
         return False
 
 

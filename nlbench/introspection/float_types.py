@@ -1,4 +1,4 @@
-"""Networks that compute in another floating type than their own.
+"""Networks that compute in a different floating type than their own.
 
 Conversion of a network's parameters and buffers does not reach the types that its forward names
 (``x.float()``), the constants that it makes (``torch.ones(3)``), or tensors from elsewhere, such as
@@ -39,7 +39,7 @@ def own_float_type(network: nn.Module) -> torch.dtype:
 
 
 class FloatTypeMode(TorchFunctionMode):
-    """Function mode in which a network computes in another floating type than its own.
+    """Function mode in which a network computes in a different floating type than its own.
 
     The network's own type and wider ones become the other type where forward names them, and what
     is made there or comes from elsewhere is converted before it meets tensors of that type.
@@ -69,7 +69,7 @@ class FloatTypeMode(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":
             return func(*args, **kwargs)
-        # What is asked here is no call of the network.
+        # The checks made here are not calls of the network.
         with torch._C.DisableTorchFunction():
             floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
             if floats:
@@ -137,7 +137,7 @@ def computing_in(network: Network, mode: FloatTypeMode) -> Network:
         with mode:
             return kind.__call__(self, *args, **kwargs)
 
-    # Neither the names of its modules change nor its copies, as with a wrapper or hooks.
+    # Unlike a wrapper or hooks, this leaves module names and copies as they are.
     members = {"__call__": call, "_without_mode": kind, "__module__": kind.__module__}
     network.__class__ = type(kind.__name__, (kind,), members)
     return network

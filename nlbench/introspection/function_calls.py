@@ -14,7 +14,7 @@ __all__ = ["FunctionCall", "tensors_in"]
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among values, also those in lists, tuples and dictionaries."""
+    """Yield the tensors among values, including those in lists, tuples and dictionaries."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,4 +1,4 @@
-"""How many samples fit into memory, and how to go on with fewer when it runs out."""
+"""How many samples fit into memory, and retries with fewer when it runs out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 DEFAULT_MEMORY_SHARE = 0.5
 """Share of the free memory that is used by default."""
 OVERHEAD_BYTES = 32 * 2**20
-"""Taken by allocator and threads in addition to tensors (benchmarks/memory_of_a_trace.py)."""
+"""Memory of allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""
 
 
 def memory_budget(device: torch.device, memory: int | None) -> float:
@@ -70,7 +70,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes up to the limit of Linux's control group, as in a container."""
+    """Return the bytes left in Linux's control group, which limits a container."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))
@@ -113,7 +113,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an error that memory has run out, of a GPU or of the machine.
+    """Return True for an out-of-memory error, of a GPU or of the machine.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(message_of(error)))
 
 
-# Kernels need workspaces, and a batch's tensors are not freed at once.
+# Kernels need workspaces, and a batch's tensors are not freed immediately.
 _SAFETY_FACTOR = 1.5
 
 
@@ -294,7 +294,7 @@ def halve_on_oom(
         First size to try.
     device : torch.device
     min_size : int
-        Smallest size to try; with it the error is raised.
+        Smallest size to try; if it fails, the error is raised.
 
     Returns
     -------

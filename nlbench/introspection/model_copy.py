@@ -29,7 +29,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     What its forward reads besides parameters and buffers is converted too: tensors in attributes of
     any kind, constants that it makes, and variables of its file; see `FloatTypeMode`.
 
-    From a device without float64 (`precise_device`) the model is copied to the CPU, also in
+    From a device without float64 (`precise_device`) the model is copied to the CPU, even in
     float32, since its outputs are processed in double precision.
 
     Raises
@@ -139,7 +139,7 @@ def _copied(
     ----------
     model : torch.nn.Module
     replaced : dict of int to tensor
-        Tensors by the identity of those that they replace.
+        Replacements, by the identity of the original tensor.
     copy_tensor : callable
         Copies the other tensors, parameters excepted.
     """
@@ -154,8 +154,8 @@ def _copied(
 class _TensorCopies(TorchFunctionMode):
     """Function mode in which deep copies of tensors are made by a function.
 
-    So they are also made of tensors with a gradient graph, which PyTorch refuses to copy. Older
-    weight normalisation stores its product so, and computes it before each forward pass.
+    This includes tensors with a gradient graph, which PyTorch refuses to copy. Older weight
+    normalisation stores its product as such a tensor, and computes it before each forward pass.
     """
 
     def __init__(self, copy_tensor: Callable[[Tensor], Tensor]) -> None:

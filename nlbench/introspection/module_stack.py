@@ -94,9 +94,9 @@ class HandwrittenCall:
     names : list of SiteName
         Names of the activation functions that it has called.
     possible : bool
-        False as soon as it is known to be none.
+        False once it is known not to be one.
     begun : bool
-        True as soon as it has called an operation on its input.
+        True once it has called an operation on its input.
     """
 
     module: nn.Module
@@ -122,7 +122,7 @@ class HandwrittenCall:
         return True
 
     def after(self, operation: Operation, data: int, output: object) -> None:
-        """Take in the output of an operation with a number of operands that are data."""
+        """Record the output of an operation, given how many of its operands are data."""
         outputs = list(tensors_in((output,)))
         if not outputs:
             return
@@ -206,7 +206,7 @@ class SiteNames(TorchFunctionMode):
         constants: Iterable[Tensor] = (),
         channels: Sequence[int | None] = (),
     ) -> None:
-        """Begin a pass, and forget the calls of the last one.
+        """Begin a pass, and discard the calls of the previous one.
 
         Parameters
         ----------
@@ -288,7 +288,7 @@ class SiteNames(TorchFunctionMode):
         # PyTorch's ReLU6 calls the function of its base class.
         if kind == "hardtanh" and type(self.running) is nn.ReLU6:
             return "relu6"
-        # A sine of positions is no activation.
+        # A sine of positions is not an activation.
         return kind if kind != "sin" or self.layouts.is_sampled(source) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -306,7 +306,7 @@ class SiteNames(TorchFunctionMode):
         return output
 
     def called(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch; `current` is its name meanwhile."""
+        """Call a function of PyTorch, with `current` set to its name."""
         kind = self.kind_of(call)
         before = self.current
         self.current = self.name(kind) if kind and kind != "softmax" else None
@@ -344,7 +344,7 @@ class SiteNames(TorchFunctionMode):
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
-        """Handle the end of a possible handwritten activation; without a name it is none."""
+        """Handle the end of a possible handwritten activation; without a name it is not one."""
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread:
@@ -382,7 +382,7 @@ class SiteNames(TorchFunctionMode):
         if len(handwritten.names) == 1:
             handwritten.names[0].text, handwritten.names[0].base = name.text, base
         else:
-            # A probe that sees the pieces takes each as a site.
+            # A probe that sees the pieces treats each as a site.
             pieces: Counter[str] = Counter()
             for inner in handwritten.names:
                 inner.base = f"{name.text}/{inner.kind}"
@@ -406,7 +406,7 @@ class SiteNames(TorchFunctionMode):
     def _may_be_handwritten(self, module: nn.Module) -> bool:
         if any(True for _ in module.children()) or isinstance(module, nn.Dropout | nn.Identity):
             return False
-        # PyTorch's own activation modules are registered; its other modules are no activations.
+        # PyTorch's own activation modules are registered; its other modules are not.
         if type(module) in self._named or type(module).__module__.startswith("torch.nn."):
             return False
         sizes = ((tensor.numel(), max(tensor.shape, default=1)) for tensor in module.parameters())

@@ -1,6 +1,6 @@
 """Precision of float32 arithmetic, and autocast.
 
-By default PyTorch computes convolutions on a GPU in TF32, whose ten bits of mantissa would show in
+By default PyTorch computes convolutions on a GPU in TF32, whose ten bits of mantissa would affect
 every number. Each function that runs a network, such as a probe's `observe` and the functions that
 are called from Python, turns that off while it runs.
 """
@@ -108,8 +108,8 @@ class _Float32:
     """The process-wide precision of float32, for overlapping requests.
 
     The user's settings are saved at the first request and restored after the last one, so that no
-    request is taken for a setting of the user. Among threads the strictest request applies: TF32
-    in one thread must not show in another one's numbers. Within a thread the innermost applies.
+    request is mistaken for a setting of the user. Among threads the strictest request applies: TF32
+    in one thread must not affect the numbers of another. Within a thread the innermost applies.
     """
 
     def __init__(self) -> None:

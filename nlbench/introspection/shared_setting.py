@@ -14,12 +14,12 @@ class SharedSetting:
     """A process-wide setting that several passes use at the same time.
 
     The first pass to enter sets it and the last one to leave restores it. If each pass restored
-    what it found, one could switch the setting under another's feet, and leave it so.
+    the value it found, one could change the setting during another, or leave it changed.
 
     Parameters
     ----------
     change : callable
-        Returns the context manager that makes the setting.
+        Returns the context manager that applies the setting.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class SharedSetting:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Return a context in which the setting is made."""
+        """Return a context in which the setting applies."""
         with self._lock:
             if self._users == 0:
                 self._active = self._change()

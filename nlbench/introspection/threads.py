@@ -122,7 +122,7 @@ def _blas_libraries() -> ThreadpoolController:
 
 
 def _belongs_to_torch(path: str) -> bool:
-    """Return True if a library came with PyTorch, which the network may be using meanwhile."""
+    """Return True if a library came with PyTorch, which the network may be using concurrently."""
     packages = Path(torch.__file__).parent.parent
     library = Path(path)
     return library.is_relative_to(packages) and library.relative_to(packages).parts[0].startswith(

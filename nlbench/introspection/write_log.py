@@ -25,7 +25,7 @@ class WriteLog(Generic[Content]):
     """Log of writes into the memory of tensors.
 
     A tensor is bound when its content is known. It is outdated from the next write into its
-    memory, through whichever tensor, until it is bound again. References are weak: the log keeps
+    memory, through any tensor, until it is bound again. References are weak: the log keeps
     no memory alive, and a storage's key is not reused while it is in the log.
 
     Examples
@@ -63,7 +63,7 @@ class WriteLog(Generic[Content]):
         return bool(self._writes) and memory_of(tensor) in self._writes
 
     def is_outdated(self, tensor: Tensor) -> bool:
-        """Return True if a tensor's memory was written since it was bound."""
+        """Return True if a tensor's memory was written to since it was bound."""
         return any(True for _ in self.pending(tensor))
 
     def pending(self, tensor: Tensor) -> Iterator[tuple[int, Content]]:

@@ -30,7 +30,7 @@ INVARIANCES: Mapping[str, str] = {
 
 
 class Measure(ABC):
-    """One way to turn observations of a probe into numbers.
+    """Base class of measures, which turn the observations of a probe into numbers.
 
     A subclass declares its properties in class attributes and implements ``update`` and
     ``compute``. One instance measures one subject: ``reset`` is called once, ``update`` with
@@ -51,7 +51,7 @@ class Measure(ABC):
     options : mapping of str to Option
         Declared options. ``self.settings`` holds the resolved values.
     source : Source
-        Or the citation alone, as text.
+        Or only the citation, as a string.
     invariant_to : tuple of str
         Keys of `INVARIANCES` that hold with default options; ``nlbench check-measure`` tests
         them.
@@ -61,10 +61,10 @@ class Measure(ABC):
         The probe applies them to the input before the call and to the output after it;
         ``observation.unreduced[name]`` is the pair of results.
     independent_sites : bool
-        True if several threads may update different sites at once: ``update`` reads and changes
-        only the state of the observed site and draws no random numbers. The batches of one site
-        arrive in order, one at a time, and its first batch while no other thread updates. Not
-        inherited: every class declares it anew.
+        True if several threads may update different sites concurrently: ``update`` reads and
+        changes only the state of the observed site and draws no random numbers. The batches of
+        one site arrive in order, one at a time, and its first batch while no other thread updates.
+        Not inherited: every class declares it anew.
 
     Examples
     --------

@@ -45,7 +45,7 @@ def as_measure(given: object, name: str | None = None) -> type[Measure]:
     Raises
     ------
     nlbench.PluginError
-        If it is no measure, or its declaration is invalid; one line says how to fix it.
+        If it is not a measure, or its declaration is invalid; the message has the fix.
 
     Examples
     --------
@@ -183,7 +183,7 @@ def _function_problem(measure: type[FunctionMeasure]) -> str:
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:
-    """Return True if no ``return`` of a Python function that is no generator has a value."""
+    """Return True if a Python function, other than a generator, always returns None."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
         return False
@@ -236,9 +236,9 @@ _ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda given: given in get_args(MoreMeans),
         "one of " + ", ".join(f"'{word}'" for word in get_args(MoreMeans)),
     ),
-    "version": (lambda given: isinstance(given, str), 'a text: `version = "1"`'),
+    "version": (lambda given: isinstance(given, str), 'a string: `version = "1"`'),
     "options": (_are_options, "a mapping of names to nlbench.Option"),
-    "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
+    "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a string"),
     "invariant_to": (
         lambda given: isinstance(given, tuple) and set(given) <= set(INVARIANCES),
         "a tuple of some of " + ", ".join(f"'{word}'" for word in INVARIANCES),

@@ -199,7 +199,7 @@ class Result:
         Undefined places are listed and left out of the summary; the reason states how many
         places it covers ("3 of 4 places"). If fewer than the share `MIN_DEFINED_SHARE` have a
         value, the result is undefined. One failed place fails the result, since a mean over
-        the others would be another quantity.
+        the others would be a different quantity.
 
         Parameters
         ----------

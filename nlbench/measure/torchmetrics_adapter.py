@@ -66,7 +66,7 @@ def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
 
 
 def _metric_version(metric: Any) -> str:
-    """Return torchmetrics' version and the metric's configuration, which decide its numbers."""
+    """Return torchmetrics' version and the metric's configuration."""
     import torchmetrics
 
     class Bare(torchmetrics.Metric):

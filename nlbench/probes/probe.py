@@ -29,13 +29,13 @@ class Listener(Protocol):
     """A measure as a probe sees it: its errors don't reach the probe."""
 
     def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
-        """Take in one observation.
+        """Add one observation.
 
         Parameters
         ----------
         observation : object
         order : tuple of int, optional
-            Position of the observation, where other threads update the same listener meanwhile.
+            Position of the observation, where several threads update the same listener.
             Only for measures that declare `Measure.independent_sites`.
         """
 
@@ -46,7 +46,7 @@ class Samples(Protocol):
     Attributes
     ----------
     inputs : tensor of shape (n, ...)
-        Inputs of the model; of a stream that is too long to hold, the first samples.
+        Inputs of the model; for a stream that doesn't fit into memory, the first samples.
     images : tensor or None
         The inputs before normalisation, if they are images.
     """
@@ -87,7 +87,7 @@ class Resources:
     ----------
     device : torch.device
     memory : int or None
-        Bytes that may be used in addition to the model; None: half of what is free.
+        Bytes that may be used in addition to the model; None: half of the free memory.
     fitting_sizes : mutable mapping
         Batch sizes known to fit into memory, by model and purpose; shared by the passes of a run.
     threads : int, optional
@@ -101,7 +101,7 @@ class Resources:
 
 
 class Probe(ABC):
-    """A way to observe a model. It shows its observations to each measure that declares it.
+    """A way to observe a model, which passes its observations to the measures that declare it.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Probe(ABC):
         Raises
         ------
         nlbench.RequestError
-            Naming the option.
+            With the name of the option.
         """
 
     def stored_samples(self, options: ProbeOptions) -> int:
@@ -185,7 +185,7 @@ class Probe(ABC):
         step: OnStep,
         facts: dict[str, Any],
     ) -> None:
-        """Observe once, and show each observation to every listener.
+        """Observe once, and pass each observation to every listener.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class Probe(ABC):
         facts : dict
             Filled with facts for the record: ``samples`` or ``segments``, their number;
             ``remarks``, by place, and ``remark``, on the whole, printed next to the numbers; and
-            anything else that a reader of the numbers has to know.
+            anything else that matters to a reader of the numbers.
 
         Raises
         ------

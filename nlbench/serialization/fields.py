@@ -70,7 +70,7 @@ def from_plain(kind: type[T], content: object, label: str) -> T:
     Raises
     ------
     ValueError
-        Naming the field that is missing, unknown or of another type.
+        Naming the field that is missing, unknown or of the wrong type.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def from_plain(kind: type[T], content: object, label: str) -> T:
     'Me, 2026'
     >>> from_plain(Source, {"citation": 3}, "source")
     Traceback (most recent call last):
-    ValueError: source.citation is a int, expected a text
+    ValueError: source.citation is of type int, expected a string
     """
     annotation: Any = kind
     value: T = _reader(annotation)(content, label)
@@ -93,7 +93,7 @@ _JSON: Mapping[Any, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     int: ((int,), "a whole number"),
     list: ((list, tuple), "a list"),
-    str: ((str,), "a text"),
+    str: ((str,), "a string"),
 }
 
 
@@ -104,7 +104,7 @@ def _is(value: object, plain: Any) -> bool:
 def _checked(value: Any, plain: Any, where: str) -> Any:
     if not _is(value, plain):
         expected = _JSON[plain][1]
-        raise ValueError(f"{where} is a {type(value).__name__}, expected {expected}")
+        raise ValueError(f"{where} is of type {type(value).__name__}, expected {expected}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError(f"{where} is out of bounds")
     return value
@@ -154,7 +154,7 @@ def _union_reader(kinds: Sequence[Any]) -> Reader:
             if _is(value, plain):
                 return reader(value, where)
         expected = " or ".join(_JSON[plain][1] for plain, _ in readers)
-        raise ValueError(f"{where} is a {type(value).__name__}, expected {expected}")
+        raise ValueError(f"{where} is of type {type(value).__name__}, expected {expected}")
 
     return read
 

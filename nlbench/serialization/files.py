@@ -50,7 +50,7 @@ def check_is_file(path: Path, max_bytes: int | None = None) -> None:
     Raises
     ------
     nlbench.RequestError
-        If it is absent, no regular file or too large.
+        If it is missing, too large or not a regular file.
     """
     try:
         state = path.stat()
@@ -74,7 +74,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     Raises
     ------
     nlbench.RequestError
-        If it is absent, no regular file, too large or no text.
+        If it is missing, too large, not a regular file or not UTF-8.
     """
     check_is_file(path, max_bytes)
     try:
@@ -91,7 +91,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 def spreadsheet_safe(text: str) -> str:
     """Escape the text of a cell so that no spreadsheet evaluates it as a formula.
 
-    A text that begins like a formula gets a leading apostrophe; `spreadsheet_text` removes it.
+    Text that begins like a formula gets a leading apostrophe; `spreadsheet_text` removes it.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     Raises
     ------
     nlbench.RequestError
-        If it is damaged, nested too deeply, or has a number or a text that can't be stored.
+        If it is damaged, nested too deeply, or has a number or string that can't be stored.
     """
     parsers: dict[str, Any] = (
         {"parse_constant": _refuse, "parse_float": _parse_float} if finite else {}
@@ -159,12 +159,12 @@ def _parse_int(text: str) -> int:
 def _parse_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{text[:20]} is no number that float64 holds")
+        raise ValueError(f"{text[:20]} is out of the range of float64")
     return number
 
 
 def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _is_within_depth(content: object, levels: int) -> bool:

@@ -22,7 +22,7 @@ __all__ = [
 K = TypeVar("K")
 
 Decisions = Mapping[tuple[object, ...], object]
-"""Everything that decides the numbers of a leaderboard's columns and rows.
+"""Everything that determines the numbers of a leaderboard's columns and rows.
 
 Keys are ``("measure", name)``, ``("probe", name)`` and ``("subject", *identity)``.
 """
@@ -40,7 +40,7 @@ def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> l
 
 
 def decisions_of(record: Record) -> Decisions:
-    """Return what decided a record's numbers."""
+    """Return what determined a record's numbers."""
     measure, probe, subject = record.measure, record.probe, record.subject
     decisions: dict[tuple[object, ...], object] = {
         ("measure", measure.name): (measure.version, dict(measure.options)),

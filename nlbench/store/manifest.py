@@ -40,7 +40,7 @@ Merged = TypedDict("Merged", {"from": Sequence[str], "at": str}, total=False)
 
 @dataclass(frozen=True)
 class Manifest(Mapping[str, Any]):
-    """Everything that decided a run's numbers, and the status of its cells.
+    """Everything that determined a run's numbers, and the status of its cells.
 
     As a mapping it has the content of its file. Fields that are rarely set are present only if
     they are.
@@ -131,7 +131,7 @@ class Manifest(Mapping[str, Any]):
             return from_plain(cls, present, "manifest")
         except ValueError as error:
             raise RequestError(
-                f"{origin} is no manifest of a run ({one_line(error, 300)})"
+                f"{origin} is not the manifest of a run ({one_line(error, 300)})"
             ) from error
 
     def of_records(self, records: Sequence[Record]) -> Manifest:

@@ -1,4 +1,4 @@
-"""The record of a cell: one result and everything that decided it.
+"""The record of a cell: one result and everything that determined it.
 
 `nlbench.store.run_folder` writes and reads its files.
 """
@@ -107,12 +107,12 @@ class RecordedMachine:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished cell: a result and everything that decided it.
+    """One finished cell: a result and everything that determined it.
 
     Parameters
     ----------
     key : str
-        Hash of everything that decides the numbers; it names the record's file.
+        Hash of everything that determines the numbers; it names the record's file.
     subject : SubjectFacts
     measure : RecordedMeasure
     probe : RecordedProbe
@@ -164,7 +164,7 @@ class Record:
         content = parse_versioned(text, origin)
         try:
             if not is_plain_name(content.get("key")):
-                raise ValueError(f"its key {str(content.get('key'))[:80]!r} is no plain name")
+                raise ValueError(f"its key {str(content.get('key'))[:80]!r} is not a plain name")
             return from_plain(cls, content, "record")
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             message = one_line(error, 300)

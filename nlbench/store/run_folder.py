@@ -69,7 +69,7 @@ class RunFolder(LockedFolder):
     def record_file(self, key: str) -> Path:
         """Return the file of a cell's record."""
         if not is_plain_name(key):
-            raise RequestError(f"{self.path}: the key {key[:80]!r} of a cell is no plain name")
+            raise RequestError(f"{self.path}: the key {key[:80]!r} of a cell is not a plain name")
         return self.cells / f"{key}.json"
 
     def holds_a_run(self) -> bool:
@@ -124,7 +124,7 @@ class RunFolder(LockedFolder):
         Parameters
         ----------
         decisions : mapping, optional
-            What decides the cells to be added; see `nlbench.store.consistency.decisions_of`.
+            What determines the cells to be added; see `nlbench.store.consistency.decisions_of`.
         """
         self.holds_a_run()
         with self.locked():
@@ -136,7 +136,7 @@ class RunFolder(LockedFolder):
             yield
 
     def check(self, records: Iterable[Record], decisions: Decisions) -> None:
-        """Raise if a finished record was made in another way than the cells to be added."""
+        """Raise if a finished record was made in a different way than the cells to be added."""
         for record in records:
             if not record.is_done:
                 continue

@@ -32,7 +32,7 @@ def analyse_in_style(study: Study, runs: Runs) -> Findings:
 
 
 def verdict_table(findings: Findings) -> pd.DataFrame:
-    """Return the verdicts as a table, one a row.
+    """Return the verdicts as a table, one per row.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def verdict_table(findings: Findings) -> pd.DataFrame:
 
 
 def write_findings(name: str, study: Study, findings: Findings, runs: Runs, folder: Path) -> Path:
-    """Write ``verdicts.csv``, a CSV file a table, a PNG file a figure and the page; return it."""
+    """Write a study's page, verdicts, tables and figures, and return the path of the page."""
     make_folder(folder)
     write_atomically(folder / "verdicts.csv", verdict_table(findings).to_csv(index=False))
     for title, table in findings.tables.items():

@@ -1,4 +1,4 @@
-"""Verdicts: a claim with its published and its measured value, and the criteria that decide it.
+"""Verdicts: a claim with its published and its measured value, and the criteria for it.
 
 A criterion is a pure function of numbers that returns True, False, or None if they do not decide.
 """
@@ -243,7 +243,7 @@ def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
 
 
 def range_text(values: ArrayLike, form: str = ".2f") -> str:
-    """Write a mean with the least and the largest value.
+    """Write a mean with the smallest and the largest value.
 
     Examples
     --------

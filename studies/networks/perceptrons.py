@@ -50,7 +50,7 @@ def redshift_network(
     lowered: float = 0.0,
     depth: int = 3,
 ) -> nn.Sequential:
-    """Build a random multilayer perceptron with 40 units a hidden layer.
+    """Build a random multilayer perceptron with 40 units per hidden layer.
 
     Weights are drawn from ``scale`` · U(-s - lowered, s - lowered), with Glorot's bound
     s = sqrt(6 / (fan-in + fan-out)), biases from U(-1, 1). The experiment has three hidden layers.

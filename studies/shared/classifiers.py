@@ -93,7 +93,7 @@ _TRAINED_ONLY = ("torchvision/vit_h_14",)
 """Left out with random weights: 632 million parameters, and images of a multiple of 14 pixels."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
-_IMAGE_SIDE = 96  # The least that all but one network take, with windows and patches of 32.
+_IMAGE_SIDE = 96  # The smallest side that all but one network take, with windows and patches of 32.
 
 
 def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
@@ -225,7 +225,7 @@ def undecided_if_untrained(run: Run, verdicts: Sequence[Verdict]) -> list[Verdic
         replace(
             verdict,
             agrees=None,
-            remark=f"random weights, which would say: {verdict.word}"
+            remark=f"random weights, which would give: {verdict.word}"
             + (f"; {verdict.remark}" if verdict.remark else ""),
         )
         for verdict in verdicts

@@ -32,7 +32,7 @@ EPOCHS = {"digits": (100, 100), "curves": (250, 60), "post-training": (20, 4), "
 
 @dataclass(frozen=True)
 class Rung:
-    """Networks with one amount of planted nonlinearity, one a seed.
+    """Networks with one amount of planted nonlinearity, one per seed.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def weights_of(context: Context, rung: Rung, seed: int) -> str:
 
     Trained weights are ``plain`` (on the digits), ``noise0.4`` (on wrong labels), ``shifted`` (with
     augmentation), ``omega0.01`` or ``random0.5`` (linearised from the plain ones), ``sine3`` or
-    ``kinks2`` (fitted). Trainings of a quick study are shorter and have names of their own.
+    ``kinks2`` (fitted). Trainings of a quick study are shorter and have different names.
     """
     if rung.weights in ("init", "trained"):
         return rung.weights

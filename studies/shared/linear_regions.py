@@ -74,9 +74,9 @@ AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}
 
 
 class ClosedPaths(Study):
-    """A study of networks of clean, augmented and wrongly labelled data along closed paths.
+    """A study of networks trained on clean, augmented and wrong labels along closed paths.
 
-    These studies share their networks and cells, so that the first takes the time of all.
+    These studies share their networks and cells, so the first one takes most of the time.
     """
 
     source = SOURCE
@@ -94,8 +94,8 @@ def trained_networks(
 ) -> tuple[Path, ...]:
     """Request the trained networks, shared by all studies, and return their checkpoints.
 
-    The levels are shares of wrong labels. A quick study of digits uses the two networks that ship:
-    of clean labels and of 40 % wrong ones.
+    The levels are shares of wrong labels. A quick study of digits uses the two shipped
+    networks, trained on clean labels and on 40 % wrong ones.
     """
     data = context.data or DATA
     if context.quick and data == DATA:
@@ -120,7 +120,7 @@ def trained_networks(
 
 
 def shipped_networks() -> tuple[Path, Path]:
-    """Return the checkpoints that ship: of clean labels and of 40 % wrong ones."""
+    """Return the shipped checkpoints, trained on clean labels and on 40 % wrong ones."""
     from nlbench import registry
     from nlbench.subjects.model import model_info
 
@@ -261,7 +261,7 @@ def distribution_figure(
     values: Mapping[str, pd.DataFrame],
     curves: Callable[[pd.DataFrame], Iterator[tuple[pd.Series, dict[str, Any]]]],
 ) -> Figure:
-    """Draw distributions of `path_values` over paths, one panel a measure.
+    """Draw distributions of `path_values` over paths, one panel per measure.
 
     `curves` yields the values and the style of each curve of a panel.
     """

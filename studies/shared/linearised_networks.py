@@ -109,7 +109,7 @@ def measure_networks(
 
 
 def network_table(run: Run) -> pd.DataFrame:
-    """Return one row a network.
+    """Return one row per network.
 
     The columns are ``model, mode, omega, seed, noise, epochs`` and the measures. A network that was
     not linearised has the mode ``reference`` and the omega NaN.
@@ -126,7 +126,7 @@ def network_table(run: Run) -> pd.DataFrame:
 
 
 def layer_table(run: Run) -> pd.DataFrame:
-    """Return the nonlinear units of each activation call, one row a call and network."""
+    """Return the nonlinear units of each activation call, one row per call and network."""
     rows = [
         (*_training(record.subject), value.place, value.statistics["nonlinear"],
          value.statistics["units"])
@@ -191,7 +191,7 @@ def stays_accurate(table: pd.DataFrame) -> bool | None:
 def paths_shrink(table: pd.DataFrame, lengths: Sequence[float], remark: str) -> Verdict:
     """Test whether path lengths fall from ω to ω."""
     return Verdict(
-        "The larger ω, the shorter the paths that are left",
+        "The larger ω, the shorter the remaining paths",
         "path length falls under the pressure to be linear",
         " > ".join(f"{length:.2f}" for length in lengths),
         conclusive(table, falls(lengths)),

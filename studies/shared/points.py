@@ -58,7 +58,7 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
 def curves(target: str = "sine", k: int = 1) -> Dataset:
     """Points of [-1, 1] with a function of them to learn: a sine or a zigzag.
 
-    512 evenly spaced points to train on and 512 others between them to test on. The inputs do not
+    512 evenly spaced points to train on, and 512 between them to test on. The inputs do not
     depend on the target, see `target_values`. There are no labels; networks are trained by the mean
     squared error.
 
@@ -99,7 +99,7 @@ DISTRIBUTION_OPTIONS = {
     "count": Option(1000, "points", minimum=2, maximum=10**7),
     "spacing": Option(
         "even",
-        "even: at equal steps of probability, for one number a point; random: drawn",
+        "even: at equal steps of probability, for one number per point; random: drawn",
         choices=("even", "random"),
     ),
     "shape": Option("1", "of one point, whose numbers are independent, as 1, 16 or 3x8x8"),

@@ -56,12 +56,12 @@ def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:
 
 
 def summary_values(run: Run, measure: str = "affinity") -> pd.DataFrame:
-    """Read one number a cell.
+    """Read one number per cell.
 
     Returns
     -------
     DataFrame
-        One row a cell with the columns ``function`` (the model's name without its family),
+        One row per cell with the columns ``function`` (the model's name without its family),
         ``data``, ``seed``, ``value`` (NaN if undefined) and ``reason``.
     """
     rows = [

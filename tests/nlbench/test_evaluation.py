@@ -341,7 +341,7 @@ def test_several_models_are_subjects_of_one_run():
 def test_an_iterator_is_refused_for_several_models():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     batches = iter([torch.randn(32, 4)])
-    with pytest.raises(nlbench.RequestError, match="an iterator serves one model"):
+    with pytest.raises(nlbench.RequestError, match="an iterator can be read only once"):
         nlbench.evaluate({"a": model, "b": model}, batches, ["r2"])
     with pytest.raises(nlbench.RequestError, match="no model"):
         nlbench.evaluate({}, torch.randn(8, 4), ["r2"])

@@ -1,10 +1,10 @@
-"""Everything known of PyTorch's operations, for all probes: one registry.
+"""One registry of everything known about PyTorch's operations, for all probes.
 
 `registry` holds an `Operation` for each and registers rules and facts, `table` has the facts of
 PyTorch's own operations, `registration` is `nlbench.register_op`, `names` maps callables to
 operations, and `listing` makes ``nlbench list ops`` and ``docs/operations.md``.
 
-A rule stands directly above the code that is the rule: how an operation acts on points of a
+A rule is registered directly above its code: how an operation acts on points of a
 segment in `nlbench.probes.lines.rules`, on channels in `nlbench.probes.graph.rules`, on axes in
 `nlbench.introspection.axis_rules`. All else is a fact in `table`.
 """

@@ -100,10 +100,10 @@ def _fact_rows(facts: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 _PREFACE = """# Operations
 
-Everything that nlbench knows of PyTorch's operations, made from its registry. `nlbench list ops`
-lists the operations of your plugins too. An operation has one name here, whichever way it is
-called: `mul` is `*`, `torch.mul` and `Tensor.mul_`. An operation that PyTorch computes with
-others, as `relu6` with `hardtanh`, is traced through those.
+Everything that nlbench knows about PyTorch's operations, generated from its registry. `nlbench list
+ops` lists the operations of your plugins too. An operation has one name here, however it is called:
+`mul` is `*`, `torch.mul` and `Tensor.mul_`. An operation that PyTorch computes with others, such as
+`relu6` with `hardtanh`, is traced through those.
 
 An operation that is not listed is refused as unknown. Register your own in one line:
 

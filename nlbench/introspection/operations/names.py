@@ -1,4 +1,4 @@
-"""One name for an operation, whichever way it is called."""
+"""One name for an operation, however it is called."""
 
 from __future__ import annotations
 

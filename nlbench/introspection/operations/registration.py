@@ -40,7 +40,7 @@ def register_op(
         of ``torch.autograd.Function``. The forward of the latter is wrapped, so that a probe sees
         one call of it in place of its parts.
     kind : str, optional
-        Kind of activation. Its calls are sites then.
+        Kind of activation; makes its calls sites.
     kinks : sequence of float, optional
         For an operation that acts on the numbers of its first argument one by one and is
         continuous: the points between which it is affine, empty if it is affine everywhere. Its
@@ -60,7 +60,7 @@ def register_op(
     Returns
     -------
     Operation
-        Everything that is known of it now.
+        Everything known about it.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """The registry of operations: rules, facts and activations, by name.
 
-An operation has one `Operation`, whichever way it is called: ``torch.relu``, ``Tensor.relu_``,
+An operation has one `Operation`, however it is called: ``torch.relu``, ``Tensor.relu_``,
 ``torch.nn.functional.relu`` and ``aten::relu`` are one. Each aspect of it is registered once: a
 second registration raises `nlbench.PluginError`, which names both.
 
@@ -110,7 +110,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass
 class Operation:
-    """An operation with everything that is known of it.
+    """An operation with everything known about it.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Operation:
         PyTorch's name, without overload and trailing underscore. For other libraries the
         library's name precedes it, as in ``mylib::hat``.
     kind : str
-        Kind of activation; empty if it is none.
+        Kind of activation; empty if it is not one.
     modules : tuple of type
         Modules that only call it; their sites have the module's name.
     gates : bool
@@ -410,20 +410,20 @@ def operation(func: Callable[..., Any]) -> Operation:
 
 
 def known(name: str) -> Operation:
-    """Return an operation by name; an empty one if nothing is known of it."""
+    """Return an operation by name; an empty one if nothing is known about it."""
     _load_plugins()
     return _OPERATIONS.get(name) or Operation(name)
 
 
 def registered() -> list[Operation]:
-    """Return all operations of which anything is registered."""
+    """Return all operations with a registered aspect."""
     _load_plugins()
     with _LOCK:
         return list(_OPERATIONS.values())
 
 
 def named_modules() -> tuple[type[nn.Module], ...]:
-    """Return the modules whose sites have the module's own name, those of plugins included."""
+    """Return the modules whose sites have the module's own name, including those of plugins."""
     return tuple(dict.fromkeys(module for entry in registered() for module in entry.modules))
 
 

@@ -29,7 +29,7 @@ def directional_derivative(
     *,
     limit: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a function's outputs and its derivative along one direction a sample.
+    """Compute a function's outputs and its derivative along one direction per sample.
 
     Forward-mode differentiation takes one run of the function. Where an operation doesn't
     support it, the vector-Jacobian product is differentiated with respect to its vector. On
@@ -41,7 +41,7 @@ def directional_derivative(
         From (n, ...) to (n, k), sample by sample.
     inputs, directions : tensor of shape (n, ...)
     limit : int, optional
-        Most samples at a time; see `FunctionBatch`.
+        Maximum number of samples at a time; see `FunctionBatch`.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def directional_derivative(
     first = min(limit or len(inputs), len(inputs))
     result, size = halve_on_oom(attempt, first, inputs.device)
     if size < first == len(inputs):
-        # With a limit of its own, the caller has checked that samples are independent.
+        # A caller with a limit has checked that samples are independent.
         refuse_mixing(lambda part: {"the output": _rows(function(part))}, inputs, size)
     return result
 
@@ -109,7 +109,7 @@ def dual(value: Tensor, tangent: Tensor) -> Tensor:
 
 @functools.cache
 def _load_rules() -> None:
-    """Load PyTorch's rules of differentiation, without the warning that it gives itself."""
+    """Load PyTorch's rules of differentiation, without the warning that this causes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]

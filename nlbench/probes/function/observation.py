@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
+from nlbench.introspection.attention import with_plain_attention, without_fast_path
 from nlbench.introspection.batch_independence import refuse_mixing
 from nlbench.introspection.memory import FittingSizes, SampleLimit, microbatch_sizes
-from nlbench.introspection.attention import with_plain_attention, without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import autocast_now, exact_by_default
@@ -63,9 +63,9 @@ def observe_function(
     memory: int | None = None,
     fitting_sizes: FittingSizes | None = None,
 ) -> int:
-    """Show a model, as a function, to a listener with each batch of inputs.
+    """Pass a model, as a function, to a callback with each batch of inputs.
 
-    The model is in evaluation mode meanwhile, and restored afterwards. Attention is computed step
+    The model runs in evaluation mode, and is restored afterwards. Attention is computed step
     by step, since its fused forms have no second derivatives.
 
     Parameters
@@ -76,8 +76,7 @@ def observe_function(
     on_observation : callable
         Called with a `FunctionBatch` for each batch.
     memory : int, optional
-        Memory limit of a derivative in bytes. Two samples are run beforehand to estimate how many
-        fit.
+        Memory limit of a derivative in bytes. Two samples are run first to estimate how many fit.
     fitting_sizes : mutable mapping, optional
         Batch sizes known to fit into memory, to read and to extend.
 
@@ -139,7 +138,7 @@ def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
     if limit is not None:
         refuse_mixing(rows, batch, limit)
     else:
-        because = "a derivative is of each sample by itself"
+        because = "derivatives are taken sample by sample"
         refuse_mixing(rows, batch, len(batch), because=because, draws=True)
 
 
@@ -176,7 +175,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Show a subject's model as a function, with batches of its samples in a random order."""
+    """Pass a subject's model, as a function, to listeners with randomly ordered batches."""
 
     def on_observation(observation: FunctionBatch) -> None:
         for listener in listeners:

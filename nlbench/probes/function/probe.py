@@ -18,7 +18,7 @@ class Function(LazyProbe):
     description = "the network as a plain differentiable function of its input"
     home = "nlbench.probes.function.observation"
     options: ClassVar[Mapping[str, Option]] = {
-        "batch": Option(128, "samples a batch", minimum=1, maximum=1e9)
+        "batch": Option(128, "samples per batch", minimum=1, maximum=1e9)
     }
 
     def steps(self, samples: int, options: ProbeOptions) -> int:

@@ -1,4 +1,4 @@
-"""How often the units of a channel graph are active on samples."""
+"""Activity of a channel graph's units on samples."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The channel graph, its builder, and the lengths of paths through it.
 
-A node is a channel of a tensor. A step makes new nodes from earlier ones, so nodes are numbered in
+A node is a channel of a tensor. A step creates nodes from earlier ones, so nodes are numbered in
 topological order.
 
 While the graph is built, each tensor of the network has a companion of the same shape. It holds the
 node of each entry, -1 if the entry doesn't depend on the network's input. An operation that moves
-entries moves the nodes likewise. All positions of a channel have the same node.
+entries moves the nodes in the same way. All positions of a channel have the same node.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Positions:
     """Changes to positions of a channel after which a maximum over them is more than pooling.
 
     A maximum over positions keeps a channel, like any pooling. A maximum over ``x`` and ``-x``, or
-    over ``x`` and zeros, is an activation, however the two became positions.
+    over ``x`` and zeros, is an activation, no matter how the two became positions.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ class Builder:
     def convolved(self, nodes: Tensor, groups: int, shape: Sequence[int]) -> Tensor:
         """Mix the channels of axis 1 within each group into those of an output's shape."""
         small = compact(nodes)
-        if small.shape[1] < nodes.shape[1]:  # All its channels are one.
+        if small.shape[1] < nodes.shape[1]:  # All its channels are one node.
             small = small.expand(-1, groups, *small.shape[2:])
         rows = small.reshape(len(small) * groups, -1)
         mixed = self._mixed(rows, shape[1] // groups)
@@ -322,7 +322,7 @@ class Builder:
         return merged.reshape(a.shape).expand(shape)
 
     def again(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """Make new channels of those that occur again, as where a tensor is joined with itself.
+        """Create new channels for those that recur, as where a tensor is joined with itself.
 
         Parameters
         ----------

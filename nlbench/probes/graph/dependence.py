@@ -37,7 +37,7 @@ class DependentMemory(DispatchMode):
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
-        # The tensors are kept alive, so that no memory is used again.
+        # The tensors are kept alive, so that no memory is reused.
         self._reached: dict[Hashable, Tensor] = {memory_of(tensor): tensor for tensor in inputs}
 
     def reaches(self, tensor: Tensor) -> bool:
@@ -45,7 +45,7 @@ class DependentMemory(DispatchMode):
         return memory_of(tensor) in self._reached
 
     def forget(self, tensor: Tensor) -> None:
-        """Take a tensor as a constant, of which only the shape depends on the input."""
+        """Treat a tensor as a constant, whose shape alone depends on the input."""
         self._reached.pop(memory_of(tensor), None)
 
     def __torch_dispatch__(

@@ -2,7 +2,7 @@
 
 The network runs once on one input while every PyTorch function is intercepted. The numbers that
 flow through it don't matter, so it runs on PyTorch's ``meta`` device, unless its own code reads
-values. Samples are run in another pass, for measures that ask how often units are active.
+values. Samples are run in another pass, for measures that need the activity of units.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Show the channel graph of a model to listeners.
+    """Pass the channel graph of a model to listeners.
 
-    The samples are run once for all listeners, if one of them asks for the units' activity.
+    The samples are run once for all listeners, if one of them needs the units' activity.
     """
     graph = channel_graph(model, samples.inputs[:1].to(resources.device))
     facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
@@ -85,7 +85,7 @@ def channel_graph(model: nn.Module, example: Example) -> ChannelGraph:
     nlbench.UnsupportedOperation
         If it isn't known how an operation mixes channels.
     nlbench.Undefined
-        If the output doesn't depend on the input, or is no tensor.
+        If the output doesn't depend on the input, or is not a tensor.
     nlbench.RequestError
         If the model can't be run on the example.
 

@@ -55,9 +55,9 @@ __all__ = [
 METHODS = ("exact", "adaptive", "sampling")
 """Methods that find breakpoints, best first."""
 MAX_CHECKED_POINTS = 16
-"""Points of a trace that are compared with the network at once."""
+"""Points of a trace that are compared with the network at a time."""
 MIN_CHECKED_POINTS = 4
-"""Points without which a trace can't be compared with the network."""
+"""Minimum number of points to compare a trace with the network."""
 ESTIMATES_BEFORE_TRACES = 64
 """Segments that are estimated before the first of them that needs it is traced."""
 
@@ -83,17 +83,17 @@ def trace_segment(
         One input each, without the axis of samples.
     method : {"exact", "adaptive", "sampling"}
         ``exact`` finds all breakpoints, layer by layer. ``adaptive`` steps from one to the
-        next and passes over regions shorter than `sensitivity`, which it counts.
+        next and skips regions shorter than `sensitivity`, which it counts.
         ``sampling`` compares activation patterns at uniform steps.
     dtype : torch.dtype
         Precision of the network, float64 or float32.
     memory : int, optional
-        Bytes that may be used in addition to the model and the traces; by default half of what is
-        free. It bounds the number of points carried at once and changes no result.
+        Bytes that may be used in addition to the model and the traces; by default half of the free
+        memory. It bounds the number of points computed at a time and changes no result.
     sensitivity : float
-        Of ``adaptive``: how far behind a breakpoint the next search begins, in t.
+        For ``adaptive``: distance in t past a breakpoint at which the next search begins.
     resolution : int
-        Of ``sampling``: number of steps.
+        For ``sampling``: number of steps.
 
     Returns
     -------
@@ -232,11 +232,11 @@ def estimate_segment(
 ) -> SegmentEstimate:
     """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
 
-    No breakpoint is found: a hundred forward passes are enough where an exact trace takes one a
-    region. Between neighbours of a uniform grid each unit that is on another piece has crossed a
-    boundary. So `at_least` is a lower bound of their number, except where units cross at one
-    place because of a tie that is not recognised (see the documentation). `crossings` is the
-    limit of halving the grid again and again.
+    No breakpoint is located: a hundred forward passes are enough where an exact trace takes one
+    per region. Between neighbouring nodes of a uniform grid, each unit that changes its piece has
+    crossed a boundary. So `at_least` is a lower bound on their number, except where units cross at
+    one place because of a tie that is not recognised (see the documentation). `crossings` is the
+    extrapolation to ever finer grids.
 
     Parameters
     ----------
@@ -248,17 +248,17 @@ def estimate_segment(
         Grids are halved until the standard error of the crossings, relative to them, and the
         error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
     evaluations : int
-        Limit of forward passes. If they don't suffice ``converged`` is false.
+        Maximum number of forward passes. If it doesn't suffice, ``converged`` is false.
     dtype : torch.dtype, optional
         Precision of the network; by default float32, and float64 where that is not enough.
     memory : int, optional
-        Bytes that may be used in addition to the model; by default half of what is free. Grids
+        Bytes that may be used in addition to the model; by default half of the free memory. Grids
         whose patterns would take more are not halved.
 
     Returns
     -------
     SegmentEstimate
-        For a network that is not piecewise affine without ``crossings``; ``refused`` is the reason.
+        Without ``crossings`` if the network is not piecewise affine; ``refused`` is the reason.
 
     Raises
     ------
@@ -322,7 +322,7 @@ def observe_paths(
     tolerance, evaluations
         As in `estimate_segment`.
     budget : int
-        Of ``auto``.
+        For ``auto``.
 
     Yields
     ------
@@ -362,7 +362,7 @@ def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
 def with_positions(
     traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor
 ) -> Iterator[TracedSegment]:
-    """Add to traces their positions on their paths."""
+    """Yield traces with their positions on their paths."""
     for index, trace in enumerate(traces):
         yield TracedSegment(*divmod(index, paths.shape[1] - 1), trace)
 

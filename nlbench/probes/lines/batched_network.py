@@ -1,4 +1,4 @@
-"""A network that runs in batches where its samples are independent, and one by one elsewhere."""
+"""A network that runs in batches if its samples are independent, else one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BatchedNetwork"]
 
 MAX_BATCH_SIZE = 64
 MAX_CHECKED_BATCH = 5
-"""Size of the batch that shows if samples are mixed."""
+"""Size of the batch that reveals whether samples are mixed."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class BatchedNetwork:
         examples : tensor of shape (m, *input)
             At least two.
         memory : int, optional
-            Memory limit in bytes; by default half of what is free.
+            Memory limit in bytes; by default half of the free memory.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class BatchedNetwork:
             each = bytes_per_sample(network, examples[:1])
         needs = PointMemory(each, each, 0, 0)
         _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
-        # With two samples some networks that mix them still give each its own output.
+        # With two samples, some networks that mix them still compute each one's own output.
         checked = min(max(size, 2), MAX_CHECKED_BATCH)
         batched = cls(network, checked)
         try:
@@ -77,8 +77,8 @@ class BatchedNetwork:
             return cls(network, size if batched.size == checked else batched.size)
         if not is_same(cls(network, 1)(examples[:2]), alone, torch.float64):
             raise Undefined(
-                "the network's output for one input changes from call to call: it is no function "
-                "of the input"
+                "the network's output for one input changes from call to call: it is not a "
+                "function of the input"
             )
         return cls(network, 1)
 

@@ -24,18 +24,18 @@ SIGNIFICANT_DIGITS = 5
 
 
 def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
-    """Return the data that a path is drawn from: plain values, long rows of numbers as text.
+    """Return the data that a path is drawn from: plain values, and rows of numbers as text.
 
     ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum; ``logits``, those
-    furthest from their chords; ``curves``, a row a segment and logit, at even steps from end to
-    end; and, if there are breakpoints, ``sites`` and ``breakpoints``, a row a site with their
-    number in each of 160 equal parts of the drawn path. More than 24 sites share rows with their
-    neighbours.
+    furthest from their chords; ``curves``, one row per segment and logit, at even steps from end to
+    end; and, if there are breakpoints, ``sites`` and ``breakpoints``, one row per site with their
+    number in each of 160 equal parts of the drawn path. If there are more than 24 sites,
+    neighbours share a row.
 
     Parameters
     ----------
     observations : sequence of TracedSegment
-        Of one path, its first segments or all.
+        The first segments of one path, or all.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
     lengths = np.array([observation.trace.length for observation in observations])
     deviation = lengths @ np.abs(curves - chords).mean(1)
-    # Ties in order of their number, so that the choice is the same on all machines.
+    # Ties by index, so that the choice is the same on all machines.
     logits = sorted(np.argsort(-deviation, kind="stable")[:MAX_LOGITS].tolist())
     methods = dict.fromkeys(observation.trace.method for observation in observations)
     drawing = {

@@ -33,7 +33,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Show a network restricted to each segment of a subject's paths.
+    """Pass each segment of a subject's paths, traced or integrated, to listeners.
 
     Where it can't be traced, its distance to the chords is integrated, with a remark.
     """
@@ -89,7 +89,7 @@ def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tenso
     Raises
     ------
     nlbench.Undefined, nlbench.RequestError
-        If there are none between such inputs, or the options don't make any.
+        If there are none between such inputs or with these options.
     """
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")

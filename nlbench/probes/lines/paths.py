@@ -52,7 +52,7 @@ def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]
 
 
 def _nearest(x: float) -> int:
-    # By rounding of the cosine 2.5 may become 2.4999999999999996.
+    # Rounding of the cosine may turn 2.5 into 2.4999999999999996.
     return int(math.copysign(math.floor(abs(x) + 0.5 + 1e-9), x))
 
 
@@ -193,7 +193,7 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     number : int
         Number of paths.
     anchors : int
-        Of a path, at least 2.
+        Number per path, at least 2.
     seed : int
         Seed of the noise. A path does not depend on the number of paths after it.
 
@@ -303,10 +303,10 @@ def direction_paths(
     radius : float
         Euclidean length of each path, in units of the network's inputs.
     kind : {"random", "sign", "gradient"}
-        Uniform on the sphere; every element changed by the same amount, up or down at random; up
+        Uniform on the sphere; every element changed by the same amount, up or down at random; along
         the gradients of the largest outputs, in descending order.
     seed : int
-        Of the first two kinds. The directions of a sample depend on its position only.
+        For the first two kinds. The directions of a sample depend on its position only.
     model : torch.nn.Module, optional
         For gradients, in eval mode.
 

@@ -1,8 +1,8 @@
 """A network's boundaries and decisions on a plane through input space, pixel by pixel.
 
 The number of boundaries between two neighbouring pixels is the number of units that are on
-different pieces there, which takes one forward pass a pixel. A unit that crosses a boundary and
-returns between two pixels is not seen.
+different pieces there, which takes one forward pass per pixel. A unit that crosses a boundary and
+returns between two pixels is missed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Plane:
     outputs : float32 tensor of shape (h, w, k)
         The network's output at each pixel.
     right : mapping of str to int64 tensor of shape (h, w - 1)
-        By site, the number of units on another piece at the pixel to the right.
+        By site, the number of units on a different piece at the pixel to the right.
     up : mapping of str to int64 tensor of shape (h - 1, w)
-        By site, the number of units on another piece at the pixel above.
+        By site, the number of units on a different piece at the pixel above.
     """
 
     u: Tensor
@@ -100,7 +100,7 @@ def plane(
     dtype : torch.dtype
         Precision of the network.
     memory : int, optional
-        Bytes that may be used in addition to the model; by default half of what is free.
+        Bytes that may be used in addition to the model; by default half of the free memory.
     step : callable
         Called after each row of pixels.
 
@@ -194,7 +194,7 @@ class _Rows:
         self._evaluator, self._width = evaluator, width
         self._site_index = evaluator.piecewise.site_index
         self._below: dict[tuple[int, int], Tensor] = {}
-        self.right: list[Tensor] = []  # (sites, w - 1) a row
+        self.right: list[Tensor] = []  # (sites, w - 1) per row
         self.up: list[Tensor] = []
 
     def add(self, inputs: Tensor, batch_size: int) -> Tensor:

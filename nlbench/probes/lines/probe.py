@@ -32,20 +32,20 @@ class Lines(LazyProbe):
         ),
         "direction": Option(
             "random",
-            "of directions: random: uniform on the sphere; sign: every number up or down; "
-            "gradient: up the gradients of the largest outputs",
+            "kind of directions: random: uniform on the sphere; sign: every number up or down; "
+            "gradient: along the gradients of the largest outputs",
             choices=("random", "sign", "gradient"),
         ),
-        "number": Option(4, "number of paths; samples of directions", minimum=1, maximum=1e6),
+        "number": Option(4, "number of paths; for directions, of samples", minimum=1, maximum=1e6),
         "anchors": Option(
             8,
-            "segments of a path, except for pairs; directions of a sample",
+            "segments per path, except for pairs; for directions, directions per sample",
             minimum=2,
             maximum=1e4,
         ),
         "radius": Option(
             4.0,
-            "pixels by which an anchor is translated; of directions their length, in units of "
+            "pixels by which an anchor is translated; for directions, their length in units of "
             "the network's inputs",
             minimum=0.0,
             maximum=1e4,
@@ -62,7 +62,7 @@ class Lines(LazyProbe):
         ),
         "budget": Option(
             1000,
-            "of auto: most forward passes a segment for an exact trace",
+            "for auto: maximum number of forward passes per segment for an exact trace",
             minimum=0,
             maximum=1e12,
         ),
@@ -74,11 +74,11 @@ class Lines(LazyProbe):
         ),
         "sensitivity": Option(
             1e-6,
-            "of adaptive: how far behind a breakpoint it goes on, as a share of the segment",
+            "for adaptive: step past a breakpoint, as a share of the segment",
             minimum=1e-12,
             maximum=0.1,
         ),
-        "resolution": Option(1000, "of sampling: steps a segment", minimum=1, maximum=1e9),
+        "resolution": Option(1000, "for sampling: steps per segment", minimum=1, maximum=1e9),
         "tolerance": Option(
             1e-3,
             "relative error of estimates, and where the network is not piecewise affine",
@@ -86,7 +86,7 @@ class Lines(LazyProbe):
             maximum=0.1,
         ),
         "evaluations": Option(
-            4096, "most evaluations a segment for such estimates", minimum=64, maximum=1e7
+            4096, "maximum evaluations per segment for such estimates", minimum=64, maximum=1e7
         ),
     }
 

@@ -51,7 +51,7 @@ _COEFFICIENTS_OF_VALUES: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGRE
 _FIRST_OF_TAIL = 2 * DEGREE // 3 + 1
 _BISECTIONS = 40
 _BLOCK_SIZE = 2**21
-"""Numbers computed at once."""
+"""Numbers computed at a time."""
 
 
 class IntervalIntegrals(NamedTuple):
@@ -189,7 +189,7 @@ CHECK_NODE = 0.31
 """Point of [-1, 1] between two nodes, where an interpolant is compared with the network."""
 EVALUATIONS_PER_CUT = 2 * DEGREE
 CHECK_PLACES = 256
-"""Places, one a 256th of the segment, where all interpolants are compared with the network."""
+"""Places, one in each 256th of the segment, where interpolants are compared with the network."""
 
 
 @each_exact
@@ -203,7 +203,7 @@ def integrate_along(
     refused: str = "",
     memory: int | None = None,
 ) -> Iterator[SegmentEstimate]:
-    """Integrate a network's distance to its chord on one segment after another.
+    """Integrate a network's distance to its chord along segments.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def integrate_along(
     refused : str
         Reason why there are no breakpoints, for the estimates.
     memory : int, optional
-        Memory limit in bytes; by default half of what is free.
+        Memory limit in bytes; by default half of the free memory.
 
     Yields
     ------
@@ -282,14 +282,14 @@ def smooth_estimate(
     Parameters
     ----------
     function : callable
-        From float64 array of shape (m,) to (m, k).
+        Maps a float64 array of shape (m,) to (m, k).
     length : float
         For the estimate.
     tolerance : float
         Above 0.
     evaluations : int
-        Limit of the function's evaluations. If they don't suffice, or not for the last
-        comparison, ``converged`` is false.
+        Maximum number of evaluations. If it doesn't suffice, or not for the last comparison,
+        ``converged`` is false.
     refused : str
         For the estimate.
 

@@ -47,7 +47,7 @@ def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterat
 
 
 def segment_length(start: Tensor, end: Tensor) -> float:
-    """Return the Euclidean length of a segment, also where squares would vanish or overflow.
+    """Return the Euclidean length of a segment, even where squares would vanish or overflow.
 
     Examples
     --------

@@ -37,7 +37,7 @@ class SegmentTrace:
     length : float
         Euclidean length of the segment in input space.
     origins : int64 tensor of shape (n,)
-        Site of the unit that makes each breakpoint, as an index into `sites`; -1 for the two
+        Site of the unit that causes each breakpoint, as an index into `sites`; -1 for the two
         ends. Where units of several sites bend at one place, the first in order of call.
     sites : tuple of str
         Names of the network's activation calls.
@@ -45,7 +45,7 @@ class SegmentTrace:
         Method that found the breakpoints. Only ``exact`` finds all of them.
     notes : mapping of str to float
         Properties of the method, such as its ``sensitivity`` and the number of regions
-        ``shorter_than_sensitivity`` that it passed over.
+        ``shorter_than_sensitivity`` that it skipped.
     precision : float
         Machine epsilon of the dtype that the values were computed in.
     """
@@ -106,7 +106,7 @@ def slope_changes(trace: SegmentTrace) -> int:
     Returns
     -------
     int
-        Between 0 and ``trace.crossings``; the number of regions with a slope of their own
+        Between 0 and ``trace.crossings``; the number of regions with different slopes
         is one more.
 
     Raises
@@ -173,13 +173,13 @@ class SegmentEstimate:
         Estimated number of boundaries between affine pieces; None if the network is not
         piecewise affine.
     at_least : int
-        Number of boundaries seen: a lower bound.
+        Number of observed boundaries: a lower bound.
     error : float
         Estimated error of ``crossings``.
     contributions : mapping of str to float
         Estimated number of boundaries by site; their sum is ``crossings``.
     twice : int
-        Units seen to cross a boundary twice within a step of the last grid but one.
+        Units observed to cross a boundary twice within a step of the last grid but one.
     undecided : int
         Units within rounding of a boundary at a point, whose side is not known.
     evaluations : int
@@ -247,7 +247,7 @@ class TracedSegment:
     segment : int
         Number of the segment on its path.
     trace : SegmentTrace or SegmentEstimate
-        The latter where breakpoints were not looked for, or there are none.
+        The latter where breakpoints were not searched for, or there are none.
     """
 
     path: int

@@ -58,7 +58,7 @@ def check_trace(
         The segment's ends.
     trace : nlbench.probes.lines.trace.SegmentTrace
     batch_points : int
-        Most points that are carried at once, at least 4.
+        Maximum number of points computed at a time, at least 4.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def _rounding(program: Program, inputs: Tensor, batch_points: int) -> Tensor | f
 
 
 def _walk_tolerance(trace: SegmentTrace) -> float:
-    """Return the error of an adaptive trace's values, by that of t and by regions passed over."""
+    """Return the error of an adaptive trace's values, from that of t and from skipped regions."""
     if trace.method != "adaptive":
         return 0.0
     steepest = float((trace.values.diff(dim=0) / trace.t.diff()[:, None]).abs().max())
@@ -161,7 +161,7 @@ def _check_pieces(
 ) -> None:
     """Compare the pieces of units at the two points of each pair.
 
-    If the pair has a site, some unit of it must be on another piece; if not, no unit may be.
+    If the pair has a site, some unit of it must be on a different piece; if not, no unit may be.
     """
     pairs = max(1, batch_points // 4)
     with torch.inference_mode():

@@ -36,7 +36,7 @@ class Outputs(Probe):
     name = "outputs"
     description = "the network's outputs and the samples' labels"
     options: ClassVar[Mapping[str, Option]] = {
-        "batch": Option(128, "samples a batch", minimum=1, maximum=1e9)
+        "batch": Option(128, "samples per batch", minimum=1, maximum=1e9)
     }
 
     def steps(self, samples: int, options: ProbeOptions) -> int:

@@ -223,7 +223,7 @@ def test_modes_share_a_folder(tmp_path, start):
 
 def test_a_folder_of_another_training_is_refused(made, start):
     changes = {**CHANGES, "epochs": 3}
-    with pytest.raises(RequestError, match=r"trained in another way \(changes was .*epochs': 2"):
+    with pytest.raises(RequestError, match=r"trained differently \(changes was .*epochs': 2"):
         linearise(request(weights=start, changes=changes), made.path)
 
 

@@ -116,7 +116,7 @@ def test_another_training_of_the_same_name_is_refused(tmp_path, serial):
     run_trainings(requests(tmp_path / "before"))
     monitor = RecordingMonitor()
     changes = {"epochs": 3, "learning_rate": 0.01}
-    with pytest.raises(RequestError, match="trained in another way"):
+    with pytest.raises(RequestError, match="trained differently"):
         run_trainings(requests(tmp_path / "before", changes=changes), progress=monitor)
     assert not monitor.steps
 

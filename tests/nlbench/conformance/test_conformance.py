@@ -45,7 +45,7 @@ def test_two_numbers_for_the_same_input_are_found():
         """Draw without a generator of its own."""
         return (x - y).abs().mean() * (1 + 0.01 * torch.rand(()))
 
-    assert "random numbers need a generator of their own" in broken(noisy)["two instances"]
+    assert "use a separate generator for random numbers" in broken(noisy)["two instances"]
 
 
 def test_a_number_that_changes_from_call_to_call_is_found():

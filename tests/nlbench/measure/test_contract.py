@@ -143,7 +143,7 @@ def test_a_function_that_returns_nothing_is_refused():
 @pytest.mark.parametrize(
     ("attribute", "value", "says"),
     [
-        ("version", 1, 'version is 1, expected a text: `version = "1"`'),
+        ("version", 1, 'version is 1, expected a string: `version = "1"`'),
         ("bounds", [0, 1], "two numbers, the smaller first: `bounds = (0.0, 1.0)`"),
         ("bounds", (1.0, float("nan")), "two numbers"),
         ("more_means", "less", "'less nonlinear'"),

@@ -33,7 +33,7 @@ def test_random_weights_leave_claims_undecided():
     assert classifiers.undecided_if_untrained(trained, [claim]) == [claim]
     (left,) = classifiers.undecided_if_untrained(random, [claim])
     assert left.agrees is None
-    assert left.remark == "random weights, which would say: no; looked twice"
+    assert left.remark == "random weights, which would give: no; looked twice"
     assert classifiers.remarks_on(random)[0].startswith("Random weights")
     assert not classifiers.remarks_on(trained)[0].startswith("Random weights")
 

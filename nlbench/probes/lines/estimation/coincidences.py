@@ -25,6 +25,8 @@ from .copies import MAX_COMPARED_ROUNDING, CrossingLog, clusters, join_clusters
 
 __all__ = ["CrossingTable"]
 
+EQUAL_NOISE = 0.25
+"""Difference of equal values, in units of their noise: a machine epsilon of the layer's largest."""
 MAX_TIE_SHARE = 1e-3
 """Rounding error of a distance, as a share of its change in a step, up to which ties are seen."""
 _UNKNOWN = 1e300
@@ -131,7 +133,7 @@ class CrossingTable:
 
     def _joined(self, is_false: Tensor) -> tuple[Tensor, Tensor]:
         """Return partitions of the crossings: those at one place, and those possibly at one."""
-        step, values, noise = self._crossings[0], self._values, self._noise
+        step, values, noise = self._crossings[0], self._values, EQUAL_NOISE * self._noise
         is_switch = self._has_windows[self._crossings[1]]
         is_flat = self._is_flat()
         has_evidence = ~is_flat.all(0)
@@ -182,7 +184,8 @@ class CrossingTable:
         values, is_switch = self._values[:, 0], self._has_windows[site]
         node = torch.cat([step + segment, step + segment + 1])
         kind = _keys(torch.stack([segment, site, kink])).repeat(2)
-        cluster = clusters(kind, values.reshape(-1, 1), self._noise.repeat(2))
+        noise = EQUAL_NOISE * self._noise.repeat(2)
+        cluster = clusters(kind, values.reshape(-1, 1), noise)
         first, last = torch.full_like(node, 2**62), torch.full_like(node, -1)
         first.scatter_reduce_(0, cluster, node, "amin")
         last.scatter_reduce_(0, cluster, node, "amax")

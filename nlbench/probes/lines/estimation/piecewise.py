@@ -216,17 +216,28 @@ def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:
     shapes = {0: program.shape} | {step.output: step.shape for step in program.steps}
     behind_average = False
     for step in program.steps:
-        behind_average |= "avg_pool" in step.operation and math.prod(step.shape[-2:]) > 1
-        piece = pieces.get(step.output)
+        piece, inputs = pieces.get(step.output), [shapes[i] for i in step.inputs]
+        if "avg_pool" in step.operation:
+            behind_average |= _averages_overlap(step, inputs[0])
         if isinstance(piece, Leaders):
-            if _overlap(piece, [shapes[i] for i in step.inputs]):
+            if _windows_overlap(piece, inputs):
                 return True
         elif piece is not None and (behind_average or step.operation != "relu"):
             return True
     return False
 
 
-def _overlap(leaders: Leaders, shapes: Sequence[Sequence[int]]) -> bool:
+def _averages_overlap(step: Step, shape: Sequence[int]) -> bool:
+    """Return True if several averages depend on one of 16 values in the middle."""
+    size = math.prod(shape[-2:])
+    middle = torch.arange(min(16, size)) + max(0, size - 16) // 2
+    values = torch.zeros(len(middle), math.prod(shape), dtype=torch.float64)
+    values[torch.arange(len(middle)), middle] = 1.0
+    averages = step.rule.apply([values.reshape(-1, *shape)])
+    return int(averages.flatten(1).count_nonzero(1).amax()) > 1
+
+
+def _windows_overlap(leaders: Leaders, shapes: Sequence[Sequence[int]]) -> bool:
     """Return True if a value is a member of several windows."""
     numbers = [1 + torch.arange(math.prod(s), dtype=torch.float64).reshape(1, *s) for s in shapes]
     members = leaders.members(numbers).abs().long().flatten(0, 2).sort(1).values

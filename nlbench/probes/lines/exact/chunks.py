@@ -12,12 +12,12 @@ from torch import Tensor
 __all__ = ["Chunk", "Values", "insert_breakpoints", "spaced", "split"]
 
 MIN_NUMBERS_ROWWISE = 8192
-"""Numbers a point from which a CPU interpolates points faster one by one than together."""
+"""Numbers per point from which a CPU interpolates points faster one by one than together."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Values alive at P points, (P, ...), and their rounding errors, by number."""
+    """Live values at P points, (P, ...), and their rounding errors, by number."""
 
     tensors: dict[int, Tensor]
     bounds: dict[int, Tensor]
@@ -25,7 +25,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive points, of one segment after another, on their way through the program.
+    """Consecutive points of one or more segments, on their way through the program.
 
     Its values before step `step` are not stored: they are interpolated between the points of a
     parent, of which several chunks may be parts.
@@ -33,7 +33,7 @@ class Chunk:
     Parameters
     ----------
     step : int
-        Step that comes next.
+        The next step.
     t, origins, owner : tensor of shape (P,)
         Place, site and segment of each point.
     parent : Values
@@ -110,7 +110,7 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     """
     t, origins, owner = chunk.t, chunk.origins, chunk.owner
     interval, share = chunk.left, chunk.share.double()
-    # Synchronising with a GPU costs more than sorting by owner in vain.
+    # Synchronising with a GPU costs more than an unnecessary sort by owner.
     several = owner.is_cuda or bool(owner[0] != owner[-1])
     before, after = t[interval], t[interval + 1]
     new = before + share * (after - before)
@@ -125,7 +125,7 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     distinct = spaced(new, min_gap, owner[interval])
     if distinct is not None:
         interval, share, new = interval[distinct], share[distinct], new[distinct]
-    # Behind the left end of its interval and the breakpoints inserted before.
+    # After the left end of its interval and the breakpoints inserted before.
     place = interval + torch.arange(1, len(new) + 1, device=t.device)
     is_old = torch.ones(len(t) + len(new), dtype=torch.bool, device=t.device)
     is_old.index_fill_(0, place, False)
@@ -137,7 +137,7 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
 
 
 def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
-    """Select increasing numbers, of one segment after another, with a minimal gap: (m,).
+    """Select increasing numbers, segment by segment, with a minimal gap: (m,).
 
     Each is farther than `gap` from the last selected one, not only from its neighbour, so that a
     long run of close numbers is thinned and not merged into one. Returns None to select all.
@@ -151,7 +151,7 @@ def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     close = (t.diff() <= gap) & (owner.diff() == 0)
     if not bool(close.any()):
         return None
-    # On the host, as each comparison depends on the one before.
+    # On the host, since each comparison depends on the previous one.
     is_selected = [True] * len(t)
     last, places = -1, t.tolist()
     for i in (close.nonzero().squeeze(1) + 1).tolist():

@@ -1,9 +1,9 @@
-"""Depth-first work on tasks by several threads, each computing by itself.
+"""Depth-first work on tasks by several threads, each running PyTorch on one thread.
 
 PyTorch's own threads split every operation and wait for each other after each one. The operations
-of a trace are short: on two cores that waiting costs a quarter of the time, and many times the time
-where another process uses one of the cores. One thread a task waits for no other, and results
-don't depend on the number of threads.
+of a trace are short: on two cores the waiting costs a quarter of the time, and much more if another
+process uses one of the cores. With one thread per task no thread waits, and results don't depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Stack(Generic[Task, Result]):
         self.results: list[Result] = []
         self.error: BaseException | None = None
         self._depth = depth
-        # A heap: the deepest task first, and of those the latest.
+        # A heap: the deepest task first, then the latest.
         self._waiting: list[tuple[int, int, Task]] = []
         self._age = itertools.count(0, -1)
         self._add(first)
@@ -88,7 +88,7 @@ def run_tasks(
     depth: Callable[[Task], int] = lambda task: 0,
     stopped: threading.Event | None = None,
 ) -> list[Result]:
-    """Run tasks and the tasks that they return, the deepest first and of those the latest.
+    """Run tasks and the tasks that they return, deepest first, then latest first.
 
     So at each depth only tasks of at most `threads` parents are waiting, and the memory that they
     share is bounded by threads times depth.

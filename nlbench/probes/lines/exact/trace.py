@@ -1,6 +1,6 @@
-"""Exact traces: points of segments are carried through a program, layer by layer.
+"""Exact traces: points of segments are propagated through a program, layer by layer.
 
-Between neighbouring points all values are affine in t up to the step at hand. Where the step bends
+Between neighbouring points all values are affine in t up to the current step. Where the step bends
 between two points, a breakpoint is inserted there, and all values that are still needed are
 interpolated; after the last step the points are the segment's breakpoints. (Sotoudeh and Thakur,
 "Computing Linear Restrictions of Neural Networks", NeurIPS 2019.)
@@ -35,9 +35,9 @@ from .tasks import run_tasks
 __all__ = ["MIN_BREAKPOINT_GAP", "trace_exactly"]
 
 MIN_BREAKPOINT_GAP = {torch.float64: 1e-12, torch.float32: 1e-7}
-"""Difference in t below which breakpoints are one: ties, up to rounding."""
+"""Difference in t below which breakpoints are merged: ties, up to rounding."""
 
-# Points carried at once, (fewest, most), and bytes that they may take: enough that the points
+# Points computed at a time, (min, max), and bytes that they may take: enough that the points
 # shared by neighbouring parts and the cost of a call don't matter, and few enough that their
 # values stay in the cache (benchmarks/cost_per_region.py). A GPU needs larger batches.
 POINT_RANGE_CPU = (64, 128)
@@ -59,12 +59,12 @@ def trace_exactly(
     batch_segments: int | None = None,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Trace a recorded program on one segment after another; see `trace_segment`.
+    """Trace a recorded program along segments; see `trace_segment`.
 
     Depth first: as soon as a chunk outgrows the limit it is split at breakpoints, and each part
-    goes through the rest of the program by itself. Memory is bounded by limit times depth for any
+    goes through the rest of the program on its own. Memory is bounded by limit times depth for any
     number of regions or segments, and the result doesn't depend on the limit. On a CPU, PyTorch's
-    number of threads decides how many parts run at a time.
+    number of threads determines how many parts run at a time.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ def trace_exactly(
     memory : int, optional
         Bytes in addition to the model and the traces; by default a share of the free memory.
     limit : int, optional
-        Most points carried at once, at least 2; by default as many as fit the cache and the
-        memory.
+        Maximum number of points computed at a time, at least 2; by default as many as fit the
+        cache and the memory.
     batch_segments : int, optional
         Segments that begin in one batch; by default 1 on a CPU.
     needs : PointMemory, optional
-        Memory of a point, if it was measured before.
+        Memory needed per point, if already measured.
 
     Yields
     ------
@@ -114,7 +114,7 @@ def trace_exactly(
 def _threads_and_points(
     needs: PointMemory, device: torch.device, memory: int | None
 ) -> tuple[int, int]:
-    """Return the number of threads, and the most points for each to carry at once."""
+    """Return the number of threads, and the maximum number of points per thread."""
     (fewest, most), max_bytes = POINT_RANGE_CPU, MAX_BYTES_CPU
     if device.type == "cuda":
         (fewest, most), max_bytes = POINT_RANGE_GPU, MAX_BYTES_GPU
@@ -213,7 +213,7 @@ class _OutputParts:
             for column in (whole.t, whole.values, whole.origins)
         ]
         if segments > 1:
-            # A view of one trace would keep the memory of all.
+            # A view of one trace would keep the memory of all of them.
             columns = [[part.clone() for part in column] for column in columns]
         return list(zip(*columns, strict=True))
 
@@ -235,12 +235,12 @@ def _concatenate(parts: Sequence[_Part]) -> _Part:
 def _advance(
     program: Program, chunk: Chunk, limit: int, stopped: threading.Event
 ) -> Chunk | _Part | None:
-    """Carry a chunk through the program until it outgrows the limit or reaches the end.
+    """Propagate a chunk through the program until it outgrows the limit or reaches the end.
 
     Returns a chunk to be split, or a finished part, or None if it was stopped before.
     """
     t, origins, owner, values = chunk.t, chunk.origins, chunk.owner, chunk.values()
-    # The only references to what is alive, so that values are freed as they end.
+    # The only references to live values, so that they are freed after their last use.
     tensors, bounds = values.tensors, values.bounds
     for index in range(max(chunk.step, 0), len(program.steps)):
         if stopped.is_set():

@@ -31,7 +31,7 @@ RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 SPREAD_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
 """The same, relative to how much an output varies between inputs."""
 TOLERANCE_EPS = 1000
-"""Machine epsilons by which two ways of computing the same may always differ."""
+"""Machine epsilons by which two ways of computing the same value may always differ."""
 
 
 def record_checked_program(network: nn.Module, example: Tensor) -> Program:
@@ -71,7 +71,7 @@ def record_checked_program(network: nn.Module, example: Tensor) -> Program:
 def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
     """Refuse a program that does not compute what the network does; see `record_checked_program`.
 
-    At most four points are carried at once.
+    At most four points are computed at a time.
     """
     count = len(example)
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor
         tolerance = RELATIVE_TOLERANCE[sample.dtype] * expected.abs()
         tolerance = tolerance + TOLERANCE_EPS * precision * alone.bound
         same = equal_but_for_rounding(together.output[1:], expected, tolerance)
-        # With an infinite error nothing is known.
+        # With an infinite error nothing can be checked.
         if not bool((same & tolerance.isfinite()).all()):
             raise step.refusal("it mixes the samples of a batch")
         if step.output == program.output:
@@ -108,7 +108,7 @@ def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor
 
 
 def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Run a network on each input by itself; (m, ...) to (m, ...).
+    """Run a network on each input separately; (m, ...) to (m, ...).
 
     Raises
     ------
@@ -119,7 +119,7 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
-    """Return True for outputs that are equal but for rounding.
+    """Return True for outputs that are equal up to rounding.
 
     An output may differ by 1e-9 of its largest magnitude, but no more than a thousandth of its
     spread, and in any case by a thousand machine epsilons of the largest output. In single
@@ -140,7 +140,7 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
     if not expected.numel():
         return torch.ones_like(values, dtype=torch.bool)
     dtype = expected.dtype
-    # There may be many others: none is copied.
+    # Not copied, since there may be many others.
     others = others.reshape(len(others), -1)
     high = torch.maximum(others.amax(0).to(dtype), expected.amax(0))
     low = torch.minimum(others.amin(0).to(dtype), expected.amin(0))
@@ -156,7 +156,7 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
 def is_same(values: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Return True if outputs agree to `RELATIVE_TOLERANCE` of the largest expected output.
 
-    `dtype` is what the network computes in; its output may be of another.
+    `dtype` is what the network computes in; its output may have a different type.
     """
     if values.shape != expected.shape:
         return False

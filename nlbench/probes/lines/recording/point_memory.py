@@ -1,4 +1,4 @@
-"""Memory that a point takes on its way through a program, and how many points fit."""
+"""Memory that a point takes in a program, and how many points fit."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["PointMemory", "measure_point_memory", "min_point_memory", "share_out
 
 @dataclass(frozen=True)
 class PointMemory:
-    """Bytes that a point takes on its way through a program.
+    """Bytes that a point takes in a program.
 
     Parameters
     ----------
     width : int
-        Most that is alive at once.
+        Maximum of the live values.
     step : int
-        Most while a step is computed: its inputs, the same with new points inserted, and the
+        Maximum while a step is computed: its inputs, the same with new points inserted, and the
         step's workspace.
     waiting : int
-        Sum over the steps that bend of what a point takes that waits there for others.
+        Sum, over the steps that bend, of what a point takes while it waits there for others.
     reserve : int
-        Bytes a thread, independent of the number of points.
+        Bytes per thread, independent of the number of points.
     constants : int
         Bytes of what is computed once and cached, such as sums of squares of weights.
     """
@@ -72,7 +72,7 @@ def share_out(
     needed: int = 1,
     waiting: bool = False,
 ) -> tuple[int, int]:
-    """Decide how many threads carry how many points each.
+    """Choose the number of threads and of points per thread.
 
     Parameters
     ----------
@@ -81,15 +81,15 @@ def share_out(
     memory : int or None
         Bytes that may be used; None: half of the free memory.
     limit : int
-        Most points a thread.
+        Maximum number of points per thread.
     threads : int
-        Most threads.
+        Maximum number of threads.
     min_points : int
-        Points a thread below which fewer threads are better.
+        Points per thread below which fewer threads are better.
     needed : int
-        Fewest points that allow any progress.
+        Minimum number of points that allows any progress.
     waiting : bool
-        True if points wait while others go ahead.
+        True if points wait while others proceed.
 
     Returns
     -------
@@ -170,7 +170,7 @@ def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
             before = live.restart()
             output = apply_step(step, x)
             bound = step.rule.bound(x, b, output)
-            # What stays of it, besides output and bound, are constants.
+            # What remains of it, besides output and bound, are constants.
             storages = {storage_of(t): t.untyped_storage() for t in (output, bound)}
             old = {storage_of(t) for t in (*x, *b)}
             new = sum(storage.nbytes() for key, storage in storages.items() if key not in old)

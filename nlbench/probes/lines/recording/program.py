@@ -1,8 +1,7 @@
 """A program: a network's forward pass as a straight line of operations.
 
-Value 0 is the input; step i reads earlier values and makes value i. Each step carries the rule of
-its operation (see `nlbench.probes.lines.rules.rule`), which acts on many points of a segment at
-once.
+Value 0 is the input; step i reads earlier values and computes value i. Each step has the rule of
+its operation (see `nlbench.probes.lines.rules.rule`), which acts on many points together.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Step:
     inputs : tuple of int
         Numbers of the values that it reads.
     output : int
-        Number of the value that it makes.
+        Number of the value that it computes.
     rule : Rule
     shape : tuple of int
         Shape of the output at one point.
@@ -94,7 +93,7 @@ def run_program(
     look : callable, optional
         Called with each step and its inputs, before it is run.
     is_direct : bool
-        True to run PyTorch's own calls where a rule computes them in another way.
+        True to run PyTorch's own calls where a rule computes them differently.
     """
     values = {0: inputs}
     for step in program.steps:
@@ -112,7 +111,7 @@ def run_program(
 class ComputedStep:
     """A step during a walk: its inputs and its output, with their rounding errors.
 
-    `copies` are the inputs with other last digits, where the errors are measured.
+    `copies` are the inputs with perturbed last digits, where the errors are measured.
     """
 
     step: Step
@@ -143,7 +142,7 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
 
 
 def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a step, and refuse one that doesn't keep the axis of samples."""
+    """Run a step; refuse one that doesn't keep the axis of samples."""
     try:
         output = step.rule.apply(inputs)
     except RuntimeError as error:
@@ -156,9 +155,9 @@ def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
 def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator[ComputedStep]:
     """Yield the steps of a program as `walk` does, with measured rounding errors.
 
-    Copies of the batch run along, in which each input of a step is changed by about its last
-    digit, at random but reproducibly. The error is the difference that results: one number a unit,
-    or a channel where there are positions, the largest over the batch. (Rounding as an experiment:
+    Copies of the batch are computed too, with each input of a step changed by about its last
+    digit, at random but reproducibly. The error is the resulting difference: one number per unit,
+    or per channel where there are positions, the largest over the batch. (J.
     Vignes, "A stochastic arithmetic for reliable scientific computation", Mathematics and
     Computers in Simulation 35, 1993.)
     """

@@ -1,7 +1,8 @@
 """Recording of a network as a program.
 
 The network runs once on one input while every operation that PyTorch dispatches is recorded. What
-depends on the input becomes a step of the program; all else, parameters included, is a constant.
+depends on the input becomes a step of the program; everything else, including parameters, is a
+constant.
 Calls of functions, in-place operations and skip connections are seen as well as modules, and
 control flow that depends on shapes is resolved.
 
@@ -71,15 +72,15 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     """Return why a network can't be traced, or an empty string if it can.
 
     Where the network allows it, only shapes are computed, so that a large network costs as little
-    as a small one. What only numbers show, such as a weight that is not finite, is found when the
-    network is traced.
+    as a small one. Problems that only numbers reveal, such as a weight that is not finite, are
+    found when the network is traced.
 
     Parameters
     ----------
     model : torch.nn.Module
         It is left unchanged; it may be on the ``meta`` device.
     example : tensor of shape (1, *input)
-        Only its shape counts.
+        Only its shape matters.
 
     Returns
     -------
@@ -166,7 +167,7 @@ class _StorageLayout:
 
 
 class Recorder(DispatchMode):
-    """Records what is dispatched while a network runs on one input.
+    """Recorder of what is dispatched while a network runs on one input.
 
     Parameters
     ----------
@@ -235,7 +236,7 @@ class Recorder(DispatchMode):
         return self._values[output]
 
     def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Refuse attention by name: its first step would be refused for a misleading reason."""
+        """Refuse attention by name, since the reason of its first step would be misleading."""
         if any(isinstance(x, Tensor) and x in self._values for x in inputs):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
@@ -257,7 +258,7 @@ class Recorder(DispatchMode):
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
         """Refuse access to the memory of a tensor that depends on the input."""
         if args and isinstance(args[0], Tensor) and self._is_traced(args[0]):
-            raise self._refusal(name, "the values of the input decide what is computed")
+            raise self._refusal(name, "the computation depends on the values of the input")
 
     def _is_traced(self, tensor: Tensor) -> bool:
         return tensor in self._values or tensor in self._transposed
@@ -281,7 +282,7 @@ class Recorder(DispatchMode):
                     self._log_write(tensor, None)
             return result
         if known(name).takes in ("number", "truth", "values"):
-            raise self._refusal(name, "the values of the input decide what is computed")
+            raise self._refusal(name, "the computation depends on the values of the input")
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
         spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
         if _ignores_values(name, spec):
@@ -368,7 +369,7 @@ class Recorder(DispatchMode):
         return result
 
     def _why_not(self, name: str) -> str:
-        """Return why an operation can't be traced: it is not affine, or it is not known."""
+        """Return why an operation can't be traced: it is not affine, or unknown."""
         for called in (name, *reversed(self._composites)):
             operation = known(called)
             if operation.refused or operation.kind:
@@ -419,7 +420,7 @@ class Recorder(DispatchMode):
         result = func(*args)
         shape = tuple(target.shape)
         if target.dtype != self._dtype or not shape or shape[0] != 1:
-            raise self._refusal("copy", "it writes into a tensor of another kind or shape")
+            raise self._refusal("copy", "it writes into a tensor of a different kind or shape")
         if isinstance(source, Input):
             tensor = traced[source.index]
             call = RecordedCall(

@@ -1,4 +1,4 @@
-"""Rules of operations on points of segments, one file a family of operations.
+"""Rules of operations on points of segments, one file per family of operations.
 
 `rule` has the types, `pieces` and `rounding` the mathematics that rules share. To add an operation,
 open the file of its family: rules are registered with `line_rule`, next to the operation's other

@@ -31,7 +31,7 @@ MAX_PEAK_TO_MEAN = 1e3
 
 
 def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the bound of a term: of a traced one its own, of a constant that of adding it."""
+    """Return the bound of a term: its own if it is traced, that of adding it for a constant."""
     if isinstance(term, Input):
         bound = bounds[term.index]
         return bound if bound.ndim == like.ndim else largest_bound([bound], like.ndim)
@@ -240,9 +240,9 @@ def convolution(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     terms = weight[0].numel()
-    # A convolution unfolds the inputs of each output, for all points at once. On a CPU they have
+    # A convolution unfolds the inputs of each output, for all points together. On a CPU they have
     # to stay in the cache: few points at a time are up to four times as fast (16 channels of
-    # 32×32: 0.16 ms a point in place of 0.69).
+    # 32×32: 0.16 ms per point in place of 0.69).
     unfolded = terms * math.prod(call.shape[2:])
     part = max(1, MAX_UNFOLDED_BYTES // (weight.element_size() * max(1, unfolded)))
     across_samples = _across_samples(call)
@@ -281,8 +281,8 @@ MAX_POSITIONS_SAMPLEWISE = 64
 def _across_samples(call: RecordedCall) -> Apply | None:
     """Return a convolution with the samples as another spatial axis, where that is faster.
 
-    In float64 a CPU convolves each sample by itself, as a matrix product with a column a position.
-    With few positions most of its time reads the weights, and one product for many samples is
+    In float64 a CPU convolves each sample separately, as a matrix product with one column per
+    position. With few positions it mostly reads the weights, and one product for many samples is
     faster: by a tenth with 64 positions, twice with 16, four times with 4.
     """
     weight, bias = call.args[1], call.argument(2, "bias")
@@ -438,7 +438,7 @@ def _sum_and_product(call: RecordedCall) -> Rule:
         product = replace(call, name="matmul", function=torch.matmul, args=(first, second))
         product = replace(product, kwargs={})
         at = (first if isinstance(first, Input) else second).index
-        # The product by itself, whose traced tensor is its first input.
+        # The product alone, whose traced tensor is its first input.
         alone = replace(
             product,
             args=tuple(Input(0) if isinstance(a, Input) else a for a in (first, second)),

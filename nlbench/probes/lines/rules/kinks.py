@@ -22,7 +22,7 @@ __all__ = ["kinked_function", "kinked_units", "rule_of_kinks"]
 
 
 def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
-    """Make the rule of units that bend where a value of their own passes a kink.
+    """Make the rule of units that each bend where a value passes a kink.
 
     Parameters
     ----------

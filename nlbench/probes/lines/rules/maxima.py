@@ -353,7 +353,7 @@ def envelopes(
         return maxima.reshape(len(maxima), *call.shape[1:])
 
     def line_bounds(x: Tensor, bound: Tensor) -> Tensor:
-        """Return bounds in the order of the lines, one a channel or one a position."""
+        """Return bounds in the order of the lines, one per channel or per position."""
         if bound.ndim == x.ndim and call.name.partition("pool")[1]:
             axes = int(call.name.partition("pool")[2][0])
             if all(size == 1 for size in bound.shape[-axes:]):

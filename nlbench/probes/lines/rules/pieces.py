@@ -32,7 +32,7 @@ Crossings = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kinks:
-    """Units that bend where a value of their own passes one of some numbers.
+    """Units that each bend where a value passes one of several numbers.
 
     Parameters
     ----------
@@ -128,11 +128,11 @@ Pieces = Kinks | Leaders | Ranks
 
 
 def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-    """Return True between neighbouring samples where some unit changes to another piece: (P - 1,).
+    """Return True between neighbouring samples where some unit changes its piece: (P - 1,).
 
     Rounding may leave several pieces possible for a unit. It changes where no piece is possible at
     both samples. Where a sample lies on a boundary, its neighbours are compared, and the change
-    counts as behind it.
+    counts as after it.
 
     Parameters
     ----------

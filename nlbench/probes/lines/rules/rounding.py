@@ -1,15 +1,15 @@
-"""Estimates of rounding errors, which tell small values from zero.
+"""Estimates of rounding errors, which distinguish small values from zero.
 
-With each tensor travels its bound: an estimate of the rounding error in units of machine epsilon,
-whose axes are the tensor's, each of full size or 1.
+Each tensor has a bound: an estimate of its rounding error in units of machine epsilon, whose axes
+are the tensor's, each of full size or 1.
 
 Errors are combined by 2-norms, as errors of many terms have many signs. A sum of n products w x
 inherits the root of the sum of (w e)², and rounding adds half an epsilon of √n times the 2-norm of
 its terms, which is more than half an epsilon of the sum. Sums of magnitudes would be strict bounds,
 but exceed the values by orders of magnitude within a dozen layers.
 
-For a tensor with positions (of an image or a sentence) one number a channel is carried, the root of
-the mean square over its positions. Numbers that are zero, as units that are off, have no error.
+For a tensor with positions (of an image or a sentence) the bound is one number per channel, the
+root mean square over its positions. Numbers that are zero, such as inactive units, have no error.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ __all__ = [
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 """From the inputs of a call, their bounds and its output to the output's bound."""
 
-# By how much a value may exceed its estimated error, as the estimates are of the size of the true
-# errors at any depth (docs/how-it-works.md). In single precision that would hide many crossings,
-# as regions are short compared with rounding. There it is less than rounding may do: a balance
-# between regions missed and regions made of noise.
+# Factor by which a true error may exceed its estimate, which has the right size at any depth
+# (docs/how-it-works.md). In single precision it would hide many crossings, as regions are short
+# compared with rounding. There it is smaller than rounding may be: a balance between missed regions
+# and regions made of noise.
 _NOISE_PER_BOUND = {
     torch.float64: 8 * torch.finfo(torch.float64).eps,
     torch.float32: torch.finfo(torch.float32).eps / 16,
 }
 MIN_SAMPLED_POSITIONS = 64
-"""Positions from which only every third is counted, as counting takes longer than a maximum."""
+"""Positions from which only every third is counted, since counting takes longer than a maximum."""
 MIN_NONZERO_SHARE = 1 / 16
-"""Least share of a channel's positions that count as nonzero, if any is."""
+"""Minimum share of a channel's positions that count as nonzero, if any is."""
 
 
 def noise_of(dtype: torch.dtype) -> float:

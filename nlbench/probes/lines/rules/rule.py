@@ -1,7 +1,7 @@
-"""Rules: what a recorded call does to many points of a segment at once, and where it bends.
+"""Rules: how a recorded call acts on many points of a segment, and where it bends.
 
 The leading axis of a recorded tensor, of size 1, becomes the axis of points. `rounding` has the
-estimates of rounding errors that travel with each tensor, `pieces` the pieces of its units.
+estimates of each tensor's rounding errors, `pieces` the pieces of its units.
 """
 
 from __future__ import annotations
@@ -102,16 +102,16 @@ class Rule:
         are affine between neighbouring points. None if the call is affine.
     snap : callable, optional
         Like `apply`, from inputs and their bounds, but inputs within noise of a kink are moved onto
-        it. At a breakpoint a unit is zero but for rounding; where all other units are off, the next
-        layer would see signs in that noise.
+        it. At a breakpoint a unit is zero up to rounding; where all other units are off, the signs
+        of this noise would affect the next layer.
     workspace : int
-        Numbers a point that `apply` or `bend` need in addition to inputs and output, if many.
+        Numbers per point that `apply` or `bend` need in addition to inputs and output, if many.
     reserve : int
         The same, independent of the number of points.
     pieces : Kinks, Leaders or Ranks, optional
         Pieces of the units, for estimates, samples and checks; None if they are unknown.
     direct : callable, optional
-        PyTorch's own call, where `apply` computes it in another way that is made for float64.
+        PyTorch's own call, where `apply` computes it differently, optimised for float64.
     """
 
     apply: Apply
