@@ -106,7 +106,7 @@ def test_the_population_is_collected_from_runs(conftest):
     other = conftest.FakeRun(
         "b", None, run.scores, {"measures": {"affinity": {**LESS, "version": "9"}}}
     )
-    with pytest.raises(ValueError, match="another version"):
+    with pytest.raises(ValueError, match="different version"):
         build_population([run, other])
 
 

@@ -183,7 +183,7 @@ def test_a_threshold_ends_training(tmp_path):
         ({"changes": {"omega": 0.1}}, "recipe 'vanilla' has no setting 'omega'"),
         ({"changes": {"epochs": 0}}, "epochs is 0, expected at least 1"),
         ({"recipe": "post-training"}, "starts from trained weights"),
-        ({"model": "transformer-tiny"}, "expected parallel text such as number-words"),
+        ({"model": "transformer-tiny"}, "use parallel text such as number-words"),
     ],
 )
 def test_an_invalid_request_is_refused_in_one_line(change, message, tmp_path):
