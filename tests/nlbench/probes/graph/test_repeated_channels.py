@@ -182,6 +182,8 @@ LAID_SIDE_BY_SIDE = {
         F.pad(h, (0, 4)).view(1, 3, 2, 4).transpose(2, 3).flatten(2), 2
     ),
     "pad and wide pooling": lambda h: F.max_pool1d(F.pad(h, (0, 4)), 2, dilation=4),
+    "pad and picking": lambda h: F.max_pool1d(F.pad(h, (0, 4))[:, :, [0, 4, 1, 5]], 2),
+    "cat with itself": lambda h: F.max_pool1d(torch.cat([h, h], 2) * SIGNS.repeat_interleave(4), 2),
     "a new axis": lambda h: (h[:, :, None] * SIGNS[:, None]).amax(2),
     "a new axis, expanded": lambda h: (h[:, :, None].expand(-1, -1, 2, -1) * SIGNS[:, None]).amax(
         2
@@ -207,6 +209,27 @@ def test_a_maximum_of_what_was_laid_side_by_side_as_positions_is_refused(bend):
     model = Calls(lambda x, first: bend(first(x)), nn.Conv1d(2, 3, 1))
     with pytest.raises(UnsupportedOperation):
         average_path_length(model, torch.zeros(1, 2, 4))
+
+
+def test_channels_added_to_a_single_one_are_constant():
+    model = Calls(
+        lambda x, three, one: three(x).relu() + F.pad(one(x), (0, 0, 1, 1)),
+        nn.Conv1d(2, 3, 1),
+        nn.Conv1d(2, 1, 1),
+    )
+    # Two of three channels have no way around the unit.
+    length = average_path_length(model, torch.zeros(1, 2, 4), normalized=True)
+    assert length == pytest.approx((1 + 1 + 0.5) / 3)
+
+
+def test_a_channel_assigned_to_its_own_place_stays_the_same():
+    def forward(x):
+        y = x.clone()
+        y[:, :1] = x[:, :1]
+        return y
+
+    graph = channel_graph(Calls(forward), torch.zeros(1, 2, 4))
+    assert (graph.nodes, graph.outputs.tolist()) == (2, [0, 1])
 
 
 @pytest.mark.parametrize(
