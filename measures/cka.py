@@ -420,7 +420,7 @@ class CKA(PairsMeasure):
     name: ClassVar[str] = "cka"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     options: ClassVar[Mapping[str, Option]] = {
         "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken"),
         "kernel": Option(

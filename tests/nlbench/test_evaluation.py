@@ -196,7 +196,7 @@ def test_the_last_batch_weighs_no_more_than_its_samples():
         ("more_means", "bogus", "'more nonlinear'"),
         ("options", {"k": 2}, "nlbench.Option"),
         ("source", None, "nlbench.Source"),
-        ("version", 1, "a text"),
+        ("version", 1, "a string"),
     ],
 )
 def test_a_malformed_declaration_is_named(attribute, value, says):
