@@ -14,7 +14,7 @@ from pathlib import Path
 import nlbench
 from nlbench.reports.population import FILE, build_population
 
-SITES = ("affinity", "r2", "cka", "pathlength")
+SITES = ("affinity", "cka", "pathlength")
 NETWORKS = (
     "alexnet resnet18 resnet34 resnet50 resnet101 resnext50_32x4d wide_resnet50_2 vgg11 "
     "vgg11_bn vgg16 vgg16_bn densenet121 densenet169 googlenet squeezenet1_0 "

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nlbench import registry
 from nlbench.reports import population
 from nlbench.reports.agreement import agreement
 from nlbench.reports.findings import findings, standout_places
@@ -114,3 +115,13 @@ def test_the_population_is_collected_from_runs(conftest):
 def test_the_standard_error_is_that_of_a_mean(values):
     expected = np.std(values, ddof=1) / math.sqrt(len(values))
     assert standard_error(cell_of(values)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_shipped_population_is_of_the_registered_measures():
+    content = json.loads(population.FILE.read_text())
+    assert len(content) >= 4
+    for name, entry in content.items():
+        measure = registry.load("measures", name)
+        assert entry["version"] == measure.version, f"{name}: measure the reference networks anew"
+        assert entry["options"] == {key: o.default for key, o in measure.options.items()}
+        assert len(entry["values"]) >= population.MIN_NETWORKS
