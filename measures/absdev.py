@@ -211,6 +211,7 @@ class AbsoluteDeviation(PathMeasure):
     """
 
     name = "absdev"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nlbench.errors import Undefined
 from nlbench.measure import Parts, Value
@@ -100,6 +101,7 @@ class Density(PathMeasure):
     """
 
     name = "density"
+    version: ClassVar[str] = "2"
     means = ("per_length", "per_segment", "slope_changes", "at_least", "error")
     parts = ("site",)
     source = traced_regions("section 2.2")

@@ -8,9 +8,9 @@ bound grows as the grid is halved, and the last halvings show what further ones 
 passes yield the network's values, whose distance to the chord is integrated.
 
 The parts: `patterns` and `piecewise` find the pieces of units during a pass, `grids` counts
-crossings on nested grids, `copies` finds what would be counted twice, `extrapolation` has the
-mathematics of both estimates, and this module decides when to halve, when to use double precision
-and when to stop.
+crossings on nested grids, `copies` and `coincidences` find what would be counted twice,
+`extrapolation` has the mathematics of both estimates, and this module decides when to halve, when
+to use double precision and when to stop.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class CrossingEstimate:
         # Where the last two halvings added nothing, all of them tell how likely a pair is.
         weight = 2 ** len(added) - 1
         likely = max(rest, float(added.sum()) / weight)
-        # Of crossings that come in pairs, the variance is twice the mean; the estimate of the
-        # remainder adds at most 2/3 of it.
+        # Of crossings that come in pairs, the variance is twice the mean. The estimate of the
+        # remainder adds 1/3 of it; 2/3 are assumed, as pairs come in clusters.
         spread = ERROR_SIGMAS * math.sqrt(2 * likely * (1 + 2 / 3))
         if likely <= MIN_REMAINING_CROSSINGS:
             spread = 0.0

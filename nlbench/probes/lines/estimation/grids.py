@@ -3,8 +3,8 @@
 `GridGroup` evaluates the network at the nodes of a grid, stores the activation pattern of each
 node, and halves the grid. Between two nodes, each unit with kinks that is on another side has
 crossed, and each window of max pooling that has another leader has switched. What would be counted
-twice is removed: crossings and units that are copies (see `copies`), and switches of a window that
-follow from a crossing before it.
+twice is removed: crossings and units that are copies (see `copies`), switches of a window that
+follow from a crossing before it, and units that cross together only at times (see `coincidences`).
 
 A unit within rounding of its kink at a node keeps the side it had at the node before, so that it
 crosses at most once there. If nothing is known of it before, no crossing is counted and the unit

@@ -156,7 +156,11 @@ class PiecewiseNetwork:
 
 def _difference(pattern: Margins | Windows, perturbed: Margins | Windows) -> tuple[Tensor, Tensor]:
     """Return the largest difference, and True if only one of the two has a value on the kink."""
-    largest = peak((pattern.values - perturbed.values)[None]).flatten()[0]
+    difference = pattern.values - perturbed.values
+    if isinstance(pattern, Margins) and pattern.is_paired:
+        # Units that rest have no margin, and with other digits they don't rest.
+        difference = difference.masked_fill((pattern.values == 0) | (perturbed.values == 0), 0.0)
+    largest = peak(difference[None]).flatten()[0]
     if isinstance(pattern, Windows) or pattern.is_paired:
         return largest, torch.zeros_like(largest, dtype=torch.bool)
     kink = pattern.kink

@@ -12,8 +12,14 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.memory import LiveBytes
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
+from nlbench.probes.lines.chord import chord_parts
 from nlbench.probes.lines.estimation.estimator import estimate_segments
-from nlbench.probes.lines.estimation.extrapolation import CHECK_PLACES, check_places
+from nlbench.probes.lines.estimation.extrapolation import (
+    CHECK_PLACES,
+    DeviationEstimate,
+    check_places,
+)
+from nlbench.probes.lines.estimation.grids import COST_PROBE_STEPS
 from nlbench.probes.lines.estimation.patterns import margins_of
 from nlbench.probes.lines.estimation.piecewise import PiecewiseNetwork
 from nlbench.probes.lines.rules.kinks import kinked_function
@@ -500,3 +506,48 @@ def test_values_may_have_only_the_sample_axis():
     crosses = abs(offset) < abs(slope)
     assert trace_segment(net, *ends).crossings == crosses
     assert estimate_segment(net, *ends).crossings == crosses
+
+
+def shifted_relu(offset):
+    network = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        network[0].weight.fill_(1.0)
+        network[0].bias.fill_(offset)
+    return network, torch.tensor([-1.0]), torch.tensor([1.0])
+
+
+@pytest.mark.parametrize("offset", [1e-8, -1e-8])
+def test_a_unit_within_rounding_at_a_node_crosses_once(offset):
+    estimate = estimate_segment(*shifted_relu(offset), dtype=torch.float32)
+    assert estimate.at_least == 1
+
+
+def test_the_deviation_error_includes_rounding():
+    network, start, end = shifted_relu(1e3)
+    estimate = estimate_segment(network, start, end, dtype=torch.float32)
+    rounding = torch.finfo(torch.float32).eps * float(estimate.values.abs().max())
+    assert float(estimate.deviation_error) >= 2 * rounding
+
+
+def test_evaluations_in_both_precisions_are_added():
+    segment = NETWORKS["average pooling"], *ends(0)
+    precise = estimate_segment(*segment, dtype=torch.float64)
+    estimate = estimate_segment(*segment)
+    assert estimate.precision == precise.precision
+    assert estimate.evaluations == precise.evaluations + COST_PROBE_STEPS + 1
+
+
+def test_deviation_errors_hold_for_few_kinks():
+    generator = torch.Generator().manual_seed(0)
+    t, fine = (torch.linspace(0, 1, n, dtype=torch.float64) for n in (129, 2**14 + 1))
+    failed = 0
+    for _ in range(300):
+        kinks, slopes = torch.rand(2, 4, 1, dtype=torch.float64, generator=generator)
+
+        def values(x, kinks=kinks, slopes=slopes):
+            return ((slopes - 0.5) * (x - kinks).relu()).sum(0)[:, None]
+
+        estimate = DeviationEstimate.of(values(t), values(check_places()))
+        exact = chord_parts(fine, values(fine)).total
+        failed += bool((estimate.parts.total - exact).abs() > estimate.error)
+    assert failed <= 3
