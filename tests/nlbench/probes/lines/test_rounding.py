@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines import trace_segment
 
 from segments import Functional, assert_exact, mlp, networks, on_segment
@@ -140,11 +139,12 @@ def test_single_precision_finds_nearly_the_same_regions(drawn):
     assert float((single.values - expected).abs().max()) <= 1e-4 * scale + 1e-6
 
 
-def test_a_single_precision_layer_needs_single_precision():
-    net = nn.Sequential(nn.Linear(3, 4), Functional(lambda x: x.float()), nn.ReLU())
-    with pytest.raises(UnsupportedOperation, match="converts to"):
-        trace_segment(net, *torch.randn(2, 3))
-    assert trace_segment(net, *torch.randn(2, 3), dtype=torch.float32).regions >= 1
+def test_a_conversion_without_effect_is_traced_in_either_precision():
+    linear, ends = nn.Linear(3, 4), torch.randn(2, 3)
+    net = nn.Sequential(linear, Functional(lambda x: x.float()), nn.ReLU())
+    plain = nn.Sequential(linear, nn.ReLU())
+    assert torch.equal(trace_segment(net, *ends).t, trace_segment(plain, *ends).t)
+    assert trace_segment(net, *ends, dtype=torch.float32).regions >= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
