@@ -28,7 +28,7 @@ _SETTINGS = ("sensitivity", "resolution", "tolerance")
 
 @dataclass(frozen=True)
 class Method:
-    """How the segments of a result were observed.
+    """Methods by which the segments of a result were observed.
 
     Parameters
     ----------

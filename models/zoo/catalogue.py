@@ -65,7 +65,7 @@ class Member:
 
     @property
     def problem(self) -> str:
-        """What is missing to build it, with the command that installs it; empty if nothing is."""
+        """Missing packages with the command that installs them; empty if there are none."""
         missing = [library for library in self.libraries if not is_installed(library)]
         if missing:
             return f"{missing[0]} isn't installed: pip install 'nlbench[zoo]'"

@@ -1,4 +1,4 @@
-"""Where operations put the axes of their input."""
+"""Rules for the axes of an operation's output."""
 
 from __future__ import annotations
 

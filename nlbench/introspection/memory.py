@@ -1,4 +1,4 @@
-"""How many samples fit into memory, and retries with fewer when it runs out."""
+"""Numbers of samples that fit into memory, and retries with fewer when it runs out."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["CallInterceptor", "CapturePolicy", "PendingCall", "SiteCall"]
 
 @dataclass(frozen=True)
 class CapturePolicy:
-    """Which calls are captured, and what is kept of them.
+    """Selection of the calls to capture and of the tensors to keep.
 
     Parameters
     ----------
