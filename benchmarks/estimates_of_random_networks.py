@@ -2,11 +2,11 @@
 
 Each seed makes a network and a segment: convolutions (dense, grouped, depthwise), batch norm with
 statistics of data, activations with one or two kinks, max and average pooling with and without
-overlap, residual and dense blocks, sorting, MLPs and mixers. None of them served to choose the
-constants of the estimate.
+overlap, residual and dense blocks, sorting, MLPs and mixers. The constants of the estimate were
+chosen on seeds below 10,000.
 
 Prints each network whose lower bound is above the exact count or whose errors do not hold, and the
-shares by kind. Writes ``estimates_of_random_networks.json`` next to this file.
+numbers by kind. Writes ``estimates_of_random_networks.json`` next to this file.
 
     python benchmarks/estimates_of_random_networks.py [--networks N] [--seed N] [--threads N]
 """
@@ -260,6 +260,18 @@ def faults(row: dict[str, Any]) -> list[str]:
     return [name for name, is_wrong in checks.items() if is_wrong]
 
 
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Count the estimates that do not hold."""
+    return {
+        "networks": len(rows),
+        "bound above exact": sum("bound" in row["faults"] for row in rows),
+        "crossings outside the error": sum("crossings" in row["faults"] for row in rows),
+        "deviation outside the error": sum("deviation" in row["faults"] for row in rows),
+        "without an error": sum(row["error"] == 0 for row in rows),
+        "seconds": round(sum(row["seconds"] for row in rows), 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", type=int, default=500)
@@ -276,17 +288,18 @@ def main() -> None:
         if row["faults"]:
             print(json.dumps(row), flush=True)
     compared = [row for row in rows if "failed" not in row]
-    summary = {
-        "networks": len(compared),
-        "failed": len(rows) - len(compared),
-        "bound above exact": sum("bound" in row["faults"] for row in compared),
-        "crossings outside the error": sum("crossings" in row["faults"] for row in compared),
-        "deviation outside the error": sum("deviation" in row["faults"] for row in compared),
-        "without an error": sum(row["error"] == 0 for row in compared),
-        "seconds": sum(row["seconds"] for row in compared),
+    kinds = dict.fromkeys(row["network"].split()[0] for row in compared)
+    table = {
+        kind: summary([r for r in compared if r["network"].startswith(kind)]) for kind in kinds
     }
-    print(json.dumps(summary, indent=1))
-    content = {"seed": arguments.seed, "summary": summary, "networks": rows}
+    table["all"] = summary(compared)
+    print(json.dumps(table, indent=1))
+    content = {
+        "seed": arguments.seed,
+        "failed": len(rows) - len(compared),
+        "table": table,
+        "faulty": [row for row in rows if row["faults"]],
+    }
     arguments.output.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
