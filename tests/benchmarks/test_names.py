@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,8 @@ def test_what_a_benchmark_imports_exists(script):
             module = importlib.import_module(node.module)
             for name in node.names:
                 assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+
+
+def test_recorded_figures_are_json():
+    for file in SCRIPTS[0].parent.glob("*.json"):
+        json.loads(file.read_text())
