@@ -15,8 +15,8 @@ undecided.
 **Deviation.** The integral of |f - g|, f the network and g the chord, by the trapezoidal rule on
 the piecewise-linear interpolant. Its error falls to a quarter as the step is halved, so two grids
 extrapolate (Richardson). Kinks spoil that order now and then: the error estimate is at least the
-last change of the extrapolated value, and the network is compared with the interpolant at
-`check_places`, where no grid has a node.
+last change of the extrapolated value and a quarter of the one before, and the network is compared
+with the interpolant at `check_places`, where no grid has a node.
 """
 
 from __future__ import annotations
@@ -185,12 +185,11 @@ class DeviationEstimate:
         grids = [chord_parts(t[::by], values[::by]) for by in (1, 2, 4, 8)]
         parts, middle, coarse = (_richardson(*pair) for pair in itertools.pairwise(grids))
         total = parts.total
-        # A change may be small by chance. That of the grids before falls to a quarter.
+        # A change may be small by chance. The one before falls to a quarter.
         changes = [
             total - middle.total,
             total - grids[0].total,
             (middle.total - coarse.total) / 4,
-            (middle.total - grids[1].total) / 4,
         ]
         error = torch.stack(changes).abs().amax(0)
         if checks is not None:

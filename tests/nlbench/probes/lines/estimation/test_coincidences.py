@@ -111,13 +111,42 @@ def test_windows_before_any_unit_keep_the_bound(seed, act, pool, is_bent, has_no
     assert abs(estimate.crossings - exact) <= max(2, estimate.error)
 
 
-def test_members_that_tie_at_the_end_do_not_switch():
-    network = nn.Sequential(nn.Flatten(), Functional(lambda x: x[:, None]), nn.MaxPool1d(3))
-    start, end = torch.tensor([1.0, 0.5, 0.3]), torch.tensor([0.1, 2.0, 2.0])
-    tied_at_start = end, start
-    for segment in [(start, end), tied_at_start]:
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_members_that_tie_at_the_end_do_not_switch(order):
+    network = nn.Sequential(Functional(lambda x: x[:, None]), nn.MaxPool1d(3))
+    order = torch.tensor(order)
+    start, end = torch.tensor([1.0, -3.0, -2.9])[order], torch.tensor([1.0, 2.0, 2.0])[order]
+    for segment in [(start, end), (end, start)]:
         exact = trace_segment(network, *segment).crossings
-        assert estimate_segment(network, *segment).at_least == exact
+        assert estimate_segment(network, *segment).at_least == exact == 1
+
+
+def test_units_saturated_where_copies_are_sought_are_none():
+    network = nn.Sequential(
+        nn.Linear(1, 20),
+        Functional(lambda x: x.clamp(-1, 1)),
+        Functional(lambda x: (2 * x).clamp(-1, 1)),
+    )
+    with torch.no_grad():
+        network[0].weight.fill_(300.0)
+        network[0].bias.copy_(-300 * torch.linspace(0.34, 0.65, 20))
+    check(network, torch.zeros(1), torch.ones(1))
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(1.0, 2), (1000.0, 2)])
+def test_ranks_change_beside_units_that_switch_on(slope, expected):
+    # The second unit switches on as the first switches off, or overtakes it at once.
+    last = 1e-7 if slope == 1 else 0.5
+
+    def largest(x):
+        rest = 0.3 - x if slope == 1 else last + 0 * x
+        both = torch.cat([rest, slope * (x - 0.3 - 1e-7)], 1)
+        return both.relu().topk(1, 1)[0]
+
+    segment = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    network = Functional(largest).double()
+    assert trace_segment(network, *segment).crossings == expected
+    assert estimate_segment(network, *segment).at_least == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -148,6 +177,14 @@ def test_only_networks_that_need_it_are_compared(layers, expected):
     network = nn.Sequential(*layers).double().eval()
     example = torch.randn(1, 3, 10, 10, dtype=torch.float64)
     assert record_pieces(network, example).may_coincide == expected
+
+
+def test_units_that_cross_together_need_double_precision():
+    layers = nn.Conv2d(3, 24, 3), nn.ReLU(), overlapping(), nn.BatchNorm2d(24), nn.ReLU()
+    plain = network_of(layers[0], nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), size=16)
+    assert estimate_segment(*plain).precision == torch.finfo(torch.float32).eps
+    precise = estimate_segment(*network_of(*layers, size=16))
+    assert precise.precision == torch.finfo(torch.float64).eps
 
 
 FLATS = torch.zeros(1, dtype=torch.float64)

@@ -509,10 +509,11 @@ def test_values_may_have_only_the_sample_axis():
 
 
 def shifted_relu(offset):
-    network = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    """A unit that is `offset` in the middle of the segment, next to one of size 5."""
+    network = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
     with torch.no_grad():
         network[0].weight.fill_(1.0)
-        network[0].bias.fill_(offset)
+        network[0].bias.copy_(torch.tensor([offset, 5.0]))
     return network, torch.tensor([-1.0]), torch.tensor([1.0])
 
 
@@ -542,7 +543,7 @@ def test_deviation_errors_hold_for_few_kinks():
     t, fine = (torch.linspace(0, 1, n, dtype=torch.float64) for n in (129, 2**14 + 1))
     failed = 0
     for _ in range(300):
-        kinks, slopes = torch.rand(2, 4, 1, dtype=torch.float64, generator=generator)
+        kinks, slopes = torch.rand(2, 8, 1, dtype=torch.float64, generator=generator)
 
         def values(x, kinks=kinks, slopes=slopes):
             return ((slopes - 0.5) * (x - kinks).relu()).sum(0)[:, None]
@@ -550,4 +551,4 @@ def test_deviation_errors_hold_for_few_kinks():
         estimate = DeviationEstimate.of(values(t), values(check_places()))
         exact = chord_parts(fine, values(fine)).total
         failed += bool((estimate.parts.total - exact).abs() > estimate.error)
-    assert failed <= 3
+    assert failed <= 5
