@@ -1,0 +1,224 @@
+"""Affine residual: the share of a network's output that no affine map of its input predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.options import Option
+
+from .linear_algebra.products import singular_value_decomposition
+from .statistics.prepared import Prepared, Samples, prepared
+from .statistics.samples import EPSILON, ERROR_IN_ROUNDINGS, check_count
+
+if TYPE_CHECKING:
+    from nlbench.probes.function import FunctionBatch
+
+__all__ = ["AffineResidual", "affine_residual"]
+
+FOLDS = 5
+MIN_SAMPLES = 4
+
+# Ridge penalties in units of the mean squared singular value of the inputs: none, half decades,
+# and one under which the prediction is the mean.
+PENALTIES = (0.0, *(10 ** (power / 2) for power in range(-12, 9)), math.inf)
+
+
+@torch.no_grad()
+def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
+    """Compute 1 - R² of the best affine map from x to y on held-out samples.
+
+    It is Σ ‖y - prediction‖² / Σ ‖y - mean‖², over all outputs together, with each sample predicted
+    by a ridge regression on the other folds. The penalty of each fold minimises the generalised
+    cross-validation of its training samples; it is 0 where they determine an affine map.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Any real type. The penalty treats all inputs alike, in the units that they are given in.
+    y : tensor of shape (n, k)
+        Any real type.
+    folds : int
+        Sample i is in fold i mod `folds`. With n folds or more it is leave-one-out.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        At least 0, which is an affine function. About 1 if no affine map predicts the output
+        better than its mean; above 1 if the best one generalises worse.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For fewer than four samples, or a constant output.
+    nlbench.NotFinite
+        For NaN or infinities, or a range that overflows.
+    nlbench.RequestError
+        For different numbers of samples, or fewer than two folds.
+
+    References
+    ----------
+    A. E. Hoerl, R. W. Kennard, "Ridge Regression: Biased Estimation for Nonorthogonal Problems",
+    Technometrics 12, 1970; G. H. Golub, M. Heath, G. Wahba, "Generalized Cross-Validation as a
+    Method for Choosing a Good Ridge Parameter", Technometrics 21, 1979.
+
+    Examples
+    --------
+    >>> x = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
+    >>> round(affine_residual(x, 3 * x - 2).item(), 9), round(affine_residual(x, x**2).item(), 1)
+    (0.0, 1.0)
+    """
+    inputs, outputs = _coordinates(prepared(x, "x")), _outputs(prepared(y, "y"))
+    errors = _squared_errors(inputs, outputs[:, None], folds)[:, 0]
+    return _ratio(errors.sum(), outputs.square().sum())
+
+
+def _coordinates(x: Prepared) -> Tensor:
+    """Return the principal components (n, r) of inputs, in which ridge regression is the same.
+
+    Directions within rounding of the type that the inputs were given in count as absent.
+    """
+    if not x.varying.any():
+        return x.values[:, :0]
+    n, d = x.shape
+    if d > n:
+        # Squares resolve directions down to 1e-8 of the strongest, less than float32 inputs have.
+        squares, left = torch.linalg.eigh(x.scaled @ x.scaled.T)
+        strengths = squares.clamp(min=0).sqrt()
+        weakest = math.sqrt(n * EPSILON)
+    else:
+        left, strengths, _ = singular_value_decomposition(x.scaled)
+        weakest = n * EPSILON
+    peak = float(x.values.abs().amax()) / x.unit
+    rounding = ERROR_IN_ROUNDINGS * x.rounding * math.sqrt(max(n, d)) * peak
+    is_significant = strengths > max(weakest * float(strengths.max()), rounding)
+    coordinates: Tensor = left[:, is_significant] * strengths[is_significant]
+    return coordinates
+
+
+def _outputs(y: Prepared) -> Tensor:
+    y.check_varies("output")
+    return y.scaled[:, y.varying]
+
+
+def _squared_errors(inputs: Tensor, outputs: Tensor, folds: int) -> Tensor:
+    """Compute the squared prediction errors (n, m) of several outputs (n, m, k) separately."""
+    n = check_count(inputs, outputs, at_least=MIN_SAMPLES)
+    if folds < 2:
+        raise RequestError(f"folds = {folds}, expected at least 2")
+    fold = torch.arange(n, device=outputs.device) % folds
+    errors = torch.empty_like(outputs[..., 0])
+    for held_out in range(min(folds, n)):
+        test = fold == held_out
+        predicted = _predictions(inputs[~test], outputs[~test], inputs[test])
+        errors[test] = (outputs[test] - predicted).square().sum(-1)
+    return errors
+
+
+def _predictions(x: Tensor, y: Tensor, test: Tensor) -> Tensor:
+    """Predict outputs (t, m, k) of test inputs (t, r) by the ridge regression of y on x."""
+    n = len(x)
+    origin, level = x.mean(0), y.mean(0)
+    if x.shape[1] == 0:
+        return level.expand(len(test), *level.shape)
+    left, strengths, right = singular_value_decomposition(x - origin)
+    significant = strengths > max(x.shape) * EPSILON * strengths.max()
+    left, strengths, right = left[:, significant], strengths[significant], right[significant]
+    squares = strengths.square()
+    centred = y - level
+    loads = torch.einsum("nr,nmk->rmk", left, centred)
+    penalties = torch.tensor(PENALTIES, dtype=y.dtype, device=y.device) * squares.mean()
+    kept = squares / (squares + penalties[:, None])  # (penalties, r)
+    freedom = n - 1 - kept.sum(1, keepdim=True)
+    unexplained = centred.square().sum((0, 2)) - (2 * kept - kept.square()) @ loads.square().sum(2)
+    scores = unexplained.clamp(min=0) / freedom.square()
+    # An exact fit of as many directions as samples says nothing.
+    scores[freedom[:, 0] < 0.5] = math.inf
+    best = kept[scores.argmin(0)].T  # (r, m)
+    return level + torch.einsum(
+        "tr,rmk->tmk", (test - origin) @ right.T / strengths, best[..., None] * loads
+    )
+
+
+def _ratio(errors: Tensor, total: Tensor) -> Tensor:
+    ratio: Tensor = errors / total
+    if not torch.isfinite(ratio):
+        raise NotFinite("the unexplained share of the output is not finite")
+    return ratio
+
+
+class AffineResidual(Measure):
+    """Share of the network's output that the best affine map of its input leaves unexplained.
+
+    Outputs are predicted on held-out samples by ridge regression; 0 for an affine network, about
+    1 if no affine map predicts anything. ``permuted`` is the mean value of outputs that are
+    assigned to inputs at random, which no map can predict: values near it show no affine part.
+    ``error`` is the standard error by linearisation, over the samples.
+    """
+
+    name: ClassVar[str] = "affine-residual"
+    probe: ClassVar[str] = "function"
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "more nonlinear"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "folds": Option(FOLDS, "folds of the cross-validation", minimum=2, maximum=100),
+        "permutations": Option(4, "random assignments for `permuted`", minimum=1, maximum=100),
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches",)
+    source: ClassVar[Source] = Source(
+        "A. E. Hoerl and R. W. Kennard, Ridge Regression: Biased Estimation for Nonorthogonal "
+        "Problems, Technometrics 12, 1970",
+        "unexplained share of ridge regression, cross-validated",
+        """@article{hoerl1970ridge,
+    author  = {Hoerl, Arthur E. and Kennard, Robert W.},
+    title   = {Ridge Regression: Biased Estimation for Nonorthogonal Problems},
+    journal = {Technometrics},
+    volume  = {12},
+    pages   = {55--67},
+    year    = {1970}
+}""",
+    )
+
+    def reset(self) -> None:
+        """Discard all batches."""
+        self._inputs: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+
+    def update(self, observation: FunctionBatch) -> None:
+        """Run the network on one batch."""
+        self._inputs.append(observation.inputs.detach().flatten(1).cpu())
+        with torch.no_grad():
+            self._outputs.append(observation.function(observation.inputs).cpu())
+
+    @torch.no_grad()
+    def compute(self) -> Result:
+        """Return the residual of all samples together."""
+        if not self._inputs:
+            raise Undefined("no samples")
+        inputs = _coordinates(prepared(torch.cat(self._inputs), "x"))
+        outputs = _outputs(prepared(torch.cat(self._outputs), "y"))
+        n, generator = len(outputs), torch.Generator().manual_seed(0)
+        orders = (torch.randperm(n, generator=generator) for _ in range(self._permutations))
+        stacked = torch.stack([outputs, *(outputs[order] for order in orders)], 1)
+        errors = _squared_errors(inputs, stacked, int(self.settings["folds"]))
+        totals = outputs.square().sum(1)
+        ratios = torch.stack([_ratio(column, totals.sum()) for column in errors.sum(0)])
+        deviations = (errors[:, 0] - ratios[0] * totals) / totals.mean()
+        summary = {
+            "value": ratios[0].item(),
+            "error": deviations.std().item() / math.sqrt(n),
+            "permuted": ratios[1:].mean().item(),
+        }
+        return Result(summary, n=n)
+
+    @property
+    def _permutations(self) -> int:
+        return int(self.settings["permutations"])
