@@ -30,6 +30,7 @@ from .statistics.samples import (
 __all__ = ["R2", "r2_score"]
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
+WEIGHTINGS = ("uniform", "variance")
 FOLDS = 5
 
 # Weakest direction of a site's standardised inputs that takes part in the fit, as a share of the
@@ -43,7 +44,14 @@ MAX_FOLDS = 100
 
 
 @torch.no_grad()
-def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOLDS) -> Tensor:
+def r2_score(
+    x: Samples,
+    y: Samples,
+    *,
+    kind: str = "ordinary",
+    folds: int = FOLDS,
+    weighting: str = "uniform",
+) -> Tensor:
     """Compute the coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² for each output column, averaged over those that vary. The
@@ -66,6 +74,9 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
     folds : int
         Folds of the cross-validation; sample i is in fold i mod `folds`. With n folds or more it
         is leave-one-out.
+    weighting : {"uniform", "variance"}
+        Weights of the columns in the average. By variance, the value is the share of the total
+        variance that the fit explains: how well y as a whole is recovered from x.
 
     Returns
     -------
@@ -80,7 +91,7 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
     nlbench.NotFinite
         For NaN or infinities, or a range that overflows.
     nlbench.RequestError
-        For different numbers of samples, an unknown kind, or fewer than two folds.
+        For different numbers of samples, an unknown kind or weighting, or fewer than two folds.
 
     References
     ----------
@@ -97,28 +108,35 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
+    if weighting not in WEIGHTINGS:
+        raise RequestError(f"unknown weighting '{weighting}'{nearest(weighting, WEIGHTINGS)}")
     x, y = prepared(x, "x"), prepared(y, "y")
     if kind != "crossvalidated":
-        return _r2_of_rows(x, y, kind)
+        return _r2_of_rows(x, y, kind, weighting)
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
-    return _crossvalidated(x, y, folds)
+    return _crossvalidated(x, y, folds, weighting)
 
 
-def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weakest: float = 0.0) -> Tensor:
+def _r2_of_rows(
+    x: Prepared, y: Prepared, kind: str, weighting: str, weakest: float = 0.0
+) -> Tensor:
     """Compute the ordinary or adjusted R² of `r2_score`."""
     n = check_count(x, y)
     _check_enough(n, x.shape[1])
     y.check_varies("output")
-    values, targets = x.values[:, x.varying], _unit_columns(centered(y.values[:, y.varying]))
+    values, targets = x.values[:, x.varying], centered(y.values[:, y.varying])
+    output_unit = _peaks(targets)
+    targets = targets / output_unit
     inputs = centered(values)
     # In units, so that no norm under- or overflows.
     unit = _peaks(inputs)
     scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
     directions, _, _ = _decomposed(inputs, scale, _peaks(values), x.rounding, weakest)
     residuals = targets - directions @ (directions.T @ targets)
-    unexplained = residuals.square().sum(0) / targets.square().sum(0)
-    return _average(unexplained, n, directions.shape[1], kind)
+    totals = targets.square().sum(0)
+    unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
+    return _score(unexplained, n, directions.shape[1], kind)
 
 
 def _decomposed(
@@ -155,7 +173,7 @@ def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
     return scale, strengths[is_significant], directions[:, is_significant]
 
 
-def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
+def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
     """Compute R² from moments."""
     inputs, outputs = moments.varying_x, moments.varying_y
     _check_enough(moments.n, moments.inputs)
@@ -163,15 +181,29 @@ def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
     scale, strengths, directions = _directions_of(moments)
     loads = moments.xy[inputs][:, outputs] / scale[:, None]
     loads = directions.T @ loads / strengths.sqrt()[:, None]
-    explained = loads.square().sum(0) / moments.yy.diagonal()[outputs]
+    totals = moments.yy.diagonal()[outputs]
     # The unexplained share is a sum of squares, which rounding may make negative.
-    return _average((1 - explained).clamp(min=0), moments.n, len(strengths), kind)
+    unexplained = (1 - loads.square().sum(0) / totals).clamp(min=0)
+    unexplained = _average(unexplained, totals, moments.unit_y[outputs], weighting)
+    return _score(unexplained, moments.n, len(strengths), kind)
 
 
-def _average(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
-    """Average R² over columns, from their unexplained shares (k,)."""
+def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) -> Tensor:
+    """Average the unexplained shares (k,) of columns.
+
+    `totals` (k,) are the columns' sums of squares, in the squares of their units (k,).
+    """
+    if weighting == "uniform":
+        return unexplained.mean()
+    weights = totals * (unit / unit.amax()).square()
+    average: Tensor = (weights * unexplained).sum() / weights.sum()
+    return average
+
+
+def _score(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
+    """Return R² from the unexplained share."""
     factor = (n - 1) / (n - rank - 1) if kind == "adjusted" else 1.0
-    return 1 - factor * unexplained.mean()
+    return 1 - factor * unexplained
 
 
 def _peaks(values: Tensor) -> Tensor:
@@ -182,10 +214,6 @@ def _peaks(values: Tensor) -> Tensor:
     return peaks
 
 
-def _unit_columns(values: Tensor) -> Tensor:
-    return values / _peaks(values)
-
-
 def _check_enough(n: int, d: int) -> None:
     if n <= d + 1:
         raise Undefined(
@@ -194,11 +222,15 @@ def _check_enough(n: int, d: int) -> None:
         )
 
 
-def _crossvalidated(x: Prepared, y: Prepared, folds: int, weakest: float = 0.0) -> Tensor:
+def _crossvalidated(
+    x: Prepared, y: Prepared, folds: int, weighting: str, weakest: float = 0.0
+) -> Tensor:
     """Compute the cross-validated R² of `r2_score`."""
     check_count(x, y)
     y.check_varies("output")
-    targets = _unit_columns(centered(y.values[:, y.varying]))
+    targets = centered(y.values[:, y.varying])
+    unit = _peaks(targets)
+    targets = targets / unit
     fold = torch.arange(len(x), device=targets.device) % folds
     residual = torch.zeros_like(targets[0])
     for held_out in range(min(folds, len(x))):
@@ -206,16 +238,15 @@ def _crossvalidated(x: Prepared, y: Prepared, folds: int, weakest: float = 0.0) 
         train = x.values[~test], targets[~test]
         errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding, weakest)
         residual += errors.square().sum(0)
-    return _mean_score(residual, targets.square().sum(0))
+    return _mean_score(residual, targets.square().sum(0), unit, weighting)
 
 
-def _mean_score(residual: Tensor, total: Tensor) -> Tensor:
-    """Average 1 - residual / total, both sums of squares (k,), over columns."""
-    unexplained = residual / total
+def _mean_score(residual: Tensor, totals: Tensor, unit: Tensor, weighting: str) -> Tensor:
+    """Average 1 - residual / total over columns: sums of squares (k,) in squared units (k,)."""
+    unexplained = residual / totals
     if not torch.isfinite(unexplained).all():
         raise NotFinite("the unexplained share of the output is not finite")
-    score: Tensor = 1 - unexplained.mean()
-    return score
+    return 1 - _average(unexplained, totals, unit, weighting)
 
 
 def _prediction_errors(
@@ -243,18 +274,19 @@ def _prediction_errors(
 class _R2Accumulator(PairsAccumulator):
     """All batches of a site, for one fit."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, weighting: str) -> None:
         super().__init__()
-        self._kind = kind
+        self._kind, self._weighting = kind, weighting
 
     def statistics(self) -> dict[str, float]:
         """Return R² of all samples together."""
         pairs = self.pairs
         if pairs.n == 0:
             raise Undefined("no samples")
-        if pairs.moments is None:
-            return {"value": _r2_of_rows(*pairs.rows(), self._kind, WEAKEST_DIRECTION).item()}
-        return {"value": _r2_of_moments(pairs.moments, self._kind).item()}
+        if pairs.moments is not None:
+            return {"value": _r2_of_moments(pairs.moments, self._kind, self._weighting).item()}
+        score = _r2_of_rows(*pairs.rows(), self._kind, self._weighting, WEAKEST_DIRECTION)
+        return {"value": score.item()}
 
 
 class _FoldAccumulator(Accumulator):
@@ -264,9 +296,9 @@ class _FoldAccumulator(Accumulator):
     moments never has about as many samples as inputs.
     """
 
-    def __init__(self, folds: int) -> None:
+    def __init__(self, folds: int, weighting: str) -> None:
         self.n = 0
-        self._folds = folds
+        self._folds, self._weighting = folds, weighting
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._rounding = (EPSILON, EPSILON)
         self._origin: Tensor | None = None
@@ -321,7 +353,8 @@ class _FoldAccumulator(Accumulator):
         if self._moments:
             return {"value": self._of_moments().item()}
         x, y = map(Prepared, self._gathered(), self._rounding)
-        return {"value": _crossvalidated(x, y, self._folds, WEAKEST_DIRECTION).item()}
+        score = _crossvalidated(x, y, self._folds, self._weighting, WEAKEST_DIRECTION)
+        return {"value": score.item()}
 
     def remark(self) -> str:
         """Return the number of folds."""
@@ -336,7 +369,8 @@ class _FoldAccumulator(Accumulator):
         for index, test in parts.items():
             train = reduce(Moments.merged, (p for i, p in parts.items() if i != index))
             residual += _squared_errors(train.in_units(whole.unit), test)[outputs]
-        return _mean_score(residual, whole.yy.diagonal()[outputs])
+        totals, unit = whole.yy.diagonal()[outputs], whole.unit_y[outputs]
+        return _mean_score(residual, totals, unit, self._weighting)
 
 
 def _squared_errors(train: Moments, test: Moments) -> Tensor:
@@ -362,7 +396,8 @@ class R2(PairsMeasure):
     the standardised inputs below 1e-5 of the strongest count as absent. A site with at
     most d + 1 samples for its d inputs is undefined, since the fit would be exact for any
     activation; its cross-validated value is defined. The ordinary value is in [0, 1]; the others
-    may be negative.
+    may be negative. Weighted by variance it is the share of the output's total variance that is
+    linearly recoverable, and depends on the columns' units.
     """
 
     name: ClassVar[str] = "r2"
@@ -376,6 +411,11 @@ class R2(PairsMeasure):
             choices=KINDS,
         ),
         "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MAX_FOLDS),
+        "weighting": Option(
+            "uniform",
+            "columns of the output alike, or by their variance: the share of all variance",
+            choices=WEIGHTINGS,
+        ),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     independent_sites: ClassVar[bool] = True
@@ -399,6 +439,7 @@ class R2(PairsMeasure):
     def accumulator(self) -> Accumulator:
         """Create the accumulator of one site."""
         kind = str(self.settings["kind"])
+        weighting = str(self.settings["weighting"])
         if kind == "crossvalidated":
-            return _FoldAccumulator(int(self.settings["folds"]))
-        return _R2Accumulator(kind)
+            return _FoldAccumulator(int(self.settings["folds"]), weighting)
+        return _R2Accumulator(kind, weighting)

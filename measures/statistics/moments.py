@@ -155,6 +155,11 @@ class Moments:
         return self.scatter[self.inputs :, self.inputs :]
 
     @property
+    def unit_y(self) -> Tensor:
+        """Units (k,) of y."""
+        return self.unit[self.inputs :]
+
+    @property
     def varying_x(self) -> Tensor:
         """True for columns (d,) of x that vary by more than their rounding."""
         return varying(*self._extremes_of("input"), self.rounding[0])

@@ -5,9 +5,11 @@ from operator import itemgetter
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn.linear_model import LinearRegression
 
 from nlbench.errors import NotFinite, RequestError, Undefined
@@ -51,6 +53,55 @@ def test_it_is_scikit_learns(seed, d, k, extra):
     x = normal(seed, d + extra, d)
     y = torch.relu(x @ normal(seed + 5000, d, k)) + 0.1 * normal(seed + 6000, d + extra, k)
     assert r2_score(x, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+
+
+def test_relu_of_a_normal_has_its_closed_form():
+    x = torch.tensor(norm.ppf((np.arange(100_000) + 0.5) / 100_000))[:, None]
+    for weighting in ("uniform", "variance"):
+        assert r2_score(x, x.relu(), weighting=weighting).item() == pytest.approx(
+            0.25 / (0.5 - 0.5 / math.pi), abs=1e-4
+        )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 999),
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.sampled_from([1.0, 1e-180, 1e150]),
+    st.integers(5, 60),
+)
+def test_weighted_by_variance_it_is_scikit_learns(seed, d, k, scale, size):
+    x = normal(seed, 60, d)
+    scales = torch.tensor(10.0 ** np.random.default_rng(seed).uniform(-2, 2, k))
+    y = (torch.relu(x @ normal(seed + 5000, d, k)) + 0.1 * normal(seed + 6000, 60, k)) * scales
+    fitted = LinearRegression().fit(x, y).predict(x)
+    expected = sklearn.metrics.r2_score(y, fitted, multioutput="variance_weighted")
+    assert r2_score(x, scale * y, weighting="variance").item() == pytest.approx(expected, abs=1e-9)
+    streamed = result(batches_of(x, scale * y, size), weighting="variance").summary["value"]
+    assert streamed == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [7, 80], ids=["moments", "rows"])
+def test_held_out_predictions_weighted_by_variance_are_scikit_learns(size):
+    x = normal(3, 80, 40 if size == 80 else 4)
+    y = torch.relu(x[:, :3]) * torch.tensor([0.01, 1.0, 10.0])
+    folds = np.arange(80) % 5
+    predicted = np.empty((80, 3))
+    for fold in range(5):
+        fit = LinearRegression().fit(x[folds != fold], y[folds != fold])
+        predicted[folds == fold] = fit.predict(x[folds == fold])
+    expected = sklearn.metrics.r2_score(y, predicted, multioutput="variance_weighted")
+    settings = {"kind": "crossvalidated", "weighting": "variance"}
+    assert r2_score(x, y, **settings).item() == pytest.approx(expected, abs=1e-9)
+    streamed = result(batches_of(x, y, size), **settings).summary["value"]
+    assert streamed == pytest.approx(expected, abs=1e-9)
+
+
+def test_an_unknown_weighting_is_named():
+    x = normal(0, 9, 2)
+    with pytest.raises(RequestError, match=r"unknown weighting 'varance'.*variance"):
+        r2_score(x, x, weighting="varance")
 
 
 @settings(deadline=None, max_examples=40)
