@@ -74,7 +74,9 @@ def _vary_channels(
                 x, y = getattr(observation, "x", None), getattr(observation, "y", None)
                 if isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim == y.ndim == 2:
                     changed.append(observation)
-                    observation = replace(observation, x=change(x), y=change(y))
+                    # Shared results are those of the original samples.
+                    unshared = {"borrowed": None} if hasattr(observation, "borrowed") else {}
+                    observation = replace(observation, x=change(x), y=change(y), **unshared)
                 super().update(observation)
 
         result = trial.value(model, inputs, measure=Changed)

@@ -174,6 +174,15 @@ def test_false_and_missing_invariance_claims_are_reported():
     assert "could be declared" in checks["invariant to batches"].detail
 
 
+def test_shared_results_are_those_of_the_varied_samples():
+    checks = {
+        check.name: check.verdict for check in check_measure(registry.load("measures", "entropy"))
+    }
+    assert checks["invariant to units"] == "kept"
+    assert checks["invariant to offsets"] == "not claimed"
+    assert checks["invariant to rotations"] == "not claimed"
+
+
 def test_a_measure_that_is_none_is_refused_as_at_load():
     with pytest.raises(PluginError, match="plain function"):
         check_measure(lambda x, y: 1.0)
