@@ -116,3 +116,18 @@ def boundary_pieces_paper() -> Source:
   year = {2023}
 }""",
     )
+
+
+def naswot_paper() -> Source:
+    """Cite the kernel of activation patterns."""
+    return Source(
+        'J. Mellor, J. Turner, A. Storkey, E. J. Crowley, "Neural Architecture Search without '
+        'Training", ICML 2021',
+        "equation 2, and the logarithm of the kernel's determinant",
+        """@inproceedings{mellor2021neural,
+  title = {Neural Architecture Search without Training},
+  author = {Mellor, Joe and Turner, Jack and Storkey, Amos and Crowley, Elliot J.},
+  booktitle = {International Conference on Machine Learning},
+  year = {2021}
+}""",
+    )

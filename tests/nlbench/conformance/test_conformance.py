@@ -23,9 +23,14 @@ def broken(measure, settings=None):
     return {c.name: c.detail for c in check_measure(measure, settings) if c.verdict == "broken"}
 
 
+# The network of the check has too few units for 128 samples with different patterns.
+SETTINGS = {"naswot": {"naswot.samples": 16}}
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_built_in_measure_keeps_the_contract(name):
-    checks = {c.name: c for c in check_measure(registry.load("measures", name))}
+    measure = registry.load("measures", name)
+    checks = {c.name: c for c in check_measure(measure, SETTINGS.get(name))}
     assert [c for c in checks.values() if c.verdict == "broken"] == []
     assert checks["value"].verdict == "kept"
     assert len(checks) > 15

@@ -1,0 +1,183 @@
+"""NASWOT: how differently a network's activations act on different samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measure import Measure, MoreMeans, Result, Value
+from nlbench.options import Option
+
+from .papers import naswot_paper
+from .statistics.prepared import Samples, prepare, prepared
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites.site import SiteBatch
+
+__all__ = ["Naswot", "naswot_score", "pattern_kernel"]
+
+SAMPLES = 128
+
+
+def pattern_kernel(x: Samples) -> Tensor:
+    """Count the units whose state two samples share, for all pairs of samples.
+
+    A unit's state is the sign of its input. The kernels of a network's activations add up to that
+    of all its units.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Inputs of an activation, any real type.
+
+    Returns
+    -------
+    tensor of shape (n, n), float64
+        d minus the Hamming distances of the patterns of states.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        For NaN or infinities.
+
+    References
+    ----------
+    J. Mellor, J. Turner, A. Storkey and E. J. Crowley, "Neural Architecture Search without
+    Training", ICML 2021, equation 2.
+
+    Examples
+    --------
+    >>> pattern_kernel(torch.tensor([[1.0, 2.0, -1.0], [1.0, -2.0, -3.0]]))
+    tensor([[3., 2.],
+            [2., 3.]], dtype=torch.float64)
+    """
+    return _kernel(prepared(x, "x").values.detach() > 0)
+
+
+def _kernel(on: Tensor) -> Tensor:
+    signs = 2 * on.double() - 1
+    return (signs @ signs.T + on.shape[1]) / 2
+
+
+def naswot_score(kernel: Tensor) -> Tensor:
+    """Compute log |det K| of a kernel of patterns.
+
+    Parameters
+    ----------
+    kernel : tensor of shape (n, n)
+        See `pattern_kernel`.
+
+    Returns
+    -------
+    tensor, scalar, float64
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the kernel is singular, as it is if two samples have the same pattern, or for fewer
+        than two samples.
+
+    Examples
+    --------
+    >>> naswot_score(torch.tensor([[3.0, 2.0], [2.0, 3.0]])).exp()
+    tensor(5., dtype=torch.float64)
+    """
+    n = len(kernel)
+    if n < 2:
+        raise Undefined(f"n = {n}: at least 2 samples are needed")
+    distinct = _distinct_patterns(kernel)
+    if distinct < n:
+        raise Undefined(f"n = {n} samples, but different patterns: {distinct}")
+    eigenvalues = torch.linalg.eigvalsh(kernel.double())
+    if eigenvalues[0] <= n * torch.finfo(torch.float64).eps * eigenvalues[-1]:
+        raise Undefined(f"the kernel of {n} samples is singular: there are too few units")
+    score: Tensor = eigenvalues.log().sum()
+    return score
+
+
+def _distinct_patterns(kernel: Tensor) -> int:
+    """Count the different patterns of a kernel's samples."""
+    is_repeated = torch.tril(kernel == kernel.diagonal()[:, None], -1).any(1)
+    return int((~is_repeated).sum())
+
+
+class _States:
+    """States of a site's units for the first samples."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+        self.n = 0
+
+    def add(self, on: Tensor) -> None:
+        """Append states (n, d)."""
+        self._parts.append(on)
+        self.n += len(on)
+
+    def kernel(self) -> Tensor:
+        """Return the kernel (n, n)."""
+        return _kernel(torch.cat(self._parts))
+
+
+class Naswot(Measure):
+    """Logarithm of the determinant of the kernel of activation patterns.
+
+    The kernel counts the units whose inputs have the same sign for two samples: over all observed
+    sites in the summary, at one site in the values of places. Scores depend on the number of
+    samples and of units, so that only those of equally many samples compare: the first
+    ``naswot.samples`` are used. Undefined where two samples have the same pattern; the reason then
+    counts the different ones. Published scores take every position as a unit:
+    ``sites.reduction=flatten``.
+    """
+
+    name: ClassVar[str] = "naswot"
+    probe: ClassVar[str] = "sites"
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "samples": Option(SAMPLES, "first samples that are compared", minimum=2, maximum=10_000)
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units")
+    independent_sites: ClassVar[bool] = True
+    source: ClassVar[Source] = naswot_paper()
+
+    def reset(self) -> None:
+        """Discard all states."""
+        self._sites: dict[str, _States] = {}
+        self._failed: dict[str, str] = {}
+
+    def update(self, observation: SiteBatch) -> None:
+        """Add one batch of one site."""
+        place = observation.place
+        states = self._sites.setdefault(place, _States())
+        try:
+            x, _ = observation.shared(prepare)
+        except NotFinite as error:
+            self._failed[place] = str(error)
+            return
+        states.add(x.values[: int(self.settings["samples"]) - states.n] > 0)
+
+    def compute(self) -> Result:
+        """Return the score of all sites together, and of each."""
+        for place, reason in self._failed.items():
+            value = Value.missing(place, "failed", reason)
+            return Result.missing("failed", f"{place}: {reason}", (value,))
+        kernels = {place: states.kernel() for place, states in self._sites.items()}
+        values = tuple(_value(place, kernel) for place, kernel in kernels.items())
+        if not values:
+            return Result.missing("undefined", "no place to measure")
+        whole = _value("", torch.stack(list(kernels.values())).sum(0))
+        return Result(whole.statistics, values, whole.n, whole.status, whole.reason)
+
+
+def _value(place: str, kernel: Tensor) -> Value:
+    try:
+        return Value(place, {"value": naswot_score(kernel).item()}, len(kernel))
+    except Undefined as error:
+        return Value.missing(place, "undefined", str(error), len(kernel))
