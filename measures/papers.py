@@ -131,3 +131,18 @@ def naswot_paper() -> Source:
   year = {2021}
 }""",
     )
+
+
+def region_definitions_paper() -> Source:
+    """Cite the comparison of definitions of a linear region."""
+    return Source(
+        'M. Stargalla, C. Hertrich, D. Reichman, "The Computational Complexity of Counting Linear '
+        'Regions in ReLU Neural Networks", NeurIPS 2025',
+        "definitions of activation regions, connected regions and affine regions, along paths",
+        """@inproceedings{stargalla2025computational,
+  title = {The Computational Complexity of Counting Linear Regions in {ReLU} Neural Networks},
+  author = {Stargalla, Moritz and Hertrich, Christoph and Reichman, Daniel},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2025}
+}""",
+    )

@@ -15,7 +15,7 @@ from nlbench.errors import RequestError
 from nlbench.measure import Value
 from nlbench.options import Option
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace
-from nlbench.probes.lines.trace import OUTPUT_TOLERANCE_EPS, SLOPE_TOLERANCE_EPS
+from nlbench.probes.lines.trace import rounding
 
 from .path_measure import PathMeasure
 
@@ -68,8 +68,7 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
         raise RequestError(f"a tolerance of {tolerance}, expected a number of at least 0")
     t, y = trace.t.cpu().numpy(), trace.values.cpu().numpy().astype(np.float64)
     size = np.abs(y).max(0)
-    rounding = np.maximum(SLOPE_TOLERANCE_EPS * size, OUTPUT_TOLERANCE_EPS * size.max())
-    margin = np.maximum(tolerance * np.ptp(y, axis=0), trace.precision * rounding)
+    margin = np.maximum(tolerance * np.ptp(y, axis=0), rounding(trace).cpu().numpy())
     # Any factor of a logit leaves its lines the same; none may overflow below.
     unit = np.maximum(size, np.finfo(np.float64).tiny)
     y, margin = y / unit, margin / unit
@@ -169,12 +168,43 @@ class _PathPieces:
 
 
 class Pieces(PathMeasure):
-    """Number of affine pieces that follow all logits along a path, within a share of their range.
+    r"""Number of affine pieces that follow all logits along a path, within a share of their range.
 
     Traced, estimated and integrated segments are treated alike, so networks of ReLU, GELU and
     softmax are comparable. The pieces of a path are 1 plus those of each segment minus 1, so an
     affine network has 1. ``within:0.1`` to ``within:0.001`` are the values at other tolerances,
     ``segment0``, ``segment1``, … the pieces of each segment. The measure is nlbench's own.
+
+    Definition
+    ----------
+    The least number of intervals of a segment such that on each every logit :math:`f_j` has a line
+    :math:`a_j + b_j t` with
+
+    .. math::
+
+        |f_j(t) - a_j - b_j t| \le \varepsilon \, (\max_t f_j - \min_t f_j), \qquad
+        \varepsilon = \text{tolerance} .
+
+    Units
+    -----
+    Pieces per path.
+
+    Undefined
+    ---------
+    Inputs without lines between them; a network that draws random numbers.
+
+    Cost
+    ----
+    That of the trace or estimate; the count itself is linear in the number of breakpoints.
+
+    Limits
+    ------
+    The tolerance is relative to the logit's range, so small logits have as many pieces as large
+    ones. Below a tolerance of 0.01 the points of an estimate are too few, and so are its pieces.
+
+    Published code
+    --------------
+    There is none: the definition is nlbench's.
     """
 
     name = "pieces"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .trace import SegmentEstimate as SegmentEstimate
     from .trace import SegmentTrace as SegmentTrace
     from .trace import TracedSegment as TracedSegment
+    from .trace import bends as bends
+    from .trace import rounding as rounding
     from .trace import slope_changes as slope_changes
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -14,6 +14,8 @@ __all__ = [
     "SegmentEstimate",
     "SegmentTrace",
     "TracedSegment",
+    "bends",
+    "rounding",
     "slope_changes",
 ]
 
@@ -91,14 +93,6 @@ def slope_changes(trace: SegmentTrace) -> int:
     A unit that crosses its boundary where later layers ignore it (it is multiplied by 0,
     or a later unit is off) makes a region without changing the function.
 
-    A breakpoint changes the slope where the output there lies off the chord between its
-    neighbours. An output is known to its rounding error r; such a distance, the difference
-    of an output and a convex combination of two, is known to 2r. A breakpoint within 2r of
-    the chord is left out and its neighbours are joined, until the remaining ones lie off it. So
-    a region too short to determine its own slope hides no change from its left to its right. r
-    is taken as 256 machine epsilons of the output's largest magnitude on the segment,
-    6e-14 in float64, and at least 16 of that of the largest output.
-
     Parameters
     ----------
     trace : SegmentTrace
@@ -107,13 +101,12 @@ def slope_changes(trace: SegmentTrace) -> int:
     -------
     int
         Between 0 and ``trace.crossings``; the number of regions with different slopes
-        is one more.
+        is one more. See `bends`.
 
     Raises
     ------
     nlbench.Undefined
-        For a trace by sampling, whose breakpoints are only near those of the network, or below
-        double precision, which does not resolve the slopes of short regions.
+        As `bends`.
 
     Examples
     --------
@@ -124,14 +117,39 @@ def slope_changes(trace: SegmentTrace) -> int:
     >>> trace.crossings, slope_changes(trace)
     (2, 1)
     """
+    return len(bends(trace)[0]) - 2
+
+
+def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
+    """Return the ends of a segment and the breakpoints at which the slope of some output changes.
+
+    A breakpoint changes the slope where the output there lies off the chord between its
+    neighbours. Such a distance, the difference of an output and a convex combination of two, is
+    known to twice an output's `rounding`. A breakpoint within that of the chord is left out and its
+    neighbours are joined, until the remaining ones lie off it. So a region too short to determine
+    its own slope hides no change from its left to its right.
+
+    Parameters
+    ----------
+    trace : SegmentTrace
+
+    Returns
+    -------
+    t : tensor of shape (m,), float64
+    values : tensor of shape (m, k), float64
+
+    Raises
+    ------
+    nlbench.Undefined
+        For a trace by sampling, whose breakpoints are only near those of the network, or below
+        double precision, which does not resolve the slopes of short regions.
+    """
     if trace.method == "sampling":
         raise Undefined("sampled breakpoints are only near those of the network: no slopes")
     if trace.precision > torch.finfo(torch.float64).eps:
         raise Undefined("slopes of short regions are not resolved below double precision")
     t, y = trace.t, trace.values
-    size = y.abs()
-    rounding = torch.maximum(SLOPE_TOLERANCE_EPS * size.amax(0), OUTPUT_TOLERANCE_EPS * size.max())
-    tolerance = 2 * trace.precision * rounding
+    tolerance = 2 * rounding(trace)
     while len(t) > 2:
         share = ((t[1:-1] - t[:-2]) / (t[2:] - t[:-2]))[:, None]
         chord = torch.lerp(y[:-2], y[2:], share)
@@ -146,7 +164,18 @@ def slope_changes(trace: SegmentTrace) -> int:
         remaining = torch.ones(len(t), dtype=torch.bool, device=t.device)
         remaining[1:-1] = ~(flat & ((index - start) % 2 == 0))
         t, y = t[remaining], y[remaining]
-    return len(t) - 2
+    return t, y
+
+
+def rounding(trace: SegmentTrace | SegmentEstimate) -> Tensor:
+    """Return the rounding error (k,) to which outputs are known.
+
+    256 machine epsilons of an output's largest magnitude on the segment, 6e-14 in float64, and at
+    least 16 of that of the largest output.
+    """
+    size = trace.values.abs()
+    units = torch.maximum(SLOPE_TOLERANCE_EPS * size.amax(0), OUTPUT_TOLERANCE_EPS * size.max())
+    return trace.precision * units
 
 
 @dataclass(frozen=True)
