@@ -1,0 +1,664 @@
+"""Places of a network that are calls of modules: blocks, their attention and MLPs, or any modules.
+
+They are found by structure. Blocks are the members of the longest module list that keep the shape
+of their input. Inside a block, attention is the child that mixes positions and the MLP the child
+that does not; which of the two a child is shows when some positions of its input change.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.axes import Layouts, batch_first
+from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
+
+__all__ = ["PLACES", "Axes", "Place", "find_places", "parse_places", "place_hooks"]
+
+PLACES = ("activations", "blocks", "mlp", "attention", "modules:GLOB")
+"""Values of ``sites.of``."""
+
+# A child of which an output position changes by more, in roundings of its type and in units of
+# its largest output, when other positions change, mixes positions. Rounding changes where a
+# mixture of experts computes with other numbers of tokens.
+MIXING_IN_ROUNDINGS = 2**10
+
+# Levels of modules with a single child that are entered in search of attention and MLP.
+MAX_WRAPPERS = 3
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Axes of a tensor.
+
+    Parameters
+    ----------
+    batch : int
+    channel : int
+        With the batch axis moved to 0.
+    assumed : bool
+        True if no operation determines the channel axis.
+    """
+
+    batch: int
+    channel: int
+    assumed: bool = False
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as (n, positions, channels)."""
+        moved = batch_first(tensor, self.batch).movedim(self.channel, -1)
+        return moved.reshape(len(moved), -1, moved.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A call of a module, or of the modules from one to another, in one forward pass.
+
+    Parameters
+    ----------
+    name : str
+        Path of the module, ``h.0.mlp``; its second call is ``h.0.mlp:1``. An MLP whose layers are
+        several children of its block is named after the first and the last: ``0.linear1..linear2``.
+    kind : {"block", "mlp", "attention", "module"}
+    module : torch.nn.Module
+        The module that takes the input.
+    last : torch.nn.Module
+        The module that returns the output; mostly the same.
+    call : int
+        Number of the call of both modules in a forward pass, from 0.
+    argument : int or str
+        Position or keyword of the input.
+    result : int, str or None
+        Position or key of the output in what `last` returns; None if that is the tensor itself.
+    before, after : Axes
+        Axes of input and output.
+    shape : tuple of int
+        Shape of one sample of the input.
+    """
+
+    name: str
+    kind: str
+    module: nn.Module
+    last: nn.Module
+    call: int
+    argument: int | str
+    result: int | str | None
+    before: Axes
+    after: Axes
+    shape: tuple[int, ...]
+
+    @property
+    def has_branch(self) -> bool:
+        """True if the place is a block, whose output minus its input is its branch."""
+        return self.kind == "block"
+
+    def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        """Return the input among the arguments of `module`."""
+        tensor: Tensor = _entry(args, kwargs, self.argument)
+        return tensor
+
+    def output_of(self, returned: Any) -> Tensor:
+        """Return the output in what `last` returns."""
+        tensor: Tensor = returned if self.result is None else returned[self.result]
+        return tensor
+
+    def with_output(self, returned: Any, output: Tensor) -> Any:
+        """Return what `last` returns with another output."""
+        if self.result is None:
+            return output
+        if isinstance(returned, Mapping):
+            copied: Any = copy.copy(returned)
+            copied[self.result] = output
+            return copied
+        entries = list(returned)
+        entries[int(self.result)] = output
+        is_named = isinstance(returned, tuple) and hasattr(returned, "_make")
+        return type(returned)._make(entries) if is_named else type(returned)(entries)
+
+
+@contextmanager
+def place_hooks(
+    model: nn.Module,
+    places: Sequence[Place],
+    enter: Callable[[Place, Tensor], Any],
+    leave: Callable[[Place, Any, Tensor], Tensor | None],
+) -> Iterator[None]:
+    """Observe, or replace, what places compute in the forward passes of a model.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    places : sequence of Place
+        As `find_places` returns them.
+    enter : callable
+        From a place and its input to anything that `leave` needs. The network may overwrite the
+        input later.
+    leave : callable
+        From a place, what `enter` returned, and the output, to another output, or None to keep it.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    >>> places = find_places(model, torch.zeros(1, 2), "modules:1")
+    >>> with place_hooks(model, places, lambda place, x: x.clone(), lambda place, x, y: x):
+    ...     replaced = model(torch.ones(1, 2))
+    >>> bool(replaced.equal(model[2](model[0](torch.ones(1, 2)))))
+    True
+    """
+    starts = {(place.module, place.call): place for place in places}
+    ends = {(place.last, place.call): place for place in places}
+    if len(starts) < len(places) or len(ends) < len(places):
+        raise RequestError("two places begin or end with the same call")
+    started: Counter[nn.Module] = Counter()
+    ended: Counter[nn.Module] = Counter()
+    open_places: dict[Place, Any] = {}
+
+    def begin(module: nn.Module, args: object) -> None:
+        started.clear()
+        ended.clear()
+        open_places.clear()
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        place = starts.get((module, started[module]))
+        started[module] += 1
+        if place is not None:
+            open_places[place] = enter(place, place.input_of(args, kwargs))
+
+    def after(module: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
+        place = ends.get((module, ended[module]))
+        ended[module] += 1
+        if place is None or place not in open_places:
+            return None
+        output = leave(place, open_places.pop(place), place.output_of(returned))
+        return None if output is None else place.with_output(returned, output)
+
+    with ExitStack() as stack:
+        stack.callback(model.register_forward_pre_hook(begin, prepend=True).remove)
+        for module in {place.module for place in places}:
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        for module in {place.last for place in places}:
+            stack.callback(module.register_forward_hook(after, prepend=True).remove)
+        yield
+
+
+def parse_places(of: str) -> tuple[str, ...]:
+    """Parse the value of ``sites.of``: names of `PLACES`, separated by commas.
+
+    Raises
+    ------
+    nlbench.RequestError
+        For an unknown name, or activations together with others.
+    """
+    names = tuple(name.strip() for name in of.split(",") if name.strip())
+    for name in names:
+        if name not in PLACES[:-1] and not (name.startswith("modules:") and name[8:]):
+            raise RequestError(f"sites.of: unknown '{name}'{nearest(name, PLACES)}")
+    if not names or ("activations" in names and len(names) > 1):
+        raise RequestError(f"sites.of: '{of}', expected activations alone or others of {PLACES}")
+    return names
+
+
+def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
+    """Find the places of a kind in the order of their calls.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    example : tensor of shape (n, ...)
+        Inputs of the model; two samples are enough.
+    of : str
+        ``blocks``, ``mlp``, ``attention`` or ``modules:GLOB``, with a glob over paths of modules;
+        several are separated by commas.
+
+    Returns
+    -------
+    list of Place
+
+    Raises
+    ------
+    nlbench.Undefined
+        If there are none.
+    nlbench.RequestError
+        If `of` is invalid, a glob matches no module, or the model can't be observed.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    >>> x = torch.randn(2, 5, 8)
+    >>> [place.name for place in find_places(model, x, "blocks")]
+    ['layers.0', 'layers.1']
+    >>> [place.name for place in find_places(model, x, "attention,mlp")][:2]
+    ['layers.0.self_attn', 'layers.0.linear1..linear2']
+    """
+    names = parse_places(of)
+    if "activations" in names:
+        raise RequestError("activation calls are no modules; see nlbench.probes.sites.list_sites")
+    refuse_unobservable(model)
+    with evaluation_mode(model), without_fast_path():
+        calls = _recorded_calls(model, example)
+        found: dict[str, tuple[int, Place]] = {}
+        for name in names:
+            for index, place in _places_of(name, model, example, calls):
+                found.setdefault(place.name, (index, place))
+    return [place for _, place in sorted(found.values(), key=lambda entry: entry[0])]
+
+
+def _places_of(
+    name: str, model: nn.Module, example: Tensor, calls: Sequence[_Call]
+) -> list[tuple[int, Place]]:
+    if name.startswith("modules:"):
+        return _matching(name.removeprefix("modules:"), model, calls)
+    blocks = _blocks(model, calls)
+    if not blocks:
+        raise Undefined(
+            "the network has no blocks: no module list has members that keep (n, positions, d)"
+        )
+    if name == "blocks":
+        return [(call.index, call.place("block")) for call in blocks]
+    # In convolutional blocks every layer may mix positions.
+    blocks = [call for call in blocks if call.has_tokens]
+    parts = _parts(model, example, calls, blocks) if blocks else []
+    found = [(index, place) for index, place in parts if place.kind == name]
+    if not found:
+        mark = (
+            "mixes positions" if name == "attention" else "has two weights and mixes no positions"
+        )
+        raise Undefined(
+            f"the network's blocks have no {name}: no child of a block of tokens {mark}"
+        )
+    return found
+
+
+def _matching(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:
+    matching = [call for call in calls if fnmatch.fnmatchcase(call.path, glob)]
+    if not matching:
+        paths = [path for path, _ in model.named_modules() if path]
+        raise RequestError(f"sites.of: no module is called '{glob}'{nearest(glob, paths)}")
+    usable = [call for call in matching if call.is_usable]
+    if not usable:
+        raise Undefined(f"modules '{glob}' map no tensor of all samples to another")
+    return [(call.index, call.place("module")) for call in usable]
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a module in a pass."""
+
+    path: str
+    module: nn.Module
+    number: int
+    index: int
+    parent: _Call | None
+    # Shapes of the floating-point tensors among the arguments, with their axes.
+    inputs: dict[int | str, tuple[torch.Size, Axes | None]]
+    argument: int | str | None = None
+    result: int | str | None = None
+    shapes: tuple[torch.Size, torch.Size] = field(default=(torch.Size(), torch.Size()))
+    before: Axes | None = None
+    after: Axes | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """True if input and output are tensors with a batch axis."""
+        return self.before is not None and self.after is not None
+
+    @property
+    def keeps_shape(self) -> bool:
+        """True if input and output have one shape, with positions."""
+        return self.is_usable and self.shapes[0] == self.shapes[1] and len(self.shapes[0]) > 2
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if the channels are the last axis, as those of tokens."""
+        return self.before is not None and self.before.channel == len(self.shapes[0]) - 1
+
+    @property
+    def is_composite(self) -> bool:
+        """True unless the module is a single layer."""
+        if any(True for _ in self.module.children()):
+            return True
+        is_torch = type(self.module).__module__.startswith("torch.nn.")
+        return not is_torch and any(p.ndim > 1 for p in self.module.parameters())
+
+    @property
+    def weights(self) -> int:
+        """Number of weight matrices."""
+        return sum(parameter.ndim > 1 for parameter in self.module.parameters())
+
+    @property
+    def width(self) -> int:
+        """Number of channels of the input."""
+        assert self.before is not None
+        return batch_first(torch.empty(self.shapes[0], device="meta"), self.before.batch).shape[
+            self.before.channel
+        ]
+
+    def is_inside(self, others: set[_Call]) -> bool:
+        """Return True if it is called by one of other calls, or by what they call."""
+        return self.parent is not None and (self.parent in others or self.parent.is_inside(others))
+
+    def place(self, kind: str, last: _Call | None = None) -> Place:
+        """Return the place from this call to the last one, by default this one."""
+        last = last or self
+        assert self.before is not None
+        assert last.after is not None
+        assert self.argument is not None
+        number = f":{self.number}" if self.number else ""
+        name = self.path
+        if last is not self:
+            parents = self.path.split("."), last.path.split(".")
+            shared = 0
+            while parents[0][shared] == parents[1][shared]:
+                shared += 1
+            name += ".." + ".".join(parents[1][shared:])
+        shape = list(self.shapes[0])
+        del shape[self.before.batch]
+        return Place(
+            name + number,
+            kind,
+            self.module,
+            last.module,
+            self.number,
+            self.argument,
+            last.result,
+            self.before,
+            last.after,
+            tuple(shape),
+        )
+
+
+class _FollowedAxes(TorchFunctionMode):
+    """Follows the axes of tensors through a pass."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor) -> None:
+        super().__init__()
+        self.layouts = Layouts(len(inputs))
+        self.layouts.begin(inputs, [*model.parameters(), *model.buffers()])
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = FunctionCall(func, args, kwargs)
+        output = call.run()
+        self.layouts.follow(call, output)
+        return output
+
+    def axes(self, tensor: Tensor) -> Axes | None:
+        """Return the axes of a tensor; None if it has no batch axis."""
+        if tensor.ndim < 2 or self.layouts.is_constant(tensor):
+            return None
+        try:
+            batch, channel, assumed = self.layouts.of(tensor)
+        except Undefined:
+            return None
+        return Axes(batch, channel + 1 if channel < batch else channel, assumed)
+
+
+def _recorded_calls(model: nn.Module, example: Tensor) -> list[_Call]:
+    """Run the model, and return all calls of its modules in order."""
+    calls: list[_Call] = []
+    running: list[_Call] = []
+    counts: Counter[nn.Module] = Counter()
+    paths = {module: path for path, module in model.named_modules()}
+    mode = _FollowedAxes(model, example)
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch._C.DisableTorchFunction():
+            inputs = {
+                key: (tensor.shape, mode.axes(tensor)) for key, tensor in _tensors(args, kwargs)
+            }
+            parent = running[-1] if running else None
+            call = _Call(paths[module], module, counts[module], len(calls), parent, inputs)
+            counts[module] += 1
+            calls.append(call)
+            running.append(call)
+
+    def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            _end(running.pop(), returned, mode)
+
+    with _hooks(paths, enter, leave), mode:
+        model(example.clone())
+    return calls
+
+
+@contextmanager
+def _hooks(modules: Any, enter: Callable[..., Any], leave: Callable[..., Any]) -> Iterator[None]:
+    """Set hooks right around the forward methods of modules."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(leave, prepend=True).remove)
+        yield
+
+
+def _end(call: _Call, returned: Any, mode: _FollowedAxes) -> None:
+    """Record what a call returns, and which argument is its input."""
+    outputs = [(None, returned)] if isinstance(returned, Tensor) else list(_entries(returned))
+    floats = [(key, value) for key, value in outputs if _is_float(value)]
+    if not floats or not call.inputs:
+        return
+    call.result, output = floats[0]
+    same = [key for key, (shape, _) in call.inputs.items() if shape == output.shape]
+    call.argument = same[0] if same else next(iter(call.inputs))
+    shape, before = call.inputs[call.argument]
+    after = mode.axes(output)
+    if before is not None and after is not None and shape == output.shape:
+        # What determines the axes of one determines the other's.
+        before, after = (after, after) if before.assumed else (before, before)
+    call.shapes, call.before, call.after = (shape, output.shape), before, after
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _entries(values: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(values, Mapping):
+        yield from values.items()
+    elif isinstance(values, tuple | list):
+        yield from enumerate(values)
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[tuple[int | str, Tensor]]:
+    """Yield the floating-point tensors among arguments, with their positions or keywords."""
+    for key, value in (*enumerate(args), *kwargs.items()):
+        if _is_float(value):
+            yield key, value
+
+
+def _entry(args: Sequence[Any], kwargs: Mapping[str, Any], key: int | str) -> Any:
+    return args[key] if isinstance(key, int) else kwargs[key]
+
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
+    """Return the members of the longest module list, and those of lists like it."""
+    modules = dict(model.named_modules())
+    candidates = [
+        call
+        for call in calls
+        if call.keeps_shape
+        and call.is_composite
+        and isinstance(modules.get(call.path.rpartition(".")[0]), _LISTS)
+        and call.path
+    ]
+    # A sequence of blocks is a stage, not a block.
+    stages = {
+        call
+        for call in candidates
+        if type(call.module) is nn.Sequential
+        and any(other.is_inside({call}) for other in candidates)
+    }
+    lists: dict[str, list[_Call]] = defaultdict(list)
+    for call in candidates:
+        if call not in stages:
+            lists[call.path.rpartition(".")[0]].append(call)
+    if not lists:
+        return []
+    # Of equally long lists the outermost, whose members are called first.
+    longest = max(lists.values(), key=_most_of_one_class)
+    classes, like = {type(call.module) for call in longest}, longest[0]
+    chosen = {call for member in lists.values() for call in member if type(call.module) in classes}
+    chosen = {call for call in chosen if not call.is_inside(chosen)}
+    for members in lists.values():
+        # The decoder next to an encoder.
+        is_stream = all(
+            len(call.shapes[0]) == 3 and call.width == like.width and not call.is_inside(chosen)
+            for call in members
+        )
+        holds_blocks = any(call.is_inside(set(members)) for call in chosen)
+        if is_stream and len(like.shapes[0]) == 3 and not holds_blocks:
+            chosen |= set(members)
+    return sorted(chosen, key=lambda call: call.index)
+
+
+def _most_of_one_class(calls: Sequence[_Call]) -> int:
+    return max(Counter(type(call.module) for call in calls).values())
+
+
+def _parts(
+    model: nn.Module, example: Tensor, calls: Sequence[_Call], blocks: Sequence[_Call]
+) -> list[tuple[int, Place]]:
+    """Return the attention and the MLP of each block."""
+    children: dict[_Call, list[_Call]] = defaultdict(list)
+    for call in calls:
+        if call.parent is not None:
+            children[call.parent].append(call)
+    found: dict[_Call, list[tuple[int, Place]]] = {}
+    level = {block: block for block in blocks}
+    for depth in range(MAX_WRAPPERS):
+        composite = {
+            block: [c for c in children[inner] if c.keeps_shape and c.is_composite]
+            for block, inner in level.items()
+        }
+        mixing = _mixing(model, example, [call for part in composite.values() for call in part])
+        wrapped = {}
+        for block, inner in level.items():
+            parts = list(_parts_of(inner, composite[block], mixing, children))
+            has_both = len({place.kind for _, place in parts}) == 2
+            if has_both or depth == 0:
+                found[block] = parts
+            if not has_both and len(composite[block]) == 1:
+                # The only child may hold both.
+                wrapped[block] = composite[block][0]
+        level = wrapped
+    return [part for parts in found.values() for part in parts]
+
+
+def _parts_of(
+    block: _Call,
+    composite: Sequence[_Call],
+    mixing: set[_Call],
+    children: Mapping[_Call, Sequence[_Call]],
+) -> Iterator[tuple[int, Place]]:
+    """Yield the attention and the MLP among the children of a block."""
+    mlps = [call for call in composite if call not in mixing and call.weights > 1]
+    yield from ((call.index, call.place("attention")) for call in composite if call in mixing)
+    if mlps:
+        yield from ((call.index, call.place("mlp")) for call in mlps)
+        return
+    layers = [
+        call
+        for call in _layers(block, children)
+        if call not in mixing and not call.is_inside(mixing)
+    ]
+    first = next((call for call in layers if call.shapes[0] == block.shapes[0]), None)
+    last = next((call for call in layers[::-1] if call.shapes[1] == block.shapes[0]), None)
+    if first and last and first.index < last.index and first.number == last.number:
+        yield first.index, first.place("mlp", last)
+
+
+def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[_Call]:
+    """Yield the calls of single linear layers inside a call."""
+    for child in children.get(call, ()):
+        weights = [p for p in child.module.parameters(recurse=False) if p.ndim > 1]
+        if children.get(child):
+            yield from _layers(child, children)
+        elif len(weights) == 1 and weights[0].ndim == 2 and child.is_usable:
+            yield child
+
+
+def _mixing(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
+    """Return the calls in which a position of the output depends on other positions.
+
+    The first half of the positions of every input changes, and the output is compared at the
+    others. What the network computes after the call does not change.
+    """
+    wanted = {(call.module, call.number): call for call in calls}
+    outputs: dict[_Call, Tensor] = {}
+    mixing: set[_Call] = set()
+    counts: Counter[nn.Module] = Counter()
+    running: list[_Call | None] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = wanted.get((module, counts[module]))
+        counts[module] += 1
+        running.append(call)
+        if call is None or call not in outputs:
+            return None
+        changed: dict[int, Tensor] = {}
+        width = call.width
+
+        def change(value: Any) -> Any:
+            if not _is_float(value) or value.ndim != len(call.shapes[0]):
+                return value
+            assert call.before is not None
+            if batch_first(value, call.before.batch).shape[call.before.channel] != width:
+                return value
+            # An input that is passed as query, key and value stays one tensor.
+            return changed.setdefault(id(value), _changed_half(value, call.before))
+
+        return tuple(map(change, args)), {key: change(value) for key, value in kwargs.items()}
+
+    def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
+        call = running.pop()
+        if call is None:
+            return None
+        place = call.place("module")
+        output = place.output_of(returned)
+        if call not in outputs:
+            outputs[call] = output.clone()
+            return None
+        if _differs(place.after.rows(output), place.after.rows(outputs[call])):
+            mixing.add(call)
+        return place.with_output(returned, outputs[call])
+
+    with _hooks({call.module for call in calls}, enter, leave):
+        for _ in range(2):
+            counts.clear()
+            model(example.clone())
+    return mixing
+
+
+def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:
+    """Return a copy in which the first half of the positions have other values."""
+    moved = batch_first(tensor.clone(), axes.batch).movedim(axes.channel, -1)
+    rows = moved.reshape(len(moved), -1, moved.shape[-1]).clone()
+    half = -(-rows.shape[1] // 2)
+    rows[:, :half] = -rows[:, :half].roll(1, -1)
+    changed = rows.reshape(moved.shape).movedim(-1, axes.channel)
+    return changed.movedim(0, axes.batch)
+
+
+def _differs(rows: Tensor, before: Tensor) -> bool:
+    """Return True if the second half of the positions of an output (n, p, d) differs."""
+    half = -(-rows.shape[1] // 2)
+    now, then = (part[:, half:].nan_to_num() for part in (rows, before))
+    if not now.numel():
+        return False
+    tolerance = MIXING_IN_ROUNDINGS * torch.finfo(rows.dtype).eps * then.abs().max()
+    return bool((now - then).abs().max() > tolerance)

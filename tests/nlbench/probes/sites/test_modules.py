@@ -1,0 +1,228 @@
+"""Blocks, attention and MLPs are found by structure, counted from the architecture."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import VisionTransformer, resnet18, swin_t
+
+import nlbench
+from nlbench.models.networks.transformer import TransformerTiny
+from nlbench.probes.sites.modules import Place, find_places, place_hooks
+
+IDS = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+def _by_kind(model: nn.Module, x: Tensor) -> dict[str, list[str]]:
+    torch.manual_seed(0)
+    kinds: dict[str, list[str]] = {"block": [], "attention": [], "mlp": []}
+    for place in find_places(model, x, "blocks,attention,mlp"):
+        kinds[place.kind].append(place.name)
+    return kinds
+
+
+HUGGING_FACE = [
+    ("GPT2", {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64}, "h.{}", ".attn", ".mlp"),
+    ("Llama", {"num_key_value_heads": 1}, "layers.{}", ".self_attn", ".mlp"),
+    ("Mistral", {"num_key_value_heads": 1}, "layers.{}", ".self_attn", ".mlp"),
+    ("Qwen2", {"num_key_value_heads": 1}, "layers.{}", ".self_attn", ".mlp"),
+    ("Gemma2", {"num_key_value_heads": 1, "head_dim": 8}, "layers.{}", ".self_attn", ".mlp"),
+    (
+        "Mixtral",
+        {"num_key_value_heads": 1, "num_local_experts": 4},
+        "layers.{}",
+        ".self_attn",
+        ".mlp",
+    ),
+    ("Bert", {}, "encoder.layer.{}", ".attention", ".intermediate.dense..output.dense"),
+    ("ViT", {"image_size": 32, "patch_size": 8}, "layers.{}", ".attention", ".mlp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "block", "attention", "mlp"), HUGGING_FACE, ids=lambda v: str(v)[:8]
+)
+def test_hugging_face_blocks_have_attention_and_mlp(family, options, block, attention, mlp):
+    transformers = pytest.importorskip("transformers")
+    sizes = options if family == "GPT2" else {**SIZES, **options}
+    if family == "ViT":
+        sizes.pop("vocab_size")
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = getattr(transformers, f"{family}Model")(config)
+    blocks = [block.format(number) for number in range(2)]
+    assert _by_kind(model, IMAGES if family == "ViT" else IDS) == {
+        "block": blocks,
+        "attention": [name + attention for name in blocks],
+        "mlp": [name + mlp for name in blocks],
+    }
+
+
+def test_decoder_blocks_of_t5_have_two_attentions():
+    transformers = pytest.importorskip("transformers")
+
+    class Decoding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+            self.t5 = transformers.T5Model(transformers.T5Config(vocab_size=64, **sizes))
+
+        def forward(self, tokens):
+            output = self.t5(input_ids=tokens, decoder_input_ids=tokens[:, :10])
+            return output.last_hidden_state
+
+    kinds = _by_kind(Decoding(), IDS)
+    assert len(kinds["block"]) == 4
+    assert len(kinds["attention"]) == 2 + 2 * 2
+    assert kinds["mlp"][-1] == "t5.decoder.block.1.layer.2"
+
+
+def test_mamba_blocks_have_no_mlp():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MambaConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4
+    )
+    model = transformers.MambaModel(config)
+    assert [p.name for p in find_places(model, IDS)] == ["layers.0", "layers.1"]
+    assert find_places(model, IDS, "attention")[0].name == "layers.0.mixer"
+    with pytest.raises(nlbench.Undefined, match="have no mlp"):
+        find_places(model, IDS, "mlp")
+
+
+def test_each_pass_through_a_shared_block_is_a_place():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=8))
+    group = "encoder.albert_layer_groups.0"
+    kinds = _by_kind(model, IDS)
+    assert kinds["block"] == [group, f"{group}:1"]
+    assert kinds["mlp"][1] == f"{group}.albert_layers.0.ffn..ffn_output:1"
+
+
+def test_pytorch_layers_have_an_mlp_of_two_children():
+    kinds = _by_kind(TransformerTiny(64), torch.randint(1, 60, (2, 2, 9)))
+    assert len(kinds["block"]) == 4
+    assert len(kinds["attention"]) == 2 + 2 * 2
+    assert kinds["mlp"][0] == "transformer.encoder.layers.0.linear1..linear2"
+
+
+def test_vision_transformers_of_torchvision():
+    kinds = _by_kind(VisionTransformer(32, 8, 2, 2, 16, 24), IMAGES)
+    assert kinds["mlp"] == [f"encoder.layers.encoder_layer_{i}.mlp" for i in range(2)]
+    assert len(kinds["attention"]) == 2
+
+
+def test_stages_are_no_blocks():
+    model = swin_t(num_classes=2)
+    places = find_places(model, torch.randn(2, 3, 32, 32))
+    assert len(places) == 2 + 2 + 6 + 2
+    assert {place.before.channel for place in places} == {3}
+
+
+def test_residual_blocks_of_a_convolutional_network_keep_the_shape():
+    places = find_places(resnet18(num_classes=2), IMAGES)
+    names = [place.name for place in places]
+    assert names == ["layer1.0", "layer1.1", "layer2.1", "layer3.1", "layer4.1"]
+    assert places[0].shape == (64, 8, 8)
+    assert places[0].before.channel == 1
+    with pytest.raises(nlbench.Undefined, match="have no attention"):
+        find_places(resnet18(num_classes=2), IMAGES, "attention")
+
+
+def test_a_network_without_residual_stream_has_no_blocks():
+    with pytest.raises(nlbench.Undefined, match="no blocks"):
+        find_places(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()), IMAGES)
+
+
+def test_modules_by_glob():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.ReLU(), nn.Linear(5, 2)))
+    places = find_places(model, torch.randn(3, 4), "modules:1*")
+    assert [place.name for place in places] == ["1", "1.0", "1.1"]
+    assert {place.kind for place in places} == {"module"}
+    with pytest.raises(nlbench.RequestError, match="no module is called '2'"):
+        find_places(model, torch.randn(3, 4), "modules:2")
+
+
+@pytest.mark.parametrize("of", ["block", "", "activations,blocks", "modules:"])
+def test_unknown_places_are_refused(of):
+    with pytest.raises(nlbench.RequestError, match=r"sites\.of"):
+        find_places(nn.ReLU(), torch.zeros(1, 2), of)
+
+
+def test_a_causal_convolution_mixes_positions_and_a_gated_mlp_does_not():
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv1d(6, 6, 2, padding=1)
+
+        def forward(self, x):
+            return self.inner(x.mT)[..., :-1].mT
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(6, 9), nn.Linear(6, 9), nn.Linear(9, 6)
+
+        def forward(self, x):
+            return self.down(self.gate(x).sigmoid() * self.up(x))
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Gated(), Mixer()
+
+        def forward(self, x):
+            x = x + self.first(x)
+            return x + self.second(x)
+
+    model = nn.Sequential(nn.Linear(6, 6), Block(), Block())
+    kinds = _by_kind(model, torch.randn(2, 5, 6))
+    assert kinds == {
+        "block": ["1", "2"],
+        "attention": ["1.second", "2.second"],
+        "mlp": ["1.first", "2.first"],
+    }
+
+
+def test_an_output_is_replaced_in_what_the_module_returns():
+    place = find_places(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), "modules:0")[0]
+    x, y = torch.zeros(1, 2), torch.ones(1, 2)
+    assert place.with_output(x, y) is y
+    second = Place(**{**vars(place), "result": 1})
+    assert second.with_output((0, x), y) == (0, y)
+    assert second.output_of([0, y]) is y
+    keyed = Place(**{**vars(place), "result": "out", "argument": "hidden"})
+    returned = {"out": x, "cache": 3}
+    assert keyed.with_output(returned, y) == {"out": y, "cache": 3}
+    assert returned["out"] is x
+    assert keyed.input_of((), {"hidden": x}) is x
+
+
+def test_hooks_see_input_and_output_of_each_call():
+    shared = nn.Linear(3, 3)
+    model, x = nn.Sequential(shared, nn.ReLU(inplace=True), shared), torch.randn(2, 3)
+    places = find_places(model, x, "modules:0")
+    assert [place.name for place in places] == ["0", "0:1"]
+    seen = {}
+
+    def leave(place, source, output):
+        seen[place.name] = source, output.clone()
+
+    with place_hooks(model, places, lambda place, source: source.clone(), leave):
+        model(x)
+        expected = model(x)
+    assert torch.equal(seen["0"][0], x)
+    assert torch.equal(seen["0:1"][0], shared(x).relu())
+    assert torch.equal(seen["0:1"][1], expected)
+
+
+def test_places_that_share_a_call_are_refused():
+    model = nn.Sequential(nn.Linear(2, 2))
+    place = find_places(model, torch.zeros(1, 2), "modules:0")[0]
+    with pytest.raises(nlbench.RequestError, match="same call"):
+        place_hooks(model, [place, place], lambda *_: None, lambda *_: None).__enter__()
