@@ -194,7 +194,7 @@ def _norm(logits: Tensor) -> float:
 
 
 class AbsoluteDeviation(PathMeasure):
-    """Absolute deviation from linearity along paths.
+    r"""Absolute deviation from linearity along paths.
 
     The statistics of a path are ``value``, the Euclidean norm over logits of the deviations summed
     over segments; ``logit0``, ``logit1``, …, these sums; ``above0``, ``above1``, …, the parts of
@@ -208,6 +208,42 @@ class AbsoluteDeviation(PathMeasure):
     The last two are independent of units, and ``over_range`` is at most 1. With ``normalize`` one
     of them is the value, and all other statistics except `variation` and `length` are divided by
     the same scale.
+
+    Definition
+    ----------
+    For logit j on a segment from :math:`x_0` to :math:`x_1`, with the chord :math:`g_j`,
+
+    .. math::
+
+        \|x_1 - x_0\| \int_0^1 |f_j(x(t)) - g_j(t)| \, dt, \qquad
+        g_j(t) = (1 - t) f_j(x_0) + t f_j(x_1) .
+
+    The value of a path is the Euclidean norm over logits of the sums over its segments.
+
+    Units
+    -----
+    Units of the logit times units of the input; none with ``normalize=range`` or ``chord``.
+
+    Undefined
+    ---------
+    Inputs without lines between them, such as tokens; a network that draws random numbers; with
+    ``normalize``, constant logits or level chords.
+
+    Cost
+    ----
+    Exact: about one forward pass per region. Estimates take 50 to 300 per segment, quadrature of
+    smooth networks 35 to 500.
+
+    Limits
+    ------
+    It grows with the size of the logits and the length of the path: compare networks by
+    ``over_range``. On translated images it measures the response to shifts, nothing else.
+    Two paths know the mean over paths only to about 18 %.
+
+    Published code
+    --------------
+    Integrates ``|a| + |b| t`` in place of ``|a - b t|``, which is 4.5 to 9 times too large on
+    VGG8, and omits the last region of each segment.
     """
 
     name = "absdev"

@@ -76,10 +76,32 @@ def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
 
 
 class Accuracy(Measure):
-    """Share of labels, one per sample or per position, that the network predicts correctly.
+    r"""Share of labels, one per sample or per position, that the network predicts correctly.
 
     The samples are those of the request; ``--samples 0`` takes the whole split. The labels of a
     translation network are the next tokens.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{\#\{i : \operatorname{arg\,max}_j f_j(x_i) = \text{label}_i\}}{\#\{i\}}
+
+    Units
+    -----
+    None.
+
+    Undefined
+    ---------
+    Samples without integer labels; a network with one output.
+
+    Cost
+    ----
+    One forward pass.
+
+    Limits
+    ------
+    It is no measure of nonlinearity, and compares networks at equal quality.
     """
 
     name = "accuracy"

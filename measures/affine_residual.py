@@ -155,12 +155,37 @@ def _ratio(errors: Tensor, total: Tensor) -> Tensor:
 
 
 class AffineResidual(Measure):
-    """Share of the network's output that the best affine map of its input leaves unexplained.
+    r"""Share of the network's output that the best affine map of its input leaves unexplained.
 
     Outputs are predicted on held-out samples by ridge regression; 0 for an affine network, about
     1 if no affine map predicts anything. ``permuted`` is the mean value of outputs that are
     assigned to inputs at random, which no map can predict: values near it show no affine part.
     ``error`` is the standard error by linearisation, over the samples.
+
+    Definition
+    ----------
+    For predictions :math:`\hat y` on held-out samples, over all outputs together,
+
+    .. math::
+
+        \frac{\sum_i \|y_i - \hat y_i\|^2}{\sum_i \|y_i - \bar y\|^2} .
+
+    Units
+    -----
+    None. 0 is an affine network.
+
+    Undefined
+    ---------
+    No samples, or a constant output.
+
+    Cost
+    ----
+    One forward pass, and a ridge regression for each fold.
+
+    Limits
+    ------
+    One number for the whole network, without a place. With many more inputs than samples no map
+    predicts anything: compare with ``permuted``.
     """
 
     name: ClassVar[str] = "affine-residual"

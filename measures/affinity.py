@@ -147,12 +147,69 @@ def _check_options(shrinkage: str, ridge: float, ridge_unit: str) -> None:
 
 
 class Affinity(FunctionMeasure):
-    """Affinity score: 1 for an activation that acts as an affine optimal transport map.
+    r"""Affinity score: 1 for an activation that acts as an affine optimal transport map.
 
     The score is computed per batch; the value of a site is the mean over batches, ``std`` the
     population standard deviation. The summary has the statistics of the non-linearity signature.
     The score is at most 1, and without shrinkage at least 0; with shrinkage a few samples in as
     many dimensions may score below 0.
+
+    Definition
+    ----------
+    For the n samples of a batch, with covariances :math:`\Sigma_x = L L^\top` and :math:`\Sigma_y`,
+
+    .. math::
+
+        \rho = 1 - \frac{W_2(T x,\, y)}{\sqrt{2 \operatorname{tr} \Sigma_y}}, \qquad
+        T(z) = L^{-\top} (L^\top \Sigma_y L)^{1/2} L^{-1} (z - \mu_x) + \mu_y .
+
+    T is the optimal transport map between the normal approximations of x and y, and
+    :math:`W_2` the exact optimal transport distance between the two sets of n points.
+
+    Units
+    -----
+    None. 1 is an affine map with a positive semidefinite matrix.
+
+    Undefined
+    ---------
+    Fewer than two samples, a constant input or output, or a singular covariance without a ridge.
+
+    Cost
+    ----
+    One forward pass for all sites. Per batch and site O(n d² + d³), or O(n² d) for n < d / 2; where
+    identity can't be certified as the optimal matching, an assignment problem of n samples follows.
+
+    Limits
+    ------
+    It compares the laws of input and output, not their pairs: an independent copy of the input
+    scores 0.97, although no sample is mapped to its own. Maps that are not positive semidefinite
+    score low although they are linear: 0.46 for a rotation in 16 dimensions. Many small kinks are
+    invisible to it. The score has no scale, so it doesn't say which sites can be removed.
+
+    Published code
+    --------------
+    It adds a ridge of 1e-6 in units of the data, averages over the last axes of a tensor whatever
+    they hold, runs an in-place activation twice, and scores constant outputs. The options
+    ``ridge_unit=absolute`` and ``sites.reduction=published`` select its formula.
+
+    Examples
+    --------
+    Powers of x on even points of [-1, 1] have the scores of the authors' slides:
+
+    >>> x = torch.linspace(-1, 1, 1000, dtype=torch.float64)[:, None]
+    >>> [round(affinity_score(x, x**k, shrinkage="none").item(), 2) for k in (1, 3, 5, 7, 11, 41)]
+    [1.0, 0.71, 0.58, 0.5, 0.4, 0.2]
+
+    An independent copy, and a rotation of a normal distribution:
+
+    >>> _ = torch.manual_seed(0)
+    >>> x, copy = torch.randn(2, 2048, 1, dtype=torch.float64)
+    >>> round(affinity_score(x, copy).item(), 2)
+    0.97
+    >>> x = torch.randn(2048, 16, dtype=torch.float64)
+    >>> rotation = torch.linalg.qr(torch.randn(16, 16, dtype=torch.float64)).Q
+    >>> round(affinity_score(x, x @ rotation).item(), 1)
+    0.5
     """
 
     name: ClassVar[str] = "affinity"

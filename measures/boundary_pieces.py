@@ -79,12 +79,41 @@ class _PathBoundaries:
 
 
 class BoundaryPieces(PathMeasure):
-    """Number of pieces of the decision boundary that a path crosses.
+    r"""Number of pieces of the decision boundary that a path crosses.
 
     It counts the changes of the class with the largest logit. The statistics of a path are
     ``value``; ``per_length``, per unit of length, omitted for length 0; ``length``;
     ``segment0``, ``segment1``, …, the crossings of each segment. An affine network of k classes
     crosses up to k - 1 pieces on a segment, so the measure has no direction.
+
+    Definition
+    ----------
+    .. math::
+
+        \#\{t : \operatorname{arg\,max}_j f_j(x(t)) \text{ changes}\} ,
+
+    or the changes of sign of a single logit.
+
+    Units
+    -----
+    Crossings per path.
+
+    Undefined
+    ---------
+    Inputs without lines between them; a network that draws random numbers.
+
+    Cost
+    ----
+    That of the trace or estimate, and O(logits) per crossing.
+
+    Limits
+    ------
+    An affine network of k classes crosses up to k - 1 pieces on a segment. Paths within a class
+    cross none, however nonlinear the network.
+
+    Published code
+    --------------
+    Counts the pieces of the whole boundary; here those along paths are counted.
     """
 
     name = "boundary-pieces"

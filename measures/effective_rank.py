@@ -84,10 +84,34 @@ class _RankAccumulator(PairsAccumulator):
 
 
 class EffectiveRank(PairsMeasure):
-    """Effective rank of an activation's output: its number of dimensions, weighted by their size.
+    r"""Effective rank of an activation's output: its number of dimensions, weighted by their size.
 
     Computed from the singular values of all samples of the run, minus their mean. It measures
     dimension, not nonlinearity, and has no direction.
+
+    Definition
+    ----------
+    .. math::
+
+        \exp\Bigl(-\sum_i p_i \log p_i\Bigr), \qquad p_i = \sigma_i / \textstyle\sum_j \sigma_j ,
+
+    with the singular values :math:`\sigma_i` of the output minus its mean.
+
+    Units
+    -----
+    Dimensions, from 1 to min(n - 1, d).
+
+    Undefined
+    ---------
+    A constant output, or a single sample.
+
+    Cost
+    ----
+    One forward pass for all sites; per site O(n d min(n, d)), and all samples in memory.
+
+    Limits
+    ------
+    It measures dimension. It is at most n - 1, so values of few samples are too small.
     """
 
     name: ClassVar[str] = "effective-rank"

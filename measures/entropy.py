@@ -89,10 +89,37 @@ _FLOAT32 = ("float32", ": try --precision float64")
 
 
 class Entropy(PooledMeasure):
-    """Histogram entropy of a sample's features after a site minus before, in nats.
+    r"""Histogram entropy of a sample's features after a site minus before, in nats.
 
     Computed from the reduced features, and averaged over all samples of the run; ``before`` and
     ``after`` are the mean entropies. A sample with equal features has entropy 0.
+
+    Definition
+    ----------
+    For a sample's d features, in d equal bins between its smallest and largest feature,
+
+    .. math::
+
+        \overline{H(y_i) - H(x_i)}, \qquad H = -\sum_b p_b \log p_b ,
+
+    with the shares :math:`p_b` of the bins, averaged over samples.
+
+    Units
+    -----
+    Nats.
+
+    Undefined
+    ---------
+    No samples, or features of a sample that differ only by their type's rounding.
+
+    Cost
+    ----
+    One forward pass for all sites, O(n d) per site.
+
+    Limits
+    ------
+    It is a property of single samples: an affine map changes it too. The number of bins grows with
+    the number of channels, so sites of different width are not comparable.
     """
 
     name: ClassVar[str] = "entropy"

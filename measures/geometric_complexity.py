@@ -111,10 +111,34 @@ def _directions(k: int, count: int) -> Tensor:
 
 
 class GeometricComplexity(Measure):
-    """Mean squared Frobenius norm of the network's Jacobian over the samples.
+    r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
     ``error`` is the standard error of the mean. An affine network has that of its matrix, so the
     measure has no direction.
+
+    Definition
+    ----------
+    .. math::
+
+        E_x \|J(x)\|_F^2
+
+    with the Jacobian J of the outputs.
+
+    Units
+    -----
+    Squared units of the output over those of the input.
+
+    Undefined
+    ---------
+    Inputs that are not floating-point; an output that doesn't depend on the input.
+
+    Cost
+    ----
+    min(outputs, ``directions``) backward passes per batch.
+
+    Limits
+    ------
+    An affine network has ‖W‖²_F, so it measures steepness. It depends on the units of the outputs.
     """
 
     name: ClassVar[str] = "geometric-complexity"

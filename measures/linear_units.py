@@ -16,11 +16,42 @@ __all__ = ["LinearUnits"]
 
 
 class LinearUnits(Measure):
-    """Share of units whose function is the identity for any data, like a PReLU with slope 1.
+    r"""Share of units whose function is the identity for any data, like a PReLU with slope 1.
 
     A unit is a channel of one activation call. The statistics of the network and of each call are
     ``value``, the share, and the numbers ``nonlinear`` and ``units``. The nonlinear units form the
     core network.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{\#\{\text{units that are the identity}\}}{\#\{\text{units}\}}
+
+    Units
+    -----
+    None.
+
+    Undefined
+    ---------
+    A network whose output depends on no activation.
+
+    Cost
+    ----
+    One pass without numbers.
+
+    Limits
+    ------
+    Only exact identities count: 0 for an ordinary network, whatever its weights.
+
+    Examples
+    --------
+    >>> import nlbench, torch
+    >>> relu, linear = torch.nn.ReLU(), torch.nn.PReLU(1, init=1.0)
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 3), relu, torch.nn.Linear(3, 1), linear)
+    >>> run = nlbench.evaluate(network, torch.randn(8, 4), ["linear-units"])
+    >>> run["linear-units"].summary["value"]
+    0.25
     """
 
     name = "linear-units"

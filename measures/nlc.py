@@ -162,10 +162,46 @@ def _standard_error(slopes: Tensor, spreads: Tensor) -> float:
 
 
 class NonlinearityCoefficient(Measure):
-    """Nonlinearity coefficient of the network as a function: 1 for an affine network.
+    r"""Nonlinearity coefficient of the network as a function: 1 for an affine network.
 
     It is a ratio of sums over all samples of the run; pairs are formed within a batch. ``error``
     is its standard error by linearisation, as if pairs were independent.
+
+    Definition
+    ----------
+    .. math::
+
+        \operatorname{NLC} = \sqrt{\frac{E_x \operatorname{tr}(J(x)\, \Sigma_x\, J(x)^\top)}
+        {\operatorname{tr} \Sigma_f}}
+
+    with the Jacobian J and the covariances of inputs and outputs.
+
+    Units
+    -----
+    None. 1 is an affine network.
+
+    Undefined
+    ---------
+    No batch of three samples; inputs that are not floating-point; a constant output; an operation
+    without a derivative; a network whose derivative is zero at every sample.
+
+    Cost
+    ----
+    ``directions`` = 4 forward-mode derivatives per sample, each about two forward passes.
+
+    Limits
+    ------
+    It is at least 1 on normal inputs, by the Poincaré inequality; on clustered inputs a network
+    that is steep only between the clusters is below. The samples define Σx, so networks on
+    different data are not comparable.
+
+    Examples
+    --------
+    sin(w x) of a uniform variable on [-1, 1]:
+
+    >>> x = torch.linspace(-1, 1, 2001, dtype=torch.float64)[:, None]
+    >>> [round(nonlinearity_coefficient(lambda x: torch.sin(w * x), x).item(), 1) for w in (1, 9)]
+    [0.9, 5.0]
     """
 
     name: ClassVar[str] = "nlc"

@@ -117,12 +117,38 @@ class _NormAccumulator(Accumulator):
 
 
 class Norm(PairsMeasure):
-    """Frobenius norm of the difference between a site's output and input.
+    r"""Frobenius norm of the difference between a site's output and input.
 
     All samples of the run form one matrix. By default the norm is relative to the input's, so that
     sites and models can be compared; the statistic ``absolute`` grows with units and with the root
     of the number of samples. Only the identity has norm 0: scaling has a norm too, so a larger
     norm does not mean more nonlinear.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{\|x - y\|_F}{\|x\|_F} \quad\text{or, with kind=absolute,}\quad \|x - y\|_F .
+
+    Units
+    -----
+    None; those of the activation with ``kind=absolute``.
+
+    Undefined
+    ---------
+    No samples, or a zero input.
+
+    Cost
+    ----
+    One forward pass for all sites, O(n d) per site.
+
+    Limits
+    ------
+    y = 2x has a norm of 1, so it measures change, not nonlinearity.
+
+    Published code
+    --------------
+    The affinity paper uses the absolute norm, which grows with units and with √n.
     """
 
     name: ClassVar[str] = "norm"

@@ -87,7 +87,7 @@ def average_path_length(
 
 
 class PathLength(Measure):
-    """Average path length: nonlinear units between input and output channels.
+    r"""Average path length: nonlinear units between input and output channels.
 
     The statistics of the network are ``value``; ``units`` and ``active``, the numbers of all and
     of nonlinear units; ``linear_share``; ``log10_paths``, the logarithm of the number of paths.
@@ -97,6 +97,44 @@ class PathLength(Measure):
     With ``empirical`` the activity of a unit is the share of samples and positions at which its
     output differs from its input. Otherwise a unit is active unless its function is the identity,
     like a PReLU with slope 1.
+
+    Definition
+    ----------
+    With the length :math:`\ell` of the inputs 0, for each channel
+
+    .. math::
+
+        \ell_{\text{layer}} = \operatorname{mean}(\ell_{\text{inputs}}), \quad
+        \ell_{a + b} = \tfrac{1}{2} (\ell_a + \ell_b), \quad
+        \ell_{\text{active unit}} = \ell + 1, \quad \ell_{\text{linear unit}} = \ell ,
+
+    and the mean over output channels. With ``normalized=false`` it is the mean over all paths.
+
+    Units
+    -----
+    Nonlinear units on a path.
+
+    Undefined
+    ---------
+    An output that doesn't depend on the input, or that depends on an operation with unknown
+    channels, such as a recurrent layer; the reason names it.
+
+    Cost
+    ----
+    One pass without numbers; with ``empirical`` one forward pass over the samples.
+
+    Limits
+    ------
+    It is a property of the architecture and of the units made linear: weights and data don't change
+    it, unless ``empirical``. A unit of slope 0.99 counts like a ReLU.
+
+    Examples
+    --------
+    A normalised length of 13 for ResNet18, as in the paper:
+
+    >>> import torchvision
+    >>> average_path_length(torchvision.models.resnet18(), torch.zeros(1, 3, 64, 64))
+    13.0
     """
 
     name = "pathlength"

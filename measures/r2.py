@@ -390,7 +390,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
 
 
 class R2(PairsMeasure):
-    """R² of the affine least-squares fit of a site's output on its input.
+    r"""R² of the affine least-squares fit of a site's output on its input.
 
     One fit for all samples of the run, from second moments accumulated in float64. Directions of
     the standardised inputs below 1e-5 of the strongest count as absent. A site with at
@@ -398,6 +398,49 @@ class R2(PairsMeasure):
     activation; its cross-validated value is defined. The ordinary value is in [0, 1]; the others
     may be negative. Weighted by variance it is the share of the output's total variance that is
     linearly recoverable, and depends on the columns' units.
+
+    Definition
+    ----------
+    Averaged uniformly over the columns j of y that vary,
+
+    .. math::
+
+        R^2 = 1 - \min_{A, b}
+        \frac{\sum_i (y_{ij} - (A x_i + b)_j)^2}{\sum_i (y_{ij} - \bar y_j)^2} .
+
+    Units
+    -----
+    None. 1 is an affine map of any matrix.
+
+    Undefined
+    ---------
+    A constant output; with ``kind=ordinary`` and ``adjusted`` also n ≤ d + 1 samples for d inputs,
+    since the fit would be exact for any activation.
+
+    Cost
+    ----
+    One forward pass for all sites. O(n d²) per site for the moments, O(d³) once for the fit; memory
+    O(d²), for each fold with ``kind=crossvalidated``.
+
+    Limits
+    ------
+    With few samples for each input, every direction explains some of the output by chance: compare
+    ``kind=adjusted``. The uniform average gives columns of negligible variance full weight. The
+    value has no scale, so it doesn't say which sites can be removed.
+
+    Published code
+    --------------
+    Sums of squares that are not centred give values above 1, or 1 for any fit, for targets of small
+    scale or large offset.
+
+    Examples
+    --------
+    ReLU of a standard normal variable, exactly 1/4 / (1/2 - 1/2π), and its square:
+
+    >>> points = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
+    >>> x = torch.distributions.Normal(0.0, 1.0).icdf(points)[:, None]
+    >>> round(r2_score(x, x.relu()).item(), 3), round(r2_score(x, x**2).item(), 3) + 0.0
+    (0.733, 0.0)
     """
 
     name: ClassVar[str] = "r2"

@@ -113,10 +113,35 @@ def _share(values: Tensor) -> Tensor:
 
 
 class Sparsity(PooledMeasure):
-    """Share of entries with |x| <= 1e-3 after a site minus the share before.
+    r"""Share of entries with |x| <= 1e-3 after a site minus the share before.
 
     Computed from unreduced activations, and averaged over all samples of the run. The shares are
     the statistics ``before`` and ``after``.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{\#\{|y_i| \le 10^{-3}\} - \#\{|x_i| \le 10^{-3}\}}{\#\{x_i\}}
+
+    over all entries of the unreduced tensors.
+
+    Units
+    -----
+    None; the threshold of 1e-3 is in units of the activation.
+
+    Undefined
+    ---------
+    Samples without entries.
+
+    Cost
+    ----
+    One forward pass for all sites, and one pass over each unreduced tensor.
+
+    Limits
+    ------
+    Only activations with a flat part at 0 change it; a smooth activation has nearly none, however
+    nonlinear. It depends on the units of the activation.
     """
 
     name: ClassVar[str] = "sparsity"

@@ -60,7 +60,7 @@ def completed(group: str) -> Callable[[str], list[str]]:
 
     Examples
     --------
-    >>> completed("measures")("affinity,aff")
+    >>> completed("measures")("affinity,affinit")
     ['affinity,affinity']
     """
 

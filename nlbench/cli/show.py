@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -137,7 +138,11 @@ def details(group: str, name: str) -> str:
         # The description of an instance is the string below it in the source.
         text = registry.describe(registry.find(group, name))
     lines = {"measures": _measure, "models": _model, "datasets": _dataset, "recipes": _recipe}
-    return "\n".join([title, "", text, "", *lines[group](name, plugin)])
+    return "\n".join([title, "", _without_markup(text), "", *lines[group](name, plugin)])
+
+
+def _without_markup(text: str) -> str:
+    return re.sub(r":math:`([^`]*)`", r"\1", text.replace(".. math::\n\n", ""))
 
 
 def _measure(name: str, measure: Any) -> Iterator[str]:
