@@ -27,17 +27,43 @@ def drawing(x, y):
     return torch.rand(()).item() + np.random.rand() + random.random()
 
 
+def _hang():
+    """Never return, and leave the number of this process next to this module."""
+    with open(os.path.join(os.path.dirname(__file__), "hanging"), "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+
+
 @nlbench.site_measure()
 def sleepy(x, y):
     """Never returns."""
-    time.sleep(600)
+    _hang()
     return 0.0
 
 
 @nlbench.site_measure()
+def raising(x, y):
+    """Raises an error."""
+    raise ValueError("no number")
+
+
+@nlbench.site_measure()
 def slow(x, y):
-    """Sleeps in each update, for a time that a test sets."""
-    time.sleep(float(os.environ.get("NLBENCH_TEST_PAUSE", "0.8")))
+    """Takes 20 s of its worker's clock in each update."""
+    from types import SimpleNamespace
+
+    from nlbench.execution import worker
+
+    clock = worker.time.monotonic
+    worker.time = SimpleNamespace(monotonic=lambda: clock() + 20.0)
+    return 0.0
+
+
+@nlbench.site_measure()
+def patient(x, y):
+    """Waits in mini until `choosy` has killed its process in mini2."""
+    while x.shape[1] == 4 and not os.path.exists(os.environ["NLBENCH_TEST_MARK"]):
+        time.sleep(0.01)
     return 0.0
 
 
@@ -68,6 +94,7 @@ def killed(x, y):
 def choosy(x, y):
     """Kills its process if there are eight channels."""
     if x.shape[1] == 8:
+        open(os.environ["NLBENCH_TEST_MARK"], "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
 
@@ -120,11 +147,11 @@ def deadly(in_channels=3, num_classes=10):
 
 def endless(in_channels=3, num_classes=10):
     """Is never built."""
-    time.sleep(600)
+    _hang()
 '''
 
-MEASURES = ("plain", "drawing", "sleepy", "slow", "waiting", "exiting", "killed", "choosy", "once",
-            "chatty")  # fmt: skip
+MEASURES = ("plain", "drawing", "sleepy", "raising", "slow", "patient", "waiting", "exiting",
+            "killed", "choosy", "once", "chatty")  # fmt: skip
 MODELS = ("mini", "mini2", "deadly", "endless")
 
 

@@ -98,10 +98,10 @@ def test_a_finished_run_loads_no_subject_and_is_left_as_it_is(plugin, tmp_path, 
 
 
 def test_which_recorded_cells_are_repeated_is_the_users_choice(plugin, tmp_path):
-    wanted = request("plain,sleepy")
-    result = run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0))
+    wanted = request("plain,raising")
+    result = run(wanted, tmp_path / "run")
     assert result.manifest["cells"] == {"ok": 1, "failed": 1}
-    expected = {"never": [], "failed": ["sleepy"], "all": ["plain", "sleepy"]}
+    expected = {"never": [], "failed": ["raising"], "all": ["plain", "raising"]}
     for rerun, again in expected.items():
         foreseen = preview(wanted, tmp_path / "run", execution=ExecutionOptions(rerun=rerun))
         assert [cell.measure.name for cell in foreseen.new] == again
@@ -164,7 +164,7 @@ def test_a_cells_numbers_do_not_depend_on_what_is_measured_with_it(plugin, tmp_p
 
 
 def test_merged_runs_hold_each_cell_once_and_a_good_one_before_a_failed_one(plugin, tmp_path):
-    one = run(request("plain,sleepy"), tmp_path / "one", execution=ExecutionOptions(timeout=2.0))
+    one = run(request("plain,raising"), tmp_path / "one")
     two = run(request("plain,r2", "mini,mini2"), tmp_path / "two")
     merged = merge_runs([one.path, two.path], tmp_path / "both")
     assert merged.manifest["cells"] == {"ok": 4, "failed": 1}

@@ -77,8 +77,8 @@ def test_an_error_stops_long_tasks(threads_before):
     assert set(threading.enumerate()) <= threads_before
 
 
-def test_an_interrupt_of_the_caller_ends_all_threads(threads_before):
-    stopped, before, ended = threading.Event(), torch.get_num_threads(), []
+def test_an_interrupt_of_the_caller_ends_all_threads(two_threads, threads_before):
+    stopped, ended = threading.Event(), []
 
     def work(number):
         if number == 0:
@@ -91,7 +91,7 @@ def test_an_interrupt_of_the_caller_ends_all_threads(threads_before):
         run_tasks([0, 1], work, 2, stopped=stopped)
     assert set(ended) <= {0, 1}
     assert set(threading.enumerate()) <= threads_before
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == two_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -134,8 +134,7 @@ def two_threads():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_torch_threads_are_restored(threads):
-    before = torch.get_num_threads()
+def test_torch_threads_are_restored(threads, two_threads):
     seen = []
 
     def work(interval):
@@ -143,13 +142,13 @@ def test_torch_threads_are_restored(threads):
         return split(1)(interval)
 
     run_tasks([(0, 50)], work, threads)
-    assert torch.get_num_threads() == before
-    assert set(seen) == ({before} if threads == 1 else {1})
+    assert torch.get_num_threads() == two_threads
+    assert set(seen) == ({two_threads} if threads == 1 else {1})
     fresh = []
     thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    assert fresh == [before]
+    assert fresh == [two_threads]
 
 
 def test_traces_are_bitwise_equal_for_any_number_of_threads():
