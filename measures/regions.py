@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import astuple, dataclass
+from typing import TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from nlbench.errors import Undefined
 from nlbench.measure import Value
@@ -16,6 +18,8 @@ from .papers import region_definitions_paper
 from .path_measure import PathMeasure
 
 __all__ = ["RegionCounts", "Regions", "count_regions"]
+
+Array: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -70,33 +74,50 @@ def count_regions(trace: SegmentTrace) -> RegionCounts:
 
     Examples
     --------
+    >>> import torch
     >>> from nlbench.probes.lines import trace_segment
     >>> trace = trace_segment(torch.nn.Hardtanh(0, 1), torch.tensor([-1.0]), torch.tensor([2.0]))
     >>> count_regions(trace)
     RegionCounts(activation=3, connected=3, affine=3)
     """
-    t, values = (side.cpu() for side in bends(trace))
-    affine = _distinct_lines(t, values, rounding(trace).cpu())
-    return RegionCounts(trace.regions, len(t) - 1, affine)
+    t, values, error = (part.cpu().numpy() for part in (*bends(trace), rounding(trace)))
+    return RegionCounts(trace.regions, len(t) - 1, _distinct_lines(t, values, error))
 
 
-def _distinct_lines(t: Tensor, values: Tensor, error: Tensor) -> int:
+def _distinct_lines(t: Array, values: Array, error: Array) -> int:
     """Count the different lines through neighbours of `values` (m, k), known to `error` (k,)."""
-    width = t.diff()
-    slopes = values.diff(dim=0) / width[:, None]
-    order = width.argsort(descending=True)
-    known = order[:1]
-    for interval in order[1:]:
-        is_same = torch.ones(len(known), dtype=torch.bool)
-        for end in (interval, interval + 1):
-            step = t[end] - t[known]
-            line = values[known] + slopes[known] * step[:, None]
-            # Both ends of a line are within the error, and a point far from them further off.
-            lever = 2 * (1 + 2 * step.abs() / width[known])
-            is_same &= ((line - values[end]).abs() <= lever[:, None] * error).all(1)
-        if not bool(is_same.any()):
-            known = torch.cat([known, interval[None]])
+    width = np.diff(t)
+    slopes = np.diff(values, axis=0) / width[:, None]
+    widest = int(np.ptp(values, axis=0).argmax())
+    # Lines found so far, in the order of one logit's slope.
+    known: list[int] = []
+    known_slopes: list[float] = []
+    for interval in np.argsort(-width, kind="stable").tolist():
+        slope = slopes[interval, widest]
+        # A longer line of another slope misses an end: the lever below is at most this.
+        lever = 2 * (1 + 2 / width[interval])
+        window = 2 * lever * error[widest] / width[interval]
+        begin = bisect_left(known_slopes, slope - window)
+        candidates = known[begin : bisect_right(known_slopes, slope + window)]
+        if candidates and _passes(t, values, slopes, candidates, interval, error).any():
+            continue
+        place = bisect_left(known_slopes, slope)
+        known.insert(place, interval)
+        known_slopes.insert(place, slope)
     return len(known)
+
+
+def _passes(
+    t: Array, values: Array, slopes: Array, lines: list[int], interval: int, error: Array
+) -> npt.NDArray[np.bool_]:
+    """Return True for `lines` that pass both ends of an interval."""
+    ends, width = slice(interval, interval + 2), np.diff(t)
+    step = t[ends] - t[lines, None]
+    line = values[lines, None] + slopes[lines, None] * step[:, :, None]
+    # Both ends of a line are known to the error, and a point far from them less well.
+    lever = 2 * (1 + 2 * np.abs(step) / width[lines, None])
+    passes: npt.NDArray[np.bool_] = np.abs(line - values[ends]) <= lever[:, :, None] * error
+    return passes.all((1, 2))
 
 
 class Regions(PathMeasure):
