@@ -358,11 +358,10 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
 def _matched(
     before: Sequence[TableSubject], after: Sequence[TableSubject]
 ) -> list[tuple[TableSubject, TableSubject]]:
-    known = {subject.identity: subject for subject in after}
-    pairs = [(s, known[s.identity]) for s in before if s.identity in known]
-    if not pairs and len(before) == len(after) == 1:
+    if len(before) == len(after) == 1:
         return [(before[0], after[0])]
-    return pairs
+    known = {subject.identity: subject for subject in after}
+    return [(s, known[s.identity]) for s in before if s.identity in known]
 
 
 def _label(before: TableSubject, after: TableSubject) -> str:

@@ -99,6 +99,14 @@ def test_within_one_group_it_is_pearson_with_fishers_interval() -> None:
     assert (found.low, found.high) == pytest.approx((low, high))
 
 
+def test_groups_without_pairs_or_variation_have_no_correlation() -> None:
+    for groups, n, kept in [([], 0, 0), ([([1], [2])], 0, 0), ([([1, 1], [2, 3])], 2, 1)]:
+        found = within_groups(groups)
+        assert math.isnan(found.value)
+        assert math.isnan(found.low)
+        assert (found.n, found.groups) == (n, kept)
+
+
 def test_groups_that_differ_in_level_alone_do_not_agree_within() -> None:
     groups = [([0, 1, 0, 1], [0, 0, 1, 1]), ([50, 51, 50, 51], [50, 50, 51, 51])]
     assert within_groups(groups).value == 0

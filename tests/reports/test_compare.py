@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from nlbench.errors import RequestError
-from nlbench.measure import Result
+from nlbench.measure import Result, Value
+from nlbench.reports import compare
 from nlbench.reports.compare import compare_runs
 from nlbench.reports.exports import read_csv
 from nlbench.store.manifest import Manifest
@@ -77,6 +78,27 @@ def test_a_difference_over_other_places_has_no_interval_and_a_note(before):
         )
 
 
+def test_a_place_without_a_value_is_left_out(before):
+    def change(result):
+        gone = Value.missing(result.values[3].place, "undefined", "constant", 8)
+        return Result.of([gone if i == 3 else value for i, value in enumerate(result.values)])
+
+    after = changed(before, "absdev", change)
+    for d in (d for d in compare_runs(before, after).differences if d.measure == "absdev"):
+        assert d.share.n == 7
+        assert d.note == (
+            "the runs share 7 places of 8 and 7; the mean difference there is +0 (+0 to +0)"
+        )
+
+
+def test_a_difference_over_two_places_has_an_interval(before):
+    few = changed(before, "absdev", lambda result: Result.of(result.values[:2]))
+    after = changed(few, "absdev", shifted(lambda i: 1.0 + i))
+    for d in (d for d in compare_runs(few, after).differences if d.measure == "absdev"):
+        assert d.low < d.change < d.high
+        assert d.share.n == 2
+
+
 @pytest.mark.parametrize("by", [lambda i: 0.5 * i, lambda i: -1.0, lambda i: (-1) ** i])
 def test_an_interval_contains_its_estimate(before, by):
     for d in compare_runs(before, changed(before, "absdev", shifted(by))).differences:
@@ -118,6 +140,15 @@ def test_a_number_that_is_gone_breaks_any_condition_on_it(before):
     assert math.isnan(comparison.frame().set_index("measure").loc["absdev", "second"].iloc[0])
 
 
+def test_percentages_are_of_the_first_value(before):
+    after = changed(before, "absdev", shifted(lambda i: 2.0))
+    comparison = compare_runs(before, after)
+    shares = sorted(200.0 / d.before for d in comparison.differences if d.measure == "absdev")
+    for count, bound in [(3, shares[0] - 1e-3), (2, shares[0] + 1e-3), (0, shares[2] + 1e-3)]:
+        assert len(comparison.broken([f"absdev > {bound:.6f}%"])) == count
+        assert len(comparison.broken([f"absdev > {bound / 100:.8f}"])) == 3
+
+
 @pytest.mark.parametrize(
     ("condition", "said"),
     [
@@ -137,6 +168,14 @@ def test_runs_of_one_subject_each_are_aligned_by_measure():
     assert "→" in found.subject
 
 
+@pytest.mark.parametrize(("first", "second"), [(2, 2), (1, 2), (2, 1)])
+def test_different_subjects_are_compared_in_runs_of_one_subject_only(first, second):
+    run = made_run(first + second, measures=("absdev",))
+    one, other = (Run(run.manifest, r) for r in (run.records[:first], run.records[first:]))
+    with pytest.raises(RequestError, match="share no cell"):
+        compare_runs(one, other)
+
+
 def test_runs_that_share_nothing_are_refused(before):
     with pytest.raises(RequestError, match="share no cell"):
         compare_runs(before, made_run(3, measures=("density",)))
@@ -146,7 +185,41 @@ def test_cells_of_one_run_alone_are_said(before):
     fewer = Run(before.manifest, before.records[3:], Path("runs/fewer"))
     found = compare_runs(before, fewer)
     assert len(found.differences) == 6
-    assert found.alone[0][0] == "before"
+    label = before.scores["model"].iloc[0]
+    assert found.alone == (("before", label),)
+
+
+def test_a_measure_of_one_run_alone_is_named(before):
+    records = [r for r in before.records if r.measure.name != "absdev"]
+    manifest = {**before.manifest, **Manifest().of_records(records)}
+    fewer = Run(manifest, records, Path("runs/fewer"))
+    assert compare_runs(before, fewer).alone == (("before", "absdev of every subject"),)
+    assert compare_runs(fewer, before).alone == (("before", "absdev of every subject"),)
+
+
+def test_a_cell_of_one_run_alone_is_named(before):
+    gone = next(r for r in before.records[3:] if r.measure.name == "absdev")
+    fewer = Run(before.manifest, [r for r in before.records if r is not gone], Path("runs/fewer"))
+    alone = (("before", f"absdev, {gone.subject.model}"),)
+    assert compare_runs(before, fewer).alone == alone
+    assert compare_runs(fewer, before).alone == alone
+
+
+def test_a_long_comparison_prints_the_largest_changes_in_order(before, monkeypatch):
+    monkeypatch.setattr(compare, "_MAX_ROWS", 2)
+    numbers = iter([5.0, 70.0, 60.0])
+    after = changed(
+        before, "absdev", lambda result: shifted(lambda _, by=next(numbers): by)(result)
+    )
+    stream = io.StringIO()
+    compare_runs(before, after).print(Console(file=stream, width=200))
+    models = [r.subject.model for r in before.records if r.measure.name == "absdev"]
+    rows = [line.split()[0] for line in stream.getvalue().splitlines() if " % of 8" in line]
+    changes = {d.subject: d.relative for d in compare_runs(before, after).differences
+               if d.measure == "absdev"}  # fmt: skip
+    least = min(changes, key=changes.get)
+    assert rows == [model for model in models if model != least]
+    assert "and 7 cells that changed less" in stream.getvalue()
 
 
 def test_it_is_printed_and_written_with_the_same_numbers(before, tmp_path):

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from nlbench import registry
 from nlbench.reports import population
-from nlbench.reports.agreement import agreement
+from nlbench.reports.agreement import Correlation, agreement
 from nlbench.reports.findings import findings, standout_places
 from nlbench.reports.leaderboard import leaderboard, standard_error
 from nlbench.reports.population import Population, build_population, population_of
-from nlbench.reports.remarks import gaps
+from nlbench.reports.remarks import Gap, gaps
 from nlbench.reports.tables import Place, Scores, TableCell
 
+MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
 LESS = {"probe": "sites", "more_means": "less nonlinear", "version": "1", "options": {}}
 
 
@@ -59,6 +60,92 @@ def test_a_single_network_is_described_by_its_layers(conftest):
         "By affinity, b (0.50) stands out as most nonlinear; "
         "the other 3 activations lie between 0.90 and 0.95."
     )
+
+
+def test_without_a_place_that_stands_out_both_ends_are_named(conftest):
+    places = {"a": 0.6, "b": 0.5, "c": 0.9, "d": 0.8, "e": 0.7}
+    scores = Scores(conftest.frame(conftest.cell_rows(("n", "init", "d", 0), "affinity", places)))
+    board = leaderboard(scores, {"affinity": LESS})
+    assert findings(board, scores, {"affinity": LESS}, [], {}) == [
+        "By affinity, b (0.50) is the most nonlinear of 5 activations and c (0.90) the least."
+    ]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.25, "25.0 %"), (math.nan, None)])
+def test_a_single_network_is_placed_among_the_reference_networks(
+    conftest, monkeypatch, value, text
+):
+    entry = {"version": "1", "options": {}, "values": {f"n{i}": i / 10 for i in range(5)}}
+    monkeypatch.setattr(population, "_load", lambda: {"absdev": entry})
+    subject = ("n", "init", "d", 0)
+    rows = conftest.cell_rows(subject, "absdev", {"path0": 3.0})
+    rows.append((*subject, "absdev", "", "over_range", value, 8, "ok", ""))
+    rows += conftest.cell_rows(subject, "unplaced", {"path0": 3.0})
+    scores = Scores(conftest.frame(rows))
+    measures = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
+    sentences = findings(leaderboard(scores, measures), scores, measures, [], {})
+    expected = (
+        f"By absdev over its range ({text}) it is more nonlinear than 60 % of 5 reference "
+        "networks (0 to 0.4)."
+    )
+    assert sentences == ([expected] if text else [])
+
+
+@pytest.mark.parametrize(("networks", "is_placed"), [(4, False), (5, True)])
+def test_a_population_has_at_least_five_networks(monkeypatch, networks, is_placed):
+    entry = {"version": "1", "options": {}, "values": {f"n{i}": i / 10 for i in range(networks)}}
+    monkeypatch.setattr(population, "_load", lambda: {"m": entry})
+    assert (population_of("m", LESS) is not None) is is_placed
+
+
+def test_without_a_file_there_is_no_population(tmp_path, monkeypatch):
+    monkeypatch.setattr(population, "FILE", tmp_path / "missing.json")
+    population._load.cache_clear()
+    assert population_of("affinity", LESS) is None
+    population._load.cache_clear()
+
+
+@pytest.mark.parametrize("about", [LESS, MORE])
+@pytest.mark.parametrize(
+    ("values", "rest"),
+    [
+        # Four sites a network: the intervals of the first two networks overlap or do not.
+        ({"a": 0.1, "b": 0.3, "c": 0.8}, "."),
+        ({"a": 0.1, "b": 0.11, "c": 0.8}, "; 1 more may be as nonlinear as the first."),
+        ({"a": 0.1, "b": 0.11, "c": 0.12}, "; their intervals overlap."),
+    ],
+)
+def test_extremes_of_several_networks(conftest, about, values, rest):
+    about = {**about, "probe": "lines"}
+    if about["more_means"] == "more nonlinear":
+        values = {name: 1 - value for name, value in values.items()}
+    rows = []
+    for name, value in values.items():
+        places = {f"p{i}": value + 0.01 * by for i, by in enumerate((-1.5, -0.5, 0.5, 1.5))}
+        rows += conftest.cell_rows((name, "init", "d", 0), "m", places)
+    scores = Scores(conftest.frame(rows), {"m": about})
+    sentence = findings(leaderboard(scores, {"m": about}), scores, {"m": about}, [], {})[0]
+    first, last = (f"{values[name]:.3f}" for name in ("a", "c"))
+    assert sentence == f"By m, a ({first}) is the most nonlinear and c ({last}) the least{rest}"
+
+
+def test_opposite_orders_and_gaps_are_findings(conftest):
+    missing = [
+        Gap(f"n{i}", "m", "", "undefined", f"{i + 7} samples are too few; try more")
+        for i in range(3)
+    ] + [Gap("n3", "m", "", "undefined", "constant"), Gap("n0", "k", "", "failed", "no memory")]
+    missing.append(Gap("n4", "m", "relu", "undefined", "one place only"))
+    spearman = {
+        ("a", "b"): Correlation(-0.9, -0.99, -0.5, 9),
+        ("a", "c"): Correlation(-0.4, -0.8, 0.1, 9),
+        ("b", "c"): Correlation(-1.0, math.nan, math.nan, 3),
+    }
+    scores = Scores(conftest.frame([]))
+    assert findings([], scores, {}, missing, spearman) == [
+        "a and b order the networks oppositely (ρ -0.90 (-0.99 to -0.50)).",
+        "m is undefined for 4 networks: 7 samples are too few (and 1 other reason).",
+        "k is failed for n0: no memory.",
+    ]
 
 
 def test_several_networks_are_described_by_their_extremes_and_gaps(conftest):
