@@ -1,0 +1,265 @@
+"""Substitution: the cost of a place's nonlinearity, replaced by its best affine map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measure import Measure, MoreMeans, Result, Value
+from nlbench.options import Option
+
+if TYPE_CHECKING:
+    from nlbench.probes.replacement import ReplacedOutputs
+
+__all__ = ["Substitution", "divergence", "loss_change", "paired_mean"]
+
+MIN_SAMPLES = 2
+
+IGNORED_LABEL = -100
+"""Label of positions without a prediction, such as padding."""
+
+
+def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the change of the cross-entropy of each sample, in nats.
+
+    Parameters
+    ----------
+    outputs, replaced : tensor of shape (n, ..., classes)
+        Logits without and with a place replaced.
+    labels : integer tensor of shape (n, ...)
+        -100 for positions that are ignored.
+
+    Returns
+    -------
+    change : tensor of shape (n,), float64
+        Sum over the sample's positions.
+    positions : tensor of shape (n,), float64
+        Number of positions that count.
+
+    Examples
+    --------
+    >>> sure, even = torch.tensor([[3.0, 1.0]]).log(), torch.zeros(1, 2)
+    >>> change, _ = loss_change(sure, even, torch.tensor([0]))
+    >>> math.isclose(change.item(), math.log(2) - math.log(4 / 3), rel_tol=1e-6)
+    True
+    """
+    counted = labels != IGNORED_LABEL
+    index = labels.masked_fill(~counted, 0).long().unsqueeze(-1)
+    before, after = (
+        _log_probabilities(logits).gather(-1, index).squeeze(-1) for logits in (outputs, replaced)
+    )
+    return _per_sample((before - after) * counted), _per_sample(counted)
+
+
+def divergence(
+    outputs: Tensor, replaced: Tensor, labels: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the divergence KL(f ‖ f_s) of each sample's class probabilities, in nats.
+
+    Parameters
+    ----------
+    outputs, replaced : tensor of shape (n, ..., classes)
+        Logits without and with a place replaced.
+    labels : integer tensor of shape (n, ...), optional
+        Positions of label -100 are ignored; the other labels are not used.
+
+    Returns
+    -------
+    divergence : tensor of shape (n,), float64
+        Sum over the sample's positions.
+    positions : tensor of shape (n,), float64
+        Number of positions that count.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[3.0, 1.0]]).log()
+    >>> kl, _ = divergence(logits, torch.zeros(1, 2))
+    >>> math.isclose(kl.item(), 0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel_tol=1e-6)
+    True
+    """
+    before, after = _log_probabilities(outputs), _log_probabilities(replaced)
+    # Zero probability times an infinite logarithm is zero.
+    terms = torch.where(before > -math.inf, before.exp() * (before - after), 0.0).sum(-1)
+    counted = torch.ones_like(terms) if labels is None else (labels != IGNORED_LABEL)
+    return _per_sample(terms * counted), _per_sample(counted)
+
+
+def paired_mean(sums: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Compute a weighted mean over samples, with its standard error.
+
+    Parameters
+    ----------
+    sums, weights : tensor of shape (n,), float64
+        The mean is Σ sums / Σ weights.
+
+    Returns
+    -------
+    mean, error : float
+        The error is by linearisation of the ratio; 0 for one sample.
+
+    Examples
+    --------
+    >>> paired_mean(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
+    (2.0, 1.0)
+    """
+    total, n = float(weights.sum()), len(sums)
+    mean = float(sums.sum()) / total
+    spread = float((sums - mean * weights).square().sum()) * n / max(n - 1, 1)
+    return mean, math.sqrt(spread) / total
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    if logits.device.type == "mps":
+        logits = logits.cpu()
+    return torch.log_softmax(logits.double(), -1)
+
+
+def _per_sample(values: Tensor) -> Tensor:
+    return values.double().reshape(len(values), -1).sum(1).cpu()
+
+
+@dataclass
+class _Terms:
+    """Sums and weights per sample of one map at one place, by cost."""
+
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+
+    def add(self, cost: str, terms: tuple[Tensor, Tensor]) -> None:
+        self.parts.setdefault(cost, []).append(terms)
+
+    def mean(self, cost: str, scale: float = 1.0) -> tuple[float, float]:
+        sums, weights = map(torch.cat, zip(*self.parts[cost], strict=True))
+        if not weights.sum():
+            raise Undefined("there are no labels to predict")
+        mean, error = paired_mean(sums, weights)
+        if not math.isfinite(mean):
+            raise NotFinite("the outputs with the place replaced are not finite")
+        return mean / scale, error / scale
+
+
+class Substitution(Measure):
+    """Cost of replacing each place by its best affine map, fitted on other samples.
+
+    ``value`` is the cost of the best slope and intercept per channel, ``error`` its paired
+    standard error over samples. ``identity``, ``mean`` and ``affine`` are the costs of these maps.
+    ``loss``, ``kl`` and ``accuracy`` are the changes of these, where they are defined, whichever
+    of them is the cost.
+    """
+
+    name: ClassVar[str] = "substitution"
+    probe: ClassVar[str] = "replacement"
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    more_means: ClassVar[MoreMeans] = "more nonlinear"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "cost": Option(
+            "auto",
+            "loss: change of the cross-entropy; kl: divergence of the class probabilities; "
+            "squared: squared change of the outputs over their variance; auto: by the labels",
+            choices=("auto", "loss", "kl", "squared"),
+        )
+    }
+
+    def reset(self) -> None:
+        """Discard all places."""
+        self._terms: dict[tuple[str, str], _Terms] = {}
+        self._cost = ""
+        # Number, sum and sum of squares of the outputs, once per batch.
+        self._moments: tuple[float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
+        self._batch = -1
+
+    def update(self, observation: ReplacedOutputs) -> None:
+        """Compare the outputs of one batch with those of one map at one place."""
+        outputs, replaced, labels = observation.outputs, observation.replaced, observation.labels
+        if not bool(torch.isfinite(outputs).all()):
+            raise NotFinite("the network's outputs are not finite")
+        classes = _has_classes(outputs, labels)
+        cost = self._cost = str(self.settings["cost"])
+        if cost == "auto":
+            cost = self._cost = _usual_cost(outputs, labels, classes)
+        if cost == "loss" and not classes:
+            raise Undefined("the samples have no labels of classes; set substitution.cost=kl")
+        terms = self._terms.setdefault((observation.place, observation.map), _Terms())
+        if classes:
+            assert labels is not None
+            terms.add("loss", loss_change(outputs, replaced, labels))
+            terms.add("accuracy", _accuracy_change(outputs, replaced, labels))
+        if cost in ("loss", "kl") and outputs.ndim > 1 and outputs.shape[-1] > 1:
+            terms.add("kl", divergence(outputs, replaced, labels if classes else None))
+        elif cost == "kl":
+            raise Undefined("the network has one output, and so no classes")
+        if cost == "squared":
+            self._add_squares(observation, terms)
+
+    def _add_squares(self, observation: ReplacedOutputs, terms: _Terms) -> None:
+        outputs, replaced = (
+            t.cpu().double().flatten(1) if t.ndim > 1 else t.cpu().double()[:, None]
+            for t in (observation.outputs, observation.replaced)
+        )
+        squares = (replaced - outputs).square().sum(1)
+        terms.add("squared", (squares, torch.ones_like(squares)))
+        if observation.batch != self._batch:
+            self._batch = observation.batch
+            n, total, total_squares = self._moments
+            # Relative to the first output, so that an offset costs no digits.
+            if not n:
+                self._shift = outputs[0]
+            shifted = outputs - self._shift
+            self._moments = (
+                n + len(outputs),
+                total + shifted.sum(0),
+                total_squares + shifted.square().sum(0),
+            )
+
+    def compute(self) -> Result:
+        """Return the cost of each place."""
+        scale, n = 1.0, 0
+        if self._cost == "squared":
+            count, total, squares = self._moments
+            scale = float((squares / count - (torch.as_tensor(total) / count).square()).sum())
+            if scale <= 0:
+                raise Undefined("constant output")
+        values = []
+        for place in dict.fromkeys(place for place, _ in self._terms):
+            maps = {name: terms for (at, name), terms in self._terms.items() if at == place}
+            first = maps.get("channel") or next(iter(maps.values()))
+            mean, error = first.mean(self._cost, scale)
+            statistics = {"value": mean, "error": error}
+            for name, terms in maps.items():
+                if name != "channel":
+                    statistics[name] = terms.mean(self._cost, scale)[0]
+            for other in ("loss", "kl", "accuracy"):
+                if other in first.parts:
+                    statistics[other] = first.mean(other)[0]
+            n = sum(len(sums) for sums, _ in first.parts[self._cost])
+            if n < MIN_SAMPLES:
+                raise Undefined(f"{n} sample to judge maps on, at least {MIN_SAMPLES} are needed")
+            values.append(Value(place, statistics, n))
+        return Result.of(values, n=n, notes={"cost": self._cost})
+
+
+def _has_classes(outputs: Tensor, labels: Tensor | None) -> bool:
+    """Return True if the labels are classes with one logit each."""
+    if labels is None or labels.is_floating_point() or labels.dtype == torch.bool:
+        return False
+    return outputs.ndim > 1 and outputs.shape[:-1] == labels.shape and outputs.shape[-1] > 1
+
+
+def _usual_cost(outputs: Tensor, labels: Tensor | None, classes: bool) -> str:
+    if classes:
+        return "loss"
+    is_regression = labels is not None and labels.is_floating_point()
+    is_single = outputs.ndim < 2 or outputs.shape[-1] == 1
+    return "squared" if is_regression or is_single else "kl"
+
+
+def _accuracy_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    counted = labels != IGNORED_LABEL
+    before, after = ((logits.argmax(-1) == labels) & counted for logits in (outputs, replaced))
+    return _per_sample(after) - _per_sample(before), _per_sample(counted)

@@ -1,0 +1,20 @@
+"""The probe `replacement`: outputs of the network with one place replaced by a fitted map."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nlbench.lazy import lazy_imports
+
+from .probe import REPLACEMENT as REPLACEMENT
+
+if TYPE_CHECKING:
+    # A run is planned without PyTorch, which observing needs.
+    from .calls import find_calls as find_calls
+    from .fits import AffineFit as AffineFit
+    from .fits import AffineMap as AffineMap
+    from .interception import CallInterception as CallInterception
+    from .interception import ReplaceableCall as ReplaceableCall
+    from .observation import ReplacedOutputs as ReplacedOutputs
+
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -1,0 +1,148 @@
+"""The places of a network whose outputs can be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
+from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
+from nlbench.probes.sites.observation import observe_sites
+
+from .interception import CallId, CallInterception, ReplaceableCall, activation_input
+
+__all__ = ["find_calls"]
+
+
+def find_calls(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    select: str = "*",
+    on_unseen: Callable[[str], None] = lambda description: None,
+) -> list[ReplaceableCall]:
+    """Find the activation calls of a network, named as by the probe `sites`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Restored afterwards.
+    example : tensor
+        A batch of inputs, on the model's device.
+    select : str
+        See `nlbench.probes.sites.select.Selection.parse`.
+    on_unseen : callable
+        See `nlbench.probes.sites.observation.observe_sites`.
+
+    Returns
+    -------
+    list of ReplaceableCall
+        In order of call.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.Undefined
+        As `nlbench.probes.sites.observation.observe_sites`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh())
+    >>> [(place.name, place.channels) for place in find_calls(model, torch.zeros(4, 2))]
+    [('1', 3), ('3', 1)]
+    """
+    refuse_unobservable(model)
+    selected: set[str] = set()
+    observe_sites(
+        model,
+        [example],
+        lambda batch: selected.add(batch.place),
+        select=select,
+        on_unseen=on_unseen,
+    )
+    interception = CallInterception(model)
+    names = _PlaceNames(model, interception)
+    with evaluation_mode(model), without_fast_path(), names.hooked():
+        inputs = example.clone()
+        names.begin(inputs, constants=[*model.parameters(), *model.buffers()])
+
+        def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+            names.last = call
+            return compute()
+
+        interception.run(inputs, replace, inner=names)
+    return [place for call in names.calls if (place := call.place()).name in selected]
+
+
+@dataclass
+class _NamedCall:
+    """An activation call, whose name is final at the end of the pass."""
+
+    site: SiteName
+    call: CallId
+    channel_axis: int
+    x: tuple[int, ...]
+    batch: int | None
+
+    def place(self) -> ReplaceableCall:
+        shape = tuple(n for axis, n in enumerate(self.x) if axis != self.batch)
+        channels = self.x[self.channel_axis] if self.x else 1
+        return ReplaceableCall(
+            self.site.text, self.site.kind, self.call, self.channel_axis, channels, shape
+        )
+
+
+class _PlaceNames(SiteNames):
+    """Names the activation calls that an interception sees."""
+
+    def __init__(self, model: nn.Module, interception: CallInterception) -> None:
+        super().__init__(model)
+        self._interception = interception
+        self.last: CallId | None = None
+        self.calls: list[_NamedCall] = []
+        self._begun: dict[int, _NamedCall] = {}
+
+    def call(self, call: FunctionCall) -> Any:
+        """Call a function of PyTorch, and record it if it is an activation."""
+        if self.current is None:
+            return call.run()
+        x = activation_input(call)
+        self.layouts.adopt(x, call.input)
+        batch, channel = self._axes(x)
+        output = call.run()
+        assert self.last is not None
+        self.calls.append(_NamedCall(self.current, self.last, channel, tuple(x.shape), batch))
+        return output
+
+    def _axes(self, x: Tensor) -> tuple[int | None, int]:
+        if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
+            return None, x.ndim - 1
+        batch, channel, _ = self.layouts.of(x)
+        return batch, channel
+
+    def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
+        """Record the call of a possible handwritten activation."""
+        batch, channel = self._axes(handwritten.source)
+        self._begun[id(handwritten)] = _NamedCall(
+            SiteName("", "", ""),
+            self._interception.running,
+            channel,
+            tuple(handwritten.source.shape),
+            batch,
+        )
+
+    def handwritten_ends(
+        self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
+    ) -> None:
+        """Merge all calls of a handwritten activation into one."""
+        begun = self._begun.pop(id(handwritten), None)
+        if name is not None and begun is not None:
+            inner = {id(site) for site in handwritten.names}
+            self.calls = [call for call in self.calls if id(call.site) not in inner]
+            begun.site = name
+            self.calls.append(begun)

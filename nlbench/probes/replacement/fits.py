@@ -1,0 +1,154 @@
+"""Affine maps from a place's input to its output, fitted by least squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import NotFinite, Undefined
+
+__all__ = ["AffineFit", "AffineMap", "rows_of"]
+
+MIN_ROWS_PER_COEFFICIENT = 4
+"""Rows per coefficient of an output below which no full map is fitted."""
+
+
+def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
+    """Copy a tensor to one row per position and one column per channel.
+
+    Examples
+    --------
+    >>> rows_of(torch.zeros(8, 3, 5, 5), 1).shape
+    torch.Size([200, 3])
+    """
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    return tensor.detach().movedim(channel_axis, -1).clone().flatten(0, -2)
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    """An affine map of the channels, the same at every position.
+
+    Parameters
+    ----------
+    weight : tensor of shape (d,) or (d, k)
+        One slope per channel, or a full matrix from d to k channels.
+    bias : tensor of shape (k,)
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor, channel_axis: int) -> Tensor:
+        """Apply the map to a tensor of any layout, in its type.
+
+        Examples
+        --------
+        >>> swap = AffineMap(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2))
+        >>> swap(torch.tensor([[1.0, 2.0]]), 1)
+        tensor([[2., 1.]])
+        """
+        weight, bias = self.weight.to(x), self.bias.to(x)
+        moved = x.movedim(channel_axis, -1)
+        mapped = moved @ weight + bias if weight.ndim == 2 else moved * weight + bias
+        return mapped.movedim(-1, channel_axis)
+
+
+class AffineFit:
+    """Moments of a place's input and output, from which affine maps are fitted.
+
+    Parameters
+    ----------
+    is_full : bool
+        Keep the moments of all pairs of channels, for `full`.
+
+    Notes
+    -----
+    Sums are float64 and relative to the first batch's means, so that an offset costs no digits.
+
+    Examples
+    --------
+    >>> fit = AffineFit()
+    >>> x = torch.tensor([[-1.0], [0.0], [1.0]])
+    >>> fit.add(x, 2 * x + 3)
+    >>> fit.per_channel().weight, fit.per_channel().bias
+    (tensor([2.], dtype=torch.float64), tensor([3.], dtype=torch.float64))
+    """
+
+    def __init__(self, is_full: bool = False) -> None:
+        self.is_full, self.rows, self._eps = is_full, 0, 0.0
+        self._shift: tuple[Tensor, Tensor] | None = None
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add rows x of shape (n, d) and y of shape (n, k).
+
+        Raises
+        ------
+        nlbench.NotFinite
+        """
+        self._eps = max(self._eps, torch.finfo(x.dtype).eps)
+        x, y = x.double(), y.double()
+        if self._shift is None:
+            self._shift = x.mean(0), y.mean(0)
+            (d,), (k,) = self._shift[0].shape, self._shift[1].shape
+            self._sums = [x.new_zeros(d), x.new_zeros(k)]
+            # Σx², Σxy per channel; XᵀX, XᵀY of all pairs.
+            paired = [(d, d), (d, k)] if self.is_full else [(d,), (d,)]
+            self._products = [x.new_zeros(shape) for shape in paired]
+        x, y = x - self._shift[0], y - self._shift[1]
+        self.rows += len(x)
+        for total, values in zip(self._sums, (x, y), strict=True):
+            total += values.sum(0)
+        for total, values in zip(self._products, (x, y), strict=True):
+            total += x.T @ values if self.is_full else (x * values).sum(0)
+        if not all(torch.isfinite(total).all() for total in (*self._sums, *self._products)):
+            raise NotFinite("an input or an output is not finite")
+
+    def per_channel(self) -> AffineMap:
+        """Return the best slope and intercept of each channel; a constant channel has slope 0.
+
+        Raises
+        ------
+        nlbench.Undefined
+            Without rows, or if input and output have different channels.
+        """
+        (mean_x, mean_y), (centre_x, centre_y) = self._means()
+        if mean_x.shape != mean_y.shape:
+            raise Undefined(
+                f"the input has {len(mean_x)} channels and the output {len(mean_y)}, so there is "
+                "no map per channel"
+            )
+        squares, products = (p.diagonal() if self.is_full else p for p in self._products)
+        variance = squares / self.rows - centre_x.square()
+        covariance = products / self.rows - centre_x * centre_y
+        # Below the spacing of the inputs, in their own type, all variation is rounding.
+        floor = (self._eps * mean_x).square() + torch.finfo(torch.float64).tiny
+        slope = torch.where(variance > floor, covariance / variance.clamp(min=floor), 0.0)
+        return AffineMap(slope, mean_y - slope * mean_x)
+
+    def full(self) -> AffineMap | None:
+        """Return the best full affine map; None if it was not asked for or rows are too few."""
+        if not self.is_full or self.rows < MIN_ROWS_PER_COEFFICIENT * (len(self._sums[0]) + 1):
+            return None
+        (mean_x, mean_y), (centre_x, centre_y) = self._means()
+        covariance = self._products[0] / self.rows - torch.outer(centre_x, centre_x)
+        cross = self._products[1] / self.rows - torch.outer(centre_x, centre_y)
+        # Of least norm where channels are linearly dependent.
+        weight = torch.linalg.pinv(covariance, hermitian=True, rtol=1e-10) @ cross
+        return AffineMap(weight, mean_y - mean_x @ weight)
+
+    def mean(self) -> AffineMap:
+        """Return the constant map to the output's mean."""
+        (mean_x, mean_y), _ = self._means()
+        weight = mean_x.new_zeros(len(mean_x), len(mean_y))
+        return AffineMap(weight if len(mean_x) != len(mean_y) else weight[0], mean_y)
+
+    def _means(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Return the means of x and y, and the same relative to the shift."""
+        if self._shift is None:
+            raise Undefined("there are no samples to fit a map on")
+        x, y = (total / self.rows for total in self._sums)
+        return (x + self._shift[0], y + self._shift[1]), (x, y)

@@ -1,0 +1,216 @@
+"""Intercept calls of a network by their position, to observe or replace their outputs.
+
+A call is identified by the module call that makes it. Unlike its name, which is final only when
+the calling module is left, this is known at once, and stays known if modules before it are
+answered from a cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nlbench.introspection.axes import softmax_axis
+from nlbench.introspection.function_calls import FunctionCall, tensors_in
+
+__all__ = [
+    "CallId",
+    "CallInterception",
+    "Replace",
+    "ReplaceableCall",
+    "first_tensor",
+    "shares_memory",
+    "with_first_tensor",
+]
+
+
+class CallId(NamedTuple):
+    """Identity of a call in a forward pass.
+
+    Parameters
+    ----------
+    path : str
+        Dotted name of the module.
+    number : int
+        Number of the module's call, from 0.
+    position : int or None
+        Number of the activation function called directly in that module call; None for the
+        module call itself.
+    """
+
+    path: str
+    number: int
+    position: int | None = None
+
+
+@dataclass(frozen=True)
+class ReplaceableCall:
+    """A call whose output can be replaced by a function of its input.
+
+    Parameters
+    ----------
+    name : str
+        Name of the site, or path of the module.
+    kind : str
+    call : CallId
+    channel_axis : int
+        Of input and output, in their own layout.
+    channels : int
+    shape : tuple of int
+        Shape of one sample's output, without the batch axis.
+    """
+
+    name: str
+    kind: str
+    call: CallId
+    channel_axis: int
+    channels: int
+    shape: tuple[int, ...]
+
+
+Replace = Callable[[CallId, Tensor, Callable[[], Any]], Any]
+"""From a call's identity, its input, and a function that runs it, to its output."""
+
+
+@dataclass
+class _Frame:
+    """A running module call, with the number of activation functions it has called."""
+
+    call: CallId
+    activations: int = 0
+
+
+class CallInterception(TorchFunctionMode):
+    """Passes every module call and activation call of forward passes to a function.
+
+    The model's modules are changed only while `run` runs.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> calls = []
+    >>> def replace(call, x, compute):
+    ...     calls.append(call)
+    ...     return compute()
+    >>> _ = CallInterception(model).run(torch.zeros(1, 2), replace)
+    >>> calls[-1]
+    CallId(path='1', number=0, position=0)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._begin(lambda call, x, compute: compute())
+
+    def _begin(self, replace: Replace) -> None:
+        self._replace = replace
+        self._thread = threading.get_ident()
+        self._frames: list[_Frame] = []
+        self.module_calls: Counter[str] = Counter()
+
+    @property
+    def running(self) -> CallId:
+        """Identity of the innermost running module call."""
+        return self._frames[-1].call
+
+    def run(
+        self, inputs: Tensor, replace: Replace, *, inner: TorchFunctionMode | None = None
+    ) -> Any:
+        """Run the model, and return its output.
+
+        Parameters
+        ----------
+        inputs : tensor
+            A first layer that works in place may change it.
+        replace : callable
+        inner : TorchFunctionMode, optional
+            A mode that sees every call before it is passed on.
+        """
+        self._begin(replace)
+        with self._patched(), self, inner or nullcontext():
+            return self.model(inputs)
+
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        """Wrap the forward of every module, and remove the wrappers on exit."""
+        before = [(module, vars(module).get("forward")) for module in self._paths]
+        try:
+            for module in self._paths:
+                vars(module)["forward"] = self._wrapped(module, module.forward)
+            yield
+        finally:
+            for module, forward in before:
+                if forward is None:
+                    vars(module).pop("forward", None)
+                else:
+                    vars(module)["forward"] = forward
+
+    def _wrapped(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        path = self._paths[module]
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return forward(*args, **kwargs)
+            call = CallId(path, self.module_calls[path])
+            self.module_calls[path] += 1
+            self._frames.append(_Frame(call))
+            try:
+                x = first_tensor((*args, *kwargs.values()))
+                if x is None:
+                    return forward(*args, **kwargs)
+                return self._replace(call, x, lambda: forward(*args, **kwargs))
+            finally:
+                self._frames.pop()
+
+        return called
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = FunctionCall(func, args, kwargs)
+        is_activation = bool(call.operation.kind) and isinstance(call.input, Tensor)
+        if not is_activation or not self._frames:
+            return call.run()
+        frame = self._frames[-1]
+        identity = frame.call._replace(position=frame.activations)
+        frame.activations += 1
+        return self._replace(identity, activation_input(call), call.run)
+
+
+def activation_input(call: FunctionCall) -> Tensor:
+    """Return the input of an activation call; of a gated linear unit, the gated half."""
+    source: Tensor = call.input
+    if call.operation.kind != "glu":
+        return source
+    axis = softmax_axis(call)
+    return source.narrow(axis, 0, source.shape[axis] // 2)
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """Return the first tensor among values."""
+    return next(iter(tensors_in(values)), None)
+
+
+def with_first_tensor(output: Any, tensor: Tensor) -> Any:
+    """Replace the first tensor of a module's output, a tensor or a tuple of them."""
+    if isinstance(output, tuple):
+        return (tensor, *output[1:])
+    return tensor
+
+
+def shares_memory(first: Tensor, second: Tensor) -> bool:
+    """Return True if two tensors are views of the same memory."""
+    if first.layout != torch.strided or second.layout != torch.strided:
+        return first is second
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()

@@ -1,0 +1,245 @@
+"""Observe a network with one place at a time replaced by a fitted affine map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError, Undefined
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.memory import SampleLimit, microbatch_sizes, usable_memory
+from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.model_state import evaluation_mode
+from nlbench.introspection.precision import exact_by_default
+from nlbench.introspection.random_state import preserve_rng_state
+from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+
+from .calls import find_calls
+from .fits import AffineFit, AffineMap, rows_of
+from .interception import CallId, CallInterception, ReplaceableCall, first_tensor
+from .prefix import Replacement, SharedPrefix
+from .probe import parse_maps
+
+__all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
+
+EXAMPLE_SAMPLES = 2
+"""Samples of the passes that find places and what can be cached."""
+
+PASSES_IN_MEMORY = 2
+"""Outputs and their replacements are in memory with a forward pass."""
+
+
+@dataclass(frozen=True)
+class ReplacedOutputs:
+    """A network's outputs for one batch, with and without a place replaced.
+
+    Parameters
+    ----------
+    place : str
+    map : {"channel", "identity", "mean", "affine"}
+        The best slope and intercept per channel; the input itself; the output's mean; the best
+        full affine map of the channels.
+    outputs, replaced : tensor of shape (n, ...)
+    labels : tensor of shape (n, ...) or None
+    batch : int
+        Number of the batch, from 0.
+    """
+
+    place: str
+    map: str
+    outputs: Tensor
+    replaced: Tensor
+    labels: Tensor | None
+    batch: int
+
+
+Batch = tuple[Tensor, Tensor | None]
+"""Inputs and labels."""
+
+
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
+    listeners: Sequence[Listener],
+    resources: Resources,
+    step: OnStep,
+    facts: dict[str, Any],
+) -> None:
+    """Fit maps on every other sample, and show the outputs with each on the samples between."""
+    unseen: dict[str, None] = {}
+    device = resources.device
+    first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
+    size, names = int(options["batch"]), parse_maps(str(options["maps"]))
+    if memory_limit := SampleLimit(
+        resources.fitting_sizes,
+        model,
+        "samples of replaced passes",
+        first,
+        resources.memory,
+        times=PASSES_IN_MEMORY,
+    ).limit:
+        size = min(size, 2 * memory_limit)
+    try:
+        places = find_calls(
+            model, first, select=str(options["select"]), on_unseen=unseen.setdefault
+        )
+    except RequestError as error:
+        raise RequestError(str(error).replace("sites.select", "replacement.select")) from error
+    if not places:
+        raise Undefined("the model calls no known activation function")
+    with exact_by_default(), evaluation_mode(model), without_fast_path():
+        prefix = SharedPrefix(model, places, first)
+        fitting = usable_memory(device, resources.memory) / prefix.bytes_per_sample
+        if prefix.is_cached and fitting < 1:
+            prefix.disable()
+        limit = max(1, int(fitting)) if prefix.is_cached else size
+        batch_index = judged = 0
+        for half in (0, 1) if options["crossed"] else (0,):
+            fits = fit_places(
+                model,
+                places,
+                (inputs for inputs, _ in _halves(samples, size, half, device, step)),
+                full_channels=int(options["affine"]),
+            )
+            maps = [
+                (place, name, new)
+                for place in places
+                for name, new in maps_of(place, fits[place.name], names)
+            ]
+            for inputs, labels in _halves(samples, size, 1 - half, device, step):
+                for part in _split(inputs, labels, limit):
+                    outputs = validated_outputs(prefix.record(part[0]), len(part[0]))
+                    for place, name, new in maps:
+                        replaced = first_tensor((prefix.run(place, new),))
+                        assert replaced is not None
+                        observation = ReplacedOutputs(
+                            place.name, name, outputs, replaced, part[1], batch_index
+                        )
+                        for listener in listeners:
+                            listener.update(observation)
+                    batch_index += 1
+                    judged += len(part[0])
+    if not judged:
+        raise Undefined("there are no samples to judge maps on: at least 4 are needed")
+    facts.update(
+        samples=judged,
+        sites=len(places),
+        kinds={place.name: place.kind for place in places},
+        is_prefix_shared=prefix.is_cached,
+    )
+    if unseen:
+        facts["unseen"] = list(unseen)
+        facts["remark"] = f"activations not seen: {', '.join(list(unseen)[:6])}"
+
+
+def _halves(
+    samples: Samples, size: int, parity: int, device: torch.device, step: OnStep
+) -> Iterator[Batch]:
+    """Yield every other sample, those of even number or those of odd number, in batches."""
+    position = 0
+    for inputs, labels in _labelled(samples, size):
+        chosen = slice((parity - position) % 2, None, 2)
+        position += len(inputs)
+        if len(inputs[chosen]):
+            yield inputs[chosen].to(device), None if labels is None else labels[chosen].to(device)
+        step()
+
+
+def _labelled(samples: Samples, size: int) -> Iterator[Batch]:
+    """Yield all samples, with their labels if there are any."""
+    try:
+        batches = samples.labelled(size)
+    except Undefined:
+        yield from ((inputs, None) for inputs in samples.shuffled(size))
+    else:
+        yield from batches
+
+
+def _split(inputs: Tensor, labels: Tensor | None, limit: int) -> Iterator[Batch]:
+    sizes = microbatch_sizes(len(inputs), min(limit, len(inputs)))
+    parts = torch.split(inputs, sizes)
+    if labels is None:
+        yield from ((part, None) for part in parts)
+    else:
+        yield from zip(parts, torch.split(labels, sizes), strict=True)
+
+
+def fit_places(
+    model: nn.Module,
+    places: Sequence[ReplaceableCall],
+    batches: Iterator[Tensor],
+    *,
+    full_channels: int = 0,
+) -> dict[str, AffineFit]:
+    """Accumulate the moments of places over batches.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    places : sequence of ReplaceableCall
+    batches : iterator of tensor
+        On the model's device.
+    full_channels : int
+        Largest number of channels of a place whose full map is wanted.
+
+    Returns
+    -------
+    dict of str to AffineFit
+        By name of the place.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If a batch doesn't call every place.
+    """
+    by_call = {place.call: place for place in places}
+    fits = {place.name: AffineFit(place.channels <= full_channels) for place in places}
+    interception = CallInterception(model)
+    called: set[CallId] = set()
+
+    def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        if call not in by_call:
+            return compute()
+        called.add(call)
+        place = by_call[call]
+        # Copied before the call, which may work in place.
+        rows = rows_of(x, place.channel_axis)
+        output = compute()
+        y = first_tensor((output,))
+        assert y is not None
+        fits[place.name].add(rows, rows_of(y, place.channel_axis))
+        return output
+
+    for inputs in batches:
+        called.clear()
+        with preserve_rng_state(inputs.device):
+            interception.run(inputs.clone(), replace)
+        if missing := [place.name for place in places if place.call not in called]:
+            raise Undefined(
+                f"a batch doesn't call {missing[0]}, so one name may stand for several places"
+            )
+    return fits
+
+
+def maps_of(
+    place: ReplaceableCall, fit: AffineFit, names: Sequence[str]
+) -> Iterator[tuple[str, Replacement]]:
+    """Yield the named maps that may replace a place."""
+    fitted = {"channel": fit.per_channel, "mean": fit.mean, "affine": fit.full}
+    for name in names:
+        if name == "identity":
+            # A copy: the network may go on to change it in place.
+            yield name, torch.clone
+        elif (affine := fitted[name]()) is not None:
+            yield name, partial(_apply, affine, place.channel_axis)
+
+
+def _apply(affine: AffineMap, channel_axis: int, x: Tensor) -> Tensor:
+    return affine(x, channel_axis)

@@ -1,0 +1,236 @@
+"""Run a network many times with one call replaced, and compute what comes before it once.
+
+The outputs of module calls before the replaced one are answered from a recorded pass. Operations
+between modules are run again: they are cheap, and those that work in place keep their effect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.random_state import preserve_rng_state, rng_state
+
+from .interception import (
+    CallId,
+    CallInterception,
+    ReplaceableCall,
+    first_tensor,
+    shares_memory,
+    with_first_tensor,
+)
+
+__all__ = ["Replacement", "SharedPrefix", "run_replaced"]
+
+Replacement = Callable[[Tensor], Tensor]
+"""From a place's input to its output."""
+
+
+def run_replaced(
+    interception: CallInterception, inputs: Tensor, maps: Mapping[CallId, Replacement]
+) -> Any:
+    """Run a model with the outputs of some calls replaced, and return its output.
+
+    A call that works in place writes the replacement into its input.
+    """
+
+    def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        return replaced(x, compute, maps[call]) if call in maps else compute()
+
+    return interception.run(inputs.clone(), replace)
+
+
+def replaced(x: Tensor, compute: Callable[[], Any], new: Replacement) -> Any:
+    """Replace the output of a call, keeping its other outputs and its effect on the input."""
+    # Read first: the call may overwrite its input.
+    replacement = new(x)
+    output = compute()
+    tensor = first_tensor((output,))
+    assert tensor is not None
+    if shares_memory(tensor, x):
+        return with_first_tensor(output, tensor.copy_(replacement))
+    return with_first_tensor(output, replacement.to(tensor))
+
+
+@dataclass
+class _ModuleCall:
+    """One module call of the structure, with the times of its beginning and its end."""
+
+    begin: int
+    end: int = 0
+    is_cachable: bool = True
+    is_changed_later: bool = False
+    bytes: int = 0
+    parents: tuple[CallId, ...] = ()
+    calls_after: Counter[str] = field(default_factory=Counter)
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)
+
+
+class SharedPrefix:
+    """A network whose passes with one call replaced share what comes before the call.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    places : sequence of ReplaceableCall
+    example : tensor
+        A few inputs, for a pass that finds what can be cached.
+
+    Attributes
+    ----------
+    is_cached : bool
+        False if every pass runs the whole network: it draws random numbers, or a pass with
+        cached outputs differs from one without.
+    bytes_per_sample : int
+        Size of the cached outputs.
+    """
+
+    def __init__(
+        self, model: nn.Module, places: Sequence[ReplaceableCall], example: Tensor
+    ) -> None:
+        self._interception = CallInterception(model)
+        self._device = example.device
+        self._calls: dict[CallId, _ModuleCall] = {}
+        self._times: dict[CallId, int] = {}
+        self._clock = 0
+        wanted = {place.call for place in places}
+        before = rng_state(example.device)
+        with preserve_rng_state(example.device):
+            running: list[CallId] = []
+            self._interception.run(example.clone(), self._structure(wanted, running))
+            self.is_cached = rng_state(example.device) == before
+        for call in self._calls.values():
+            call.is_changed_later = any(t._version != version for t, version in call.versions)
+            call.versions.clear()
+        self._needed = self._needed_calls()
+        total = sum(self._calls[call].bytes for call in self._needed)
+        self.bytes_per_sample = max(1, total // max(1, len(example)))
+        self._outputs: dict[CallId, Any] = {}
+        self._inputs = example
+        if not self.is_cached or not self._is_exact(places):
+            self.disable()
+
+    def _is_exact(self, places: Sequence[ReplaceableCall]) -> bool:
+        """Return True if passes with cached outputs, and nothing replaced, give the output."""
+        expected = self.record(self._inputs)
+        try:
+            return all(
+                _are_close(self._run_from(place.call, lambda x, compute: compute()), expected)
+                for place in places
+            )
+        except Exception:
+            # A module that reads what a skipped one would have left can raise anything.
+            return False
+
+    def disable(self) -> None:
+        """Run the whole network at every pass from now on."""
+        self.is_cached = False
+        self._needed = set()
+        self._outputs = {}
+
+    def _structure(
+        self, wanted: set[CallId], running: list[CallId]
+    ) -> Callable[[CallId, Tensor, Callable[[], Any]], Any]:
+        def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+            self._clock += 1
+            if call in wanted:
+                self._times[call] = self._clock
+            if call.position is not None:
+                return compute()
+            entry = self._calls[call] = _ModuleCall(self._clock, parents=tuple(running))
+            running.append(call)
+            # The first tensor is the one that modules change in place, if any.
+            version = x._version
+            output = compute()
+            running.pop()
+            self._clock += 1
+            entry.end = self._clock
+            tensors = list(tensors_in((output,))) if _is_plain(output) else []
+            entry.is_cachable = (
+                bool(tensors)
+                and x._version == version
+                and not any(shares_memory(tensor, x) for tensor in tensors)
+            )
+            entry.bytes = sum(tensor.nbytes for tensor in tensors)
+            entry.versions = [(tensor, tensor._version) for tensor in tensors]
+            entry.calls_after = Counter(self._interception.module_calls)
+            return output
+
+        return replace
+
+    def _needed_calls(self) -> set[CallId]:
+        """Return the calls that some pass answers itself, not within a larger call."""
+        times = self._times.values()
+        needed = set()
+        for call, entry in self._calls.items():
+            ends = (self._calls[parent] for parent in reversed(entry.parents))
+            until = next((parent.end for parent in ends if parent.is_cachable), self._clock + 1)
+            if entry.is_cachable and any(entry.end < time < until for time in times):
+                needed.add(call)
+        return needed
+
+    def record(self, inputs: Tensor) -> Any:
+        """Run the network on a batch, cache what later passes need, and return its output."""
+        self._inputs, self._outputs = inputs, {}
+
+        def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+            output = compute()
+            if call in self._needed:
+                is_changed = self._calls[call].is_changed_later
+                self._outputs[call] = _copied(output) if is_changed else output
+            return output
+
+        with preserve_rng_state(self._device):
+            return self._interception.run(inputs.clone(), replace)
+
+    def run(self, place: ReplaceableCall, new: Replacement) -> Any:
+        """Run the network on the recorded batch with one call replaced."""
+        return self._run_from(place.call, lambda x, compute: replaced(x, compute, new))
+
+    def _run_from(
+        self, place: CallId, substitute: Callable[[Tensor, Callable[[], Any]], Any]
+    ) -> Any:
+        time = self._times[place]
+
+        def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+            if call == place:
+                return substitute(x, compute)
+            if call not in self._outputs or self._calls[call].end > time:
+                return compute()
+            entry = self._calls[call]
+            self._interception.module_calls = Counter(entry.calls_after)
+            output = self._outputs[call]
+            return _copied(output) if entry.is_changed_later else output
+
+        with preserve_rng_state(self._device):
+            return self._interception.run(self._inputs.clone(), replace)
+
+
+def _is_plain(output: Any) -> bool:
+    """Return True for a tensor, or a tuple or list of tensors and None."""
+    if isinstance(output, Tensor):
+        return True
+    return type(output) in (tuple, list) and all(
+        value is None or isinstance(value, Tensor) for value in output
+    )
+
+
+def _copied(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.clone()
+    return type(output)(None if value is None else value.clone() for value in output)
+
+
+def _are_close(output: Any, expected: Any) -> bool:
+    return all(
+        torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5 * float(b.abs().max()))
+        for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
+        if a.numel()
+    )

@@ -1,0 +1,200 @@
+"""Costs of substitution, by closed forms and by networks changed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nlbench
+from nlbench.measures.substitution import divergence, loss_change, paired_mean
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def places(model, inputs, labels=None, **settings):
+    """Measure, and return the statistics by place."""
+    run = nlbench.evaluate(model, inputs, ["substitution"], labels=labels, settings=settings)
+    result = run["substitution"]
+    assert result.status == "ok", result.reason
+    return {value.place: value.statistics for value in result.values}
+
+
+def test_loss_change_is_that_of_cross_entropy():
+    before, after = draw(9, 4), draw(9, 4)
+    labels = torch.arange(9) % 4
+    change, positions = loss_change(before, after, labels)
+    expected = F.cross_entropy(after, labels, reduction="none")
+    expected -= F.cross_entropy(before, labels, reduction="none")
+    torch.testing.assert_close(change.float(), expected)
+    assert positions.tolist() == [1.0] * 9
+
+
+def test_ignored_labels_do_not_count():
+    before, after = draw(2, 3, 4), draw(2, 3, 4)
+    labels = torch.tensor([[0, -100, 1], [2, 3, -100]])
+    change, positions = loss_change(before, after, labels)
+    kl, kl_positions = divergence(before, after, labels)
+    before[0, 1], after[1, 2] = 7 * draw(4), 7 * draw(4)
+    assert positions.tolist() == kl_positions.tolist() == [2.0, 2.0]
+    torch.testing.assert_close(change, loss_change(before, after, labels)[0])
+    torch.testing.assert_close(kl, divergence(before, after, labels)[0])
+
+
+def test_divergence_is_that_of_pytorch():
+    before, after = draw(9, 4), draw(9, 4)
+    expected = F.kl_div(
+        after.log_softmax(1), before.log_softmax(1), reduction="none", log_target=True
+    ).sum(1)
+    torch.testing.assert_close(divergence(before, after)[0].float(), expected)
+    assert divergence(before, before + 3)[0].abs().max() < 1e-6
+
+
+def test_impossible_class_costs_nothing():
+    before = torch.tensor([[0.0, -math.inf]])
+    assert divergence(before, torch.zeros(1, 2))[0].item() == pytest.approx(math.log(2))
+
+
+def test_standard_error_is_that_of_replications():
+    random = np.random.default_rng(0)
+    means, errors = [], []
+    for _ in range(800):
+        weights = torch.from_numpy(random.integers(1, 9, 60).astype(float))
+        sums = weights * torch.from_numpy(random.normal(2, 1, 60))
+        mean, error = paired_mean(sums, weights)
+        means.append(mean)
+        errors.append(error)
+    assert np.mean(means) == pytest.approx(2, abs=0.02)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+
+
+@pytest.mark.parametrize("labels", [None, torch.arange(60) % 3])
+def test_affine_activation_costs_nothing(labels):
+    model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(1.0), nn.Linear(6, 3)).double()
+    statistics = places(model, draw(60, 4).double(), labels)["1"]
+    assert statistics["value"] == pytest.approx(0, abs=1e-14)
+    assert statistics["identity"] == pytest.approx(0, abs=1e-14)
+    assert statistics["affine"] == pytest.approx(0, abs=1e-12)
+
+
+def test_relu_that_never_clips_costs_nothing():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    nn.init.constant_(model[0].bias, 50.0)
+    statistics = places(model, draw(60, 4))["1"]
+    assert statistics["identity"] == 0
+    assert statistics["value"] == pytest.approx(0, abs=1e-6)
+
+
+def test_relu_of_a_symmetric_input_has_the_known_squared_cost():
+    # The best line of a ReLU on {-1, 1} is (x + 1) / 2, exact there; on {-3, -1, 1, 3} it is
+    # x / 2 + 1, with squared errors 1/4, 1/4, 1/4, 1/4, and the ReLU has variance 1.5.
+    inputs = torch.tensor([-3.0, -1, 1, 3]).repeat_interleave(2).repeat(5)[:, None]
+    statistics = places(nn.ReLU(), inputs, inputs)["relu"]
+    assert statistics["value"] == pytest.approx(0.25 / 1.5, rel=1e-6)
+    assert statistics["identity"] == pytest.approx(2.5 / 1.5, rel=1e-6)
+    assert statistics["error"] == pytest.approx(0, abs=1e-6)
+
+
+def test_removing_one_relu_changes_the_loss_by_the_known_amount():
+    # Logits (relu(x), 0) on x = ±2 with label 0 exactly where x > 0: without the ReLU the
+    # logit of the negative samples is -2 instead of 0.
+    model = nn.Sequential(nn.ReLU(), nn.Linear(1, 2))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0], [0.0]]))
+        model[1].bias.zero_()
+    inputs = torch.tensor([2.0, 2, -2, -2]).repeat(8)[:, None]
+    statistics = places(model, inputs, (inputs[:, 0] < 0).long())["0"]
+    before, after = math.log(2), math.log(1 + math.exp(-2))
+    assert statistics["identity"] == pytest.approx((after - before) / 2, rel=1e-5)
+    assert statistics["value"] == pytest.approx(0, abs=1e-6)
+
+
+def test_cost_equals_a_network_with_a_fitted_module():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 5, 3), nn.SiLU(), nn.Conv2d(5, 4, 3), nn.ReLU(inplace=True), nn.Flatten(),
+        nn.LazyLinear(3),
+    )  # fmt: skip
+    inputs, labels = draw(80, 1, 8, 8), torch.arange(80) % 3
+    model(inputs)
+    statistics = places(model, inputs, labels)["1"]
+
+    with torch.no_grad():
+        x = model[0](inputs[::2]).movedim(1, -1).reshape(-1, 5)
+        lines = [np.polyfit(x[:, c], F.silu(x[:, c]), 1) for c in range(5)]
+        slope, bias = torch.tensor(np.array(lines)).float().T.reshape(2, 5, 1, 1)
+        held_out = model[0](inputs[1::2])
+        changed = model[2:](held_out * slope + bias)
+        original = model(inputs[1::2])
+    losses = [F.cross_entropy(o, labels[1::2], reduction="none") for o in (original, changed)]
+    difference = losses[1] - losses[0]
+    assert statistics["value"] == pytest.approx(difference.mean().item(), abs=1e-6)
+    assert statistics["loss"] == statistics["value"]
+    assert statistics["error"] == pytest.approx(difference.std().item() / 40**0.5, rel=1e-4)
+    correct = [(o.argmax(1) == labels[1::2]).float().mean() for o in (original, changed)]
+    assert statistics["accuracy"] == pytest.approx(float(correct[1] - correct[0]), abs=1e-6)
+
+
+def test_full_map_of_an_mlps_activation_costs_what_its_best_map_costs():
+    # Least squares commute with linear maps: W₂ of the best map of the activation is the best
+    # map from the block's input to its output.
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3)).double()
+    inputs, labels = draw(400, 4).double(), torch.arange(400) % 3
+    statistics = places(model, inputs, labels)["1"]
+    with torch.no_grad():
+        design = torch.cat([inputs, torch.ones(400, 1).double()], 1)
+        weight = torch.linalg.lstsq(design[::2], model(inputs[::2])).solution
+        changed, original = design[1::2] @ weight, model(inputs[1::2])
+    change = F.cross_entropy(changed, labels[1::2]) - F.cross_entropy(original, labels[1::2])
+    assert statistics["affine"] == pytest.approx(change.item(), abs=1e-9)
+
+
+def test_costs_do_not_depend_on_batches():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    inputs = draw(90, 4).double()
+    for cost in ("kl", "squared"):
+        settings = {"substitution.cost": cost}
+        whole = places(model, inputs, **settings)["1"]
+        parts = places(model, inputs, **settings, **{"replacement.batch": 16})["1"]
+        assert parts == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "cost"),
+    [
+        (3, torch.arange(20) % 3, "loss"),
+        (3, None, "kl"),
+        (3, torch.randn(20, 3), "squared"),
+        (1, None, "squared"),
+    ],
+)
+def test_usual_cost_follows_labels(outputs, labels, cost):
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, outputs))
+    run = nlbench.evaluate(model, draw(20, 2), ["substitution"], labels=labels)
+    assert run["substitution"].notes["cost"] == cost
+
+
+@pytest.mark.parametrize(
+    ("outputs", "settings", "reason"),
+    [
+        (3, {"substitution.cost": "loss"}, "no labels of classes"),
+        (1, {"substitution.cost": "kl"}, "one output"),
+    ],
+)
+def test_cost_that_does_not_fit_is_undefined(outputs, settings, reason):
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, outputs))
+    run = nlbench.evaluate(model, draw(20, 2), ["substitution"], settings=settings)
+    assert run["substitution"].status == "undefined"
+    assert reason in run["substitution"].reason
+
+
+def test_few_samples_are_undefined():
+    run = nlbench.evaluate(nn.ReLU(), draw(3, 2), ["substitution"])
+    assert run["substitution"].status == "undefined"

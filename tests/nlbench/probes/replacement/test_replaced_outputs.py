@@ -1,0 +1,287 @@
+"""Outputs with one place replaced, against networks in which it is replaced by hand."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.introspection.model_state import evaluation_mode
+from nlbench.measure import Measure, Result
+from nlbench.probes.replacement import CallInterception, find_calls
+from nlbench.probes.replacement.prefix import SharedPrefix, run_replaced
+from nlbench.probes.sites import list_sites
+
+
+class Block(nn.Module):
+    """A residual block with activations in place, called as functions, and handwritten."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.relu, self.gate = nn.ReLU(inplace=True), QuickGELU()
+
+    def forward(self, x):
+        y = self.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        y += x
+        return self.gate(self.relu(y))
+
+
+class QuickGELU(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3)
+        self.blocks = nn.Sequential(Block(4), Block(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = F.relu_(self.stem(x))
+        y = self.blocks(x)
+        # An input of the blocks that must be unchanged by what comes before a replaced call.
+        y = y + F.elu(x)
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    model = Network().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.bias)
+    return model
+
+
+INPUTS = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def twice(x):
+    return 0.3 * x + 0.1
+
+
+def test_places_have_the_names_of_sites(network):
+    assert [place.name for place in find_calls(network, INPUTS)] == [
+        site.name for site in list_sites(network, INPUTS)
+    ]
+    assert "blocks.0.relu:1" in [place.name for place in find_calls(network, INPUTS)]
+
+
+def test_replaced_call_equals_a_network_changed_by_hand(network):
+    class Changed(nn.Module):
+        def forward(self, x):
+            return twice(x)
+
+    changed = copy.deepcopy(network)
+    changed.blocks[1].gate = Changed()
+    with evaluation_mode(network):
+        places = {place.name: place for place in find_calls(network, INPUTS)}
+        prefix = SharedPrefix(network, list(places.values()), INPUTS[:2])
+        prefix.record(INPUTS)
+        torch.testing.assert_close(prefix.run(places["blocks.1.gate"], twice), changed(INPUTS))
+
+
+def test_second_call_in_place_equals_the_formula_by_hand(network):
+    block = network.blocks[0]
+
+    def forward(x):
+        y = block.norm2(block.conv2(block.norm1(block.conv1(x)).relu()))
+        return block.gate(twice(y + x))
+
+    with torch.no_grad():
+        places = {place.name: place for place in find_calls(network, INPUTS)}
+        call = places["blocks.0.relu:1"].call
+        x = network.stem(INPUTS).relu()
+        expected = network.head((network.blocks[1](forward(x)) + F.elu(x)).mean((2, 3)))
+        replaced = run_replaced(CallInterception(network), INPUTS, {call: twice})
+    torch.testing.assert_close(replaced, expected)
+
+
+def test_shared_prefix_equals_whole_passes_bit_for_bit(network):
+    with evaluation_mode(network):
+        places = find_calls(network, INPUTS)
+        prefix = SharedPrefix(network, places, INPUTS[:2])
+        assert prefix.is_cached
+        assert torch.equal(prefix.record(INPUTS), network(INPUTS.clone()))
+        for place in [*places, *reversed(places)]:
+            whole = run_replaced(CallInterception(network), INPUTS, {place.call: twice})
+            assert torch.equal(prefix.run(place, twice), whole), place.name
+
+
+def test_modules_before_the_place_run_once(network):
+    calls = []
+    network.stem.register_forward_hook(lambda *_: None)
+    original = network.stem._conv_forward
+    network.stem._conv_forward = lambda *args: calls.append(1) or original(*args)
+    with evaluation_mode(network):
+        places = find_calls(network, INPUTS)
+        prefix = SharedPrefix(network, places, INPUTS[:2])
+        prefix.record(INPUTS)
+        calls.clear()
+        for place in places[1:]:
+            prefix.run(place, twice)
+    assert not calls
+
+
+def test_network_that_draws_numbers_runs_whole():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + torch.rand(3)
+
+    model = nn.Sequential(nn.Linear(2, 3), Noisy(), nn.ReLU(), Noisy(), nn.Tanh())
+    with evaluation_mode(model):
+        places = find_calls(model, torch.ones(4, 2))
+        prefix = SharedPrefix(model, places, torch.ones(2, 2))
+        assert not prefix.is_cached
+        outputs = prefix.record(torch.ones(4, 2))
+        assert torch.equal(prefix.run(places[1], torch.tanh), outputs)
+
+
+def test_network_with_memory_between_modules_runs_whole():
+    class Writer(nn.Linear):
+        def forward(self, x):
+            self.last.append(x.sum())
+            return super().forward(x)
+
+    class Reader(nn.Module):
+        def forward(self, x):
+            return x + writer.last.pop()
+
+    writer = Writer(2, 2)
+    writer.last = []
+    model = nn.Sequential(writer, nn.ReLU(), Reader(), nn.Tanh())
+    with evaluation_mode(model):
+        places = find_calls(model, torch.randn(4, 2))
+        assert not SharedPrefix(model, places, torch.randn(2, 2)).is_cached
+
+
+class Collected(Measure):
+    name, probe = "collected", "replacement"
+
+    def reset(self):
+        self.seen = []
+
+    def update(self, observation):
+        self.seen.append(observation)
+
+    def compute(self):
+        Collected.last = self.seen
+        return Result({"value": 0.0})
+
+
+def observed(model, inputs, labels=None, **settings):
+    settings = {f"replacement.{name}": value for name, value in settings.items()}
+    run = nlbench.evaluate(model, inputs, [Collected], labels=labels, settings=settings)
+    assert run["collected"].status == "ok", run["collected"].reason
+    return Collected.last
+
+
+def test_every_other_sample_is_judged_with_its_label():
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.randn(10, 2)
+    (first, *_) = observed(model, inputs, torch.arange(10) % 3, maps="identity")
+    torch.testing.assert_close(first.outputs, model(inputs[1::2]))
+    torch.testing.assert_close(first.replaced, model[0](inputs[1::2]))
+    assert first.labels.tolist() == [1, 0, 2, 1, 0]
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 10])
+def test_halves_do_not_depend_on_batches(batch):
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.randn(10, 2)
+    labels = torch.arange(10) % 3
+    seen = observed(model, inputs, labels, maps="channel", batch=batch)
+    whole = observed(model, inputs, labels, maps="channel", batch=10)
+    torch.testing.assert_close(
+        torch.cat([each.replaced for each in seen]), torch.cat([each.replaced for each in whole])
+    )
+
+
+def test_crossed_judges_all_samples_by_the_other_half():
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.randn(20, 2)
+    seen = observed(model, inputs, maps="channel", crossed=True)
+    assert sum(len(each.outputs) for each in seen) == 20
+
+
+def test_model_is_left_as_it_was(network):
+    before = {module: dict(vars(module)) for module in network.modules()}
+    state = copy.deepcopy(network.state_dict())
+    inputs = INPUTS.clone()
+    observed(network, inputs)
+    assert {module: dict(vars(module)) for module in network.modules()} == before
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+    assert torch.equal(inputs, INPUTS)
+
+
+def test_error_in_a_pass_leaves_the_model_as_it_was(network):
+    def fail(call, x, compute):
+        raise ValueError("stopped")
+
+    with pytest.raises(ValueError, match="stopped"):
+        CallInterception(network).run(INPUTS, fail)
+    assert not any("forward" in vars(module) for module in network.modules())
+
+
+def test_selection_replaces_some_places(network):
+    seen = observed(network, INPUTS, select="blocks.1.*", maps="identity")
+    assert {each.place for each in seen} == {
+        "blocks.1.relu", "blocks.1.relu:1", "blocks.1.gate"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"select": "every:x"}, "replacement.select: 'every:x'"),
+        ({"maps": "chanel"}, "unknown map 'chanel'; did you mean 'channel'"),
+    ],
+)
+def test_wrong_options_name_the_nearest(network, settings, message):
+    settings = {f"replacement.{name}": value for name, value in settings.items()}
+    with pytest.raises(RequestError, match=message):
+        nlbench.evaluate(network, INPUTS, ["substitution"], settings=settings)
+
+
+def test_selection_without_a_match_fails_with_the_nearest(network):
+    settings = {"replacement.select": "kind:rellu"}
+    result = nlbench.evaluate(network, INPUTS, ["substitution"], settings=settings)["substitution"]
+    assert result.status == "failed"
+    assert "replacement.select: 'kind:rellu'" in result.reason
+
+
+def test_gated_linear_unit_maps_its_gated_half():
+    model = nn.Sequential(nn.Linear(2, 6), nn.GLU(), nn.Linear(3, 2))
+    inputs = torch.randn(40, 2)
+    (first, *_) = observed(model, inputs, torch.zeros(40).long(), maps="identity")
+    expected = model[2](model[0](inputs[1::2])[:, :3])
+    torch.testing.assert_close(first.replaced, expected)
+
+
+def test_network_without_activations_is_undefined():
+    run = nlbench.evaluate(nn.Linear(2, 2), torch.randn(8, 2), ["substitution"])
+    assert run["substitution"].status == "undefined"
+
+
+def test_tokens_and_channels_last_are_mapped_along_their_channels():
+    model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Flatten(), nn.Linear(20, 2))
+    (place,) = find_calls(model, torch.randn(2, 4, 3))
+    assert (place.channel_axis, place.channels, place.shape) == (2, 5, (4, 5))
+
+
+def test_batch_that_skips_a_place_is_undefined():
+    class Sometimes(nn.Module):
+        def forward(self, x):
+            return x.relu() if bool(x.sum() > 0) else x
+
+    model = nn.Sequential(nn.Identity(), Sometimes(), nn.Tanh())
+    inputs = torch.cat([torch.ones(8, 2), -torch.ones(8, 2)])
+    run = nlbench.evaluate(model, inputs, ["substitution"], settings={"replacement.batch": 4})
+    assert run["substitution"].status == "undefined"
+    assert "relu" in run["substitution"].reason
