@@ -81,7 +81,7 @@ class Value:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "statistics", _plain(self.statistics))
-        object.__setattr__(self, "reason", one_line(self.reason or ""))
+        object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
         object.__setattr__(self, "parts", _plain_parts(self.parts))
 
     @property
@@ -156,7 +156,7 @@ class Result:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", _plain(self.summary))
-        object.__setattr__(self, "reason", one_line(self.reason or ""))
+        object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
         object.__setattr__(self, "parts", _plain_parts(self.parts))
 
     @property

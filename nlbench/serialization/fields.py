@@ -10,17 +10,27 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from nlbench.errors import shorten
 
-__all__ = ["extra_fields", "from_plain", "to_plain"]
+__all__ = ["extra_fields", "from_plain", "shared_field", "to_plain"]
 
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 
-_EXTRA = "extra"
+_EXTRA, _SHARED = "extra", "shared"
+_MAX_SHARED = 256  # objects of one field
 
 
 def extra_fields() -> Any:
     """Create the field that holds the unknown entries of a read object."""
     return field(default_factory=dict, metadata={_EXTRA: True})
+
+
+def shared_field() -> Any:
+    """Create a field whose equal values are read as one object.
+
+    Thousands of records repeat their machine and their measure; a copy of each in every record
+    would take most of the time and memory of reading them.
+    """
+    return field(metadata={_SHARED: True})
 
 
 def to_plain(value: object) -> Any:
@@ -188,6 +198,9 @@ def _object_reader(kind: Any) -> Reader:
     extra = next((entry.name for entry in entries if _EXTRA in entry.metadata), "")
     read_extra = _reader(hints.pop(extra, Any))
     readers = {name: _reader(hint) for name, hint in hints.items()}
+    for entry in entries:
+        if _SHARED in entry.metadata:
+            readers[entry.name] = _shared_reader(readers[entry.name])
     required = [entry.name for entry in entries if entry.name != extra and _is_required(entry)]
 
     def read(value: Any, where: str) -> Any:
@@ -206,6 +219,20 @@ def _object_reader(kind: Any) -> Reader:
         return kind(**known)
 
     return read
+
+
+def _shared_reader(read: Reader) -> Reader:
+    objects: dict[str, Any] = {}
+
+    def read_shared(value: Any, where: str) -> Any:
+        text = repr(value)  # unlike equality it distinguishes 1, 1.0 and True
+        if text not in objects:
+            if len(objects) == _MAX_SHARED:
+                objects.clear()
+            objects[text] = read(value, where)
+        return objects[text]
+
+    return read_shared
 
 
 def _is_required(entry: Field[Any]) -> bool:

@@ -79,8 +79,10 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     check_is_file(path, max_bytes)
     try:
         with path.open("rb") as file:
-            # Some system files report no size and have no end.
-            data = file.read(max_bytes + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, max_bytes) + 1)
+            if len(data) > size:  # Some system files report no size and have no end.
+                data += file.read(max_bytes + 1 - len(data))
         if len(data) > max_bytes:
             raise RequestError(f"can't read {path}: expected at most {max_bytes} bytes")
         return data.decode("utf-8")
@@ -168,12 +170,15 @@ def _refuse(text: str) -> None:
 
 
 def _is_within_depth(content: object, levels: int) -> bool:
-    if not isinstance(content, dict | list):
-        return True
-    inner = content.values() if isinstance(content, dict) else content
-    return levels > 0 and all(
-        _is_within_depth(value, levels - 1) for value in inner if isinstance(value, dict | list)
-    )
+    containers = [content] if isinstance(content, dict | list) else []
+    for _ in range(levels):
+        containers = [
+            inner
+            for outer in containers
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return not containers
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -182,7 +182,9 @@ def make_manifest(
 
 def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
     """Drop duplicates, in the order of first appearance; the last of equal ones is kept."""
-    distinct = {json.dumps(to_plain(fact), sort_keys=True, default=str): fact for fact in facts}
+    # Records of one run share most of these objects.
+    objects = {id(fact): fact for fact in facts}
+    distinct = {json.dumps(to_plain(o), sort_keys=True, default=str): o for o in objects.values()}
     return tuple(distinct.values())
 
 
