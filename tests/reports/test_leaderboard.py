@@ -206,6 +206,23 @@ def test_a_seed_without_a_number_is_said_and_one_that_failed_leaves_none(
     assert math.isnan(entry.value) is not kept
 
 
+@pytest.mark.parametrize(
+    ("statuses", "status", "reason"),
+    [
+        (("undefined", "undefined", "undefined"), "undefined", "seed 0: reason 0"),
+        (("undefined", "failed", "failed"), "failed", "seed 1: reason 1"),
+    ],
+)
+def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, status, reason) -> None:
+    rows = []
+    for seed, each in enumerate(statuses):
+        rows += conftest.missing_row(("a", "init", "d", seed), "m", each, f"reason {seed}")
+    (row,) = leaderboard(Scores(conftest.frame(rows)), {"m": MORE})
+    entry = row.entries["m"]
+    assert (entry.status, entry.reason) == (status, reason)
+    assert math.isnan(entry.value)
+
+
 def test_draws_depend_on_seed_and_number_alone() -> None:
     first, again = (resampled_means([1.0, 2.0, 5.0], 50, "a") for _ in range(2))
     np.testing.assert_array_equal(first, again)
@@ -243,6 +260,11 @@ def test_a_cell_that_was_never_recorded_is_told_from_an_undefined_one(conftest) 
         ("b", "m"): "absent",
         ("b", "other"): "undefined",
     }
+
+
+def test_a_family_is_the_leading_letters_of_a_name() -> None:
+    names = ("torchvision/resnet18", "vit_b_16", "vgg", "3layer", "zoo/a/mixer-7")
+    assert [*map(family_of, names)] == ["resnet", "vit", "vgg", "3layer", "mixer"]
 
 
 @given(st.text(max_size=20))
