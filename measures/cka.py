@@ -14,6 +14,7 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans
+from nlbench.measure.pooled import ROW_LIMIT
 from nlbench.options import Option, OptionValue
 
 from .statistics.moments import PairsAccumulator, PairsMeasure
@@ -512,6 +513,11 @@ class CKA(PairsMeasure):
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
         """Return the bounds; the debiased value has none."""
         return (-math.inf, math.inf) if options["debiased"] else cls.bounds
+
+    @classmethod
+    def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
+        """Return the number of token rows of a batch to draw for a kernel of all pairs."""
+        return ROW_LIMIT if options["kernel"] == "rbf" else None
 
     def accumulator(self) -> Accumulator:
         """Create the accumulator of one site."""

@@ -52,6 +52,13 @@ def list_(
             autocompletion=completed("datasets"),
         ),
     ] = "auto",
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--of",
+            help="For sites, the places: activations, blocks, mlp, attention or modules:GLOB.",
+        ),
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="List every member of each family of models.")
     ] = False,
@@ -64,11 +71,13 @@ def list_(
         raise RequestError(
             f"list {what.value} has no option --model; use list sites --model {model}"
         )
+    if what is not Listing.sites and of is not None:
+        raise RequestError(f"list {what.value} has no option --of; use list sites --of {of}")
     if what is not Listing.models and (everything or traceable):
         flag = "--all" if everything else "--traceable"
         raise RequestError(f"list {what.value} has no option {flag}; use list models {flag}")
     unregistered: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
-        Listing.sites: lambda: _sites(model, data),
+        Listing.sites: lambda: _sites(model, data, of or "activations"),
         Listing.ops: _operations,
         Listing.commands: lambda: _commands(context),
     }
@@ -183,7 +192,7 @@ def _commands(context: typer.Context) -> list[dict[str, str]]:
     ]
 
 
-def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
+def _sites(model: str | None, data: str, of: str) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: name a model with --model")
     from nlbench.probes.sites.observation import list_sites
@@ -201,5 +210,5 @@ def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
             "shape": "×".join(map(str, site.shape)),
             "channels": f"axis {site.channel_axis}" + (" (assumed)" if site.assumed else ""),
         }
-        for site in list_sites(source.fresh(), source.example(2))
+        for site in list_sites(source.fresh(), source.example(2), of=of)
     ]

@@ -18,7 +18,7 @@ from nlbench.introspection.memory import is_out_of_memory, release_gpu_cache
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.precision import without_autocast
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state
-from nlbench.measure import Measure, Result
+from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
 from nlbench.plugins import load_probe
@@ -77,6 +77,7 @@ class _Feed:
         self.is_out_of_memory = False
         self.traceback = ""
         self.unreduced = measure.unreduced
+        self.row_limit = measure.row_limit_of(options)
         self.independent_sites = measure.independent_sites
         # Measures of one package may share intermediate results.
         self.package = measure.__module__.partition(".")[0]
@@ -263,6 +264,12 @@ def _annotated(result: Result, facts: Mapping[str, Any]) -> Result:
     values = tuple(
         replace(value, n=value.n or n, reason=_joined(value.reason, notes.get(value.place, "")))
         for value in result.values
+    )
+    places = {value.place for value in values}
+    values += tuple(
+        Value.missing(place, "undefined", reason, n)
+        for place, reason in facts.get("undefined", {}).items()
+        if place not in places
     )
     return with_remark(replace(result, values=values, n=result.n or n), facts.get("remark", ""))
 

@@ -109,6 +109,11 @@ class Measure(ABC):
         """Return the smallest and largest possible value under resolved options."""
         return cls.bounds
 
+    @classmethod
+    def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
+        """Return the number of token rows of a batch to draw under resolved options; None: all."""
+        return None
+
     def reset(self) -> None:  # noqa: B027 (a measure without state needs none)
         """Clear the state."""
 

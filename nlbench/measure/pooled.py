@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 from .base import Measure, MoreMeans
 from .result import Result, Status, Value
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from nlbench.probes.sites import SiteBatch
 
-__all__ = ["Accumulator", "FunctionMeasure", "PooledMeasure", "site_measure"]
+__all__ = ["ROW_LIMIT", "Accumulator", "FunctionMeasure", "PooledMeasure", "site_measure"]
+
+ROW_LIMIT = 1024
+"""Token rows of a batch that are drawn for a function of all of them."""
 
 
 class Accumulator(ABC):
@@ -95,6 +98,8 @@ class PooledMeasure(Measure):
         """Clear the state of all sites."""
         self._accumulators: dict[str, Accumulator] = {}
         self._counts: dict[str, int] = {}
+        # Rows of places where they are tokens.
+        self._rows: dict[str, int] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
 
     def update(self, observation: SiteBatch) -> None:
@@ -102,7 +107,9 @@ class PooledMeasure(Measure):
         place = observation.place
         if place not in self._accumulators:
             self._accumulators[place] = self.accumulator()
-        self._counts[place] = self._counts.get(place, 0) + len(observation.x)
+        self._counts[place] = self._counts.get(place, 0) + observation.count
+        if observation.owners is not None:
+            self._rows[place] = self._rows.get(place, 0) + len(observation.x)
         if place in self._missing:
             return
         try:
@@ -120,8 +127,10 @@ class PooledMeasure(Measure):
         n, accumulator = self._counts[place], self._accumulators[place]
         if place in self._missing:
             return Value.missing(place, *self._missing[place], n)
+        rows = {"rows": float(self._rows[place])} if place in self._rows else {}
         try:
-            return Value(place, accumulator.statistics(), n, reason=accumulator.remark())
+            statistics = {**accumulator.statistics(), **rows}
+            return Value(place, statistics, n, reason=accumulator.remark())
         except Undefined as error:
             return Value.missing(place, "undefined", str(error), n)
         except (NotFinite, RequestError) as error:
@@ -140,6 +149,11 @@ class FunctionMeasure(PooledMeasure):
     def accumulator(self) -> Accumulator:
         """Create the scores of one site."""
         return _Scores(lambda x, y: self._number(type(self).function(x, y, **self.settings)))
+
+    @classmethod
+    def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
+        """Return the number of token rows of a batch to draw: functions may need all pairs."""
+        return ROW_LIMIT
 
     def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
         """Score one batch of one site; skip it if its score is undefined."""

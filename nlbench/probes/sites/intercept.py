@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
@@ -21,8 +22,10 @@ from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
 
+from .place_options import RowPolicy
 from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
+from .rows import PositionSelector
 
 __all__ = ["CallInterceptor", "CapturePolicy", "PendingCall", "SiteCall"]
 
@@ -41,12 +44,15 @@ class CapturePolicy:
     selects : callable
         From name and kind of a call to True if it may be selected; the kind is None while it is
         not known.
+    positions : PositionSelector
+        Positions that count, and whether they are rows.
     """
 
     reduction: str = "spatial"
     functions: Mapping[str, Function] = field(default_factory=dict)
     attention: bool = False
     selects: Callable[[str, str | None], bool] = lambda name, kind: True
+    positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,9 @@ class SiteCall:
         Its output; None if the call is not selected.
     role : {"activation", "gate", "attention", "softcap"}
     trackers : list of GateTracker or RoleTracker
-        They decide on another role, if it depends on the use of the output.
+        They determine the role if it depends on the use of the output.
+    problem : str
+        Why the call has no numbers; empty if it has.
     """
 
     site: SiteName
@@ -98,6 +106,7 @@ class SiteCall:
     y: Side | None
     role: str = "activation"
     trackers: list[GateTracker | RoleTracker] = field(default_factory=list)
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -158,7 +167,7 @@ class CallInterceptor(SiteNames):
         self._gates = GateRoles()
         self._logits = LogitRoles()
         self._unseen = UnseenActivations()
-        # Hooks run under the override too, but the probe's own computation is no operation.
+        # Hooks run under the override too, but the probe's own computation is not an operation.
         self._paused = False
 
     def run(self, inputs: Tensor) -> None:
@@ -202,6 +211,8 @@ class CallInterceptor(SiteNames):
         output = call.run()
         self.follow(call, output, is_site=True)
         site_call = SiteCall(site, pending, self._end(pending, output))
+        if kind == "softmax":
+            site_call.problem = self._problem_of_logits(source)
         if call.operation.gates:
             site_call.trackers.append(self._gates.begin(source, output))
         elif kind == "glu":
@@ -218,7 +229,7 @@ class CallInterceptor(SiteNames):
         return self.path or "the model"
 
     def follow(self, call: FunctionCall, output: object, *, is_site: bool = False) -> None:
-        """Follow the axes, and the tensors that decide on roles, into a call's output."""
+        """Follow the axes, and the tensors that determine roles, into a call's output."""
         super().follow(call, output)
         sampled = list(filter(self.layouts.is_sampled, call.tensors))
         if outputs := list(tensors_in((output,))):
@@ -232,7 +243,9 @@ class CallInterceptor(SiteNames):
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
             site = self.name("softmax")
             pending = self._begin(x, site.text, "softmax", axis)
-            self._add(SiteCall(site, pending, self._end(pending, y), "attention"))
+            call = SiteCall(site, pending, self._end(pending, y), "attention")
+            call.problem = self._problem_of_logits(x)
+            self._add(call)
 
         with SoftmaxInterceptor(on_softmax):
             return call.run()
@@ -252,6 +265,15 @@ class CallInterceptor(SiteNames):
             not self.layouts.is_constant(x),
         )
 
+    def _problem_of_logits(self, logits: Tensor) -> str:
+        """Return why the logits of attention have no numbers; empty if they have."""
+        self._paused, before = True, self._paused
+        try:
+            is_masked = bool((logits <= torch.finfo(logits.dtype).min / 2).any())
+        finally:
+            self._paused = before
+        return "masked logits have no mean" if is_masked else ""
+
     def _axes(self, x: Tensor, label: str) -> tuple[int | None, int, bool]:
         """Return batch axis, channel axis, and True if the latter is assumed."""
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
@@ -270,7 +292,9 @@ class CallInterceptor(SiteNames):
     def _capture(self, tensor: Tensor, axis: int) -> Side:
         self._paused, before = True, self._paused
         try:
-            return capture(tensor, axis, self.policy.reduction, self.policy.functions)
+            return capture(
+                tensor, axis, self.policy.reduction, self.policy.functions, self.policy.positions
+            )
         finally:
             self._paused = before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,10 @@ from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
 from .float64 import float64_copy_if_needed
 from .observation import channel_note, observe_sites
+from .place_options import RowPolicy
 from .probe import COMPARED_SAMPLES
 from .reduce import Function, Unreduced
+from .rows import drawn_rows
 from .shared import Borrowed, Shared
 from .site import Site, SiteBatch
 
@@ -43,7 +46,7 @@ def observe(
 ) -> None:
     """Show every activation call of a subject to the measures, batch by batch.
 
-    The measures work on the CPU in threads of their own, while the network computes the next
+    The measures work on the CPU in separate threads, while the network computes the next
     observation. Each gets its own copies, in the same order with any number of threads. In the
     first batch network and measures take turns; if the network or the source of the samples draws
     from the global random generators, as measures may, they do so to the end. Several threads
@@ -51,6 +54,8 @@ def observe(
     rounding shows at its sites is run in float64.
     """
     sites: dict[str, Site] = {}
+    rows: Counter[str] = Counter()
+    undefined: dict[str, str] = {}
     unseen: dict[str, None] = {}
     functions, keys = _declared_functions(listeners)
     threads = measure_threads(resources.device) if resources.threads is None else resources.threads
@@ -58,6 +63,9 @@ def observe(
         threads = 1
 
     arguments: dict[str, Any] = {
+        "of": str(options["of"]),
+        "rows": str(options["rows"]),
+        "skip": int(options["skip"]),
         "reduction": str(options["reduction"]),
         "select": str(options["select"]),
         "attention": bool(options["attention"]),
@@ -77,10 +85,11 @@ def observe(
             clock, order = time.thread_time, (observation.batch, observation.site.index)
         shared_by_package: dict[object, Shared] = {}
         for listener, names in zip(listeners, keys, strict=True):
+            seen = _limited(observation, getattr(listener, "row_limit", None))
             shared = shared_by_package.setdefault(
-                getattr(listener, "package", listener), Shared(observation.x, observation.y, clock)
+                (getattr(listener, "package", listener), len(seen.x)), Shared(seen.x, seen.y, clock)
             )
-            batch = _copied(observation, names, shared)
+            batch = _copied(seen, names, shared)
             if order is None:
                 listener.update(batch)
             else:
@@ -105,6 +114,7 @@ def observe(
 
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)
+            rows[observation.place] += len(observation.x)
             workers.put(_to_host(observation))
 
         facts["samples"] = observe_sites(
@@ -113,16 +123,36 @@ def observe(
             on_observation,
             functions=functions,
             on_unseen=unseen.setdefault,
+            on_undefined=undefined.setdefault,
             **arguments,
         )
-    facts.update(_facts(sites, list(unseen), unresolved, str(options["reduction"])))
+    facts.update(_facts(sites, list(unseen), unresolved, options))
+    facts.update(_row_facts(rows, facts["samples"], options))
+    if undefined:
+        facts["undefined"] = undefined
+    if not sites and undefined:
+        raise Undefined("; ".join(dict.fromkeys(undefined.values())))
     if not sites:
         inside = f", except inside {_abbreviated(list(unseen))}" if unseen else ""
         raise Undefined(f"the model calls no known activation function{inside}")
 
 
+def _row_facts(rows: Mapping[str, int], samples: int, options: ProbeOptions) -> dict[str, Any]:
+    """Return the number of rows of each place, where it is not the number of samples."""
+    policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
+    facts: dict[str, Any] = {}
+    if policy.description:
+        facts["row_policy"] = policy.description
+    if any(count != samples for count in rows.values()):
+        facts["rows"] = dict(rows)
+    return facts
+
+
 def _facts(
-    sites: Mapping[str, Site], unseen: Sequence[str], unresolved: Sequence[str], reduction: str
+    sites: Mapping[str, Site],
+    unseen: Sequence[str],
+    unresolved: Sequence[str],
+    options: ProbeOptions,
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "sites": len(sites),
@@ -138,10 +168,13 @@ def _facts(
     if unseen:
         facts["unseen"] = list(unseen)
         remarks.append(f"activations not seen: {_abbreviated(unseen)}")
+    policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
+    if policy.description:
+        remarks.append(policy.description)
     if remarks:
         facts["remark"] = "; ".join(remarks)
     notes = {name: channel_note([site]) for name, site in sites.items() if site.assumed}
-    if notes and reduction == "spatial":
+    if notes and (policy.tokens or options["reduction"] == "spatial"):
         facts["remarks"] = notes
     return facts
 
@@ -169,6 +202,19 @@ def _declared_functions(
         declared: Mapping[str, Function] = getattr(listener, "unreduced", {})
         keys.append({name: key_of.setdefault(f, str(len(key_of))) for name, f in declared.items()})
     return {key: function for function, key in key_of.items()}, keys
+
+
+def _limited(observation: SiteBatch, limit: int | None) -> SiteBatch:
+    """Draw token rows of a batch for a measure whose time grows faster than their number."""
+    if limit is None or observation.owners is None or len(observation.x) <= limit:
+        return observation
+    chosen = drawn_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
+    return replace(
+        observation,
+        x=observation.x[chosen],
+        y=observation.y[chosen],
+        owners=observation.owners[chosen],
+    )
 
 
 def _copied(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
@@ -207,8 +253,13 @@ def _to_host(observation: SiteBatch) -> _Item:
     unreduced = observation.unreduced
     if isinstance(unreduced, Unreduced):
         unreduced = unreduced.mapped(fetched)
+    owners = observation.owners
     moved = replace(
-        observation, x=fetched(observation.x), y=fetched(observation.y), unreduced=unreduced
+        observation,
+        x=fetched(observation.x),
+        y=fetched(observation.y),
+        unreduced=unreduced,
+        owners=None if owners is None else fetched(owners),
     )
     if not is_cuda:
         return moved, lambda: None

@@ -1,8 +1,12 @@
-"""Run a batch in microbatches that fit into memory, and join what each site shows of them."""
+"""Run a batch in microbatches that fit into memory, and join each site's results."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +15,27 @@ from nlbench.errors import Undefined
 from nlbench.introspection.memory import microbatch_sizes
 from nlbench.introspection.model_state import preserve_attributes
 
-from .intercept import CallInterceptor, CapturePolicy, SiteCall
+from .intercept import CapturePolicy, SiteCall
 from .reduce import Side, joined
 
-__all__ = ["CallIdentity", "Microbatches", "rows_at_sites"]
+__all__ = ["CallIdentity", "Interceptor", "Microbatches", "rows_at_sites"]
+
+
+class Interceptor(Protocol):
+    """Runs a model and reports the calls of its sites."""
+
+    policy: CapturePolicy
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+
+    def hooked(self) -> AbstractContextManager[None]:
+        """Set hooks, and remove them on exit."""
+
+    def run(self, inputs: Tensor) -> None:
+        """Run the model."""
+
 
 CallIdentity = tuple[str, str, Hashable]
 """Name and kind of a call, and where the network's code makes it."""
@@ -48,7 +69,7 @@ class Microbatches:
             first = self.calls if first is None else first
             if self.calls != first:
                 raise Undefined(
-                    "the network calls other activations for some samples than for others, so "
+                    "the network calls different activations for different samples, so "
                     "the microbatches of a batch that does not fit into memory can't be joined"
                 )
 
@@ -70,6 +91,13 @@ class Microbatches:
     ) -> tuple[Side | None, Side | None]:
         if not sides:
             return None, None
+        if sides[0][0].owners is not None and len(sides) == len(self._sizes):
+            starts = list(itertools.accumulate(self._sizes, initial=0))
+            shifted = [
+                [_shifted(side, start) for side in pair]
+                for pair, start in zip(sides, starts, strict=False)
+            ]
+            return joined([x for x, _ in shifted]), joined([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
         if len(self._sizes) == 1 or (not call.pending.sampled and set(rows) == {1}):
             # A table that does not depend on the input is one row for all microbatches.
@@ -85,8 +113,12 @@ class Microbatches:
         return joined([x for x, _ in sides]), joined([y for _, y in sides])
 
 
+def _shifted(side: Side, start: int) -> Side:
+    return side if side.owners is None else replace(side, owners=side.owners + start)
+
+
 def rows_at_sites(
-    model: nn.Module,
+    make_interceptor: Callable[[CapturePolicy, Callable[[SiteCall], None]], Interceptor],
     samples: Tensor,
     *,
     attention: bool,
@@ -103,8 +135,8 @@ def rows_at_sites(
                 rows[call.name + suffix] = torch.cat(both, 1)
 
     policy = CapturePolicy("spatial", {"norm": _norm}, attention, selects)
-    interceptor = CallInterceptor(model, policy, add)
-    with preserve_attributes(model), interceptor.hooked():
+    interceptor = make_interceptor(policy, add)
+    with preserve_attributes(interceptor.model), interceptor.hooked():
         interceptor.run(samples.clone())
     return rows
 

@@ -25,10 +25,9 @@ from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 
-__all__ = ["PLACES", "Axes", "Place", "find_places", "parse_places", "place_hooks"]
+from .place_options import parse_places
 
-PLACES = ("activations", "blocks", "mlp", "attention", "modules:GLOB")
-"""Values of ``sites.of``."""
+__all__ = ["Axes", "Place", "find_places", "place_hooks"]
 
 # A child of which an output position changes by more, in roundings of its type and in units of
 # its largest output, when other positions change, mixes positions. Rounding changes where a
@@ -191,23 +190,6 @@ def place_hooks(
         for module in {place.last for place in places}:
             stack.callback(module.register_forward_hook(after, prepend=True).remove)
         yield
-
-
-def parse_places(of: str) -> tuple[str, ...]:
-    """Parse the value of ``sites.of``: names of `PLACES`, separated by commas.
-
-    Raises
-    ------
-    nlbench.RequestError
-        For an unknown name, or activations together with others.
-    """
-    names = tuple(name.strip() for name in of.split(",") if name.strip())
-    for name in names:
-        if name not in PLACES[:-1] and not (name.startswith("modules:") and name[8:]):
-            raise RequestError(f"sites.of: unknown '{name}'{nearest(name, PLACES)}")
-    if not names or ("activations" in names and len(names) > 1):
-        raise RequestError(f"sites.of: '{of}', expected activations alone or others of {PLACES}")
-    return names
 
 
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:

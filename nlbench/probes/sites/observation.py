@@ -1,7 +1,7 @@
 """Observe the activation calls of a model, batch by batch.
 
-Only the reduction of an activation to (n, d) is kept. That of the input is taken before the call,
-which may work in place.
+Activations are not kept, only their reductions to (n, d). Inputs are reduced before the call, which
+may overwrite them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 from nlbench.introspection.precision import exact_by_default
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
-from .microbatches import CallIdentity, Microbatches, rows_at_sites
+from .microbatches import CallIdentity, Interceptor, Microbatches, rows_at_sites
+from .module_calls import ModuleInterceptor
+from .place_options import RowPolicy
 from .reduce import Function, Side, Unreduced
+from .rows import PositionSelector
 from .select import Picker, Selection
 from .site import Site, SiteBatch
 
@@ -34,6 +37,9 @@ def observe_sites(
     batches: Iterable[Tensor],
     on_observation: Callable[[SiteBatch], None],
     *,
+    of: str = "activations",
+    rows: str = "auto",
+    skip: int = 0,
     reduction: str = "spatial",
     select: str = "*",
     attention: bool = False,
@@ -41,6 +47,7 @@ def observe_sites(
     memory: int | None = None,
     fitting_sizes: FittingSizes | None = None,
     on_unseen: Callable[[str], None] = lambda description: None,
+    on_undefined: Callable[[str, str], object] = lambda place, reason: None,
 ) -> int:
     """Run a model over batches and report every activation call.
 
@@ -56,6 +63,12 @@ def observe_sites(
         Inputs of the model, on its device.
     on_observation : callable
         Called with a `SiteBatch` for each batch of each site, in order of call.
+    of : str
+        ``activations``, or other places; see `nlbench.probes.sites.modules.find_places`.
+    rows : str
+        See `nlbench.probes.sites.rows.RowPolicy.parse`.
+    skip : int
+        First positions of each sample to leave out.
     reduction : {"spatial", "flatten", "published"}
         See `nlbench.probes.sites.reduce.reduce_site`.
     select : str
@@ -63,15 +76,17 @@ def observe_sites(
     attention : bool
         Include softmaxes.
     functions : mapping of str to callable, optional
-        Functions of an activation's tensor (n, ...) to one number per sample (n,), which may be
-        called with some of the samples at a time. Their results are ``SiteBatch.unreduced``.
+        Functions that reduce an activation (n, ...) to one number per sample (n,). They may be
+        called on part of the samples. Their results are ``SiteBatch.unreduced``.
     memory : int, optional
-        Bytes that a forward pass may take. Two samples are run beforehand to see how many fit.
+        Memory limit of a forward pass in bytes. Two samples are run first to estimate how many fit.
     fitting_sizes : mutable mapping, optional
         Cache of the number of samples that fit, for later passes.
     on_unseen : callable, optional
-        Called with a description of each activation that can't be intercepted: a kernel, such as
-        an LSTM's, or operations that are written out inside a larger module.
+        Called with a description of each activation that can't be intercepted: hidden in a fused
+        kernel, such as an LSTM's, or written as elementary operations inside a larger module.
+    on_undefined : callable, optional
+        Called with name and reason for each batch of a site that has no numbers.
 
     Returns
     -------
@@ -84,8 +99,8 @@ def observe_sites(
         If the model is compiled or scripted, so that its activations can't be observed, or if
         the selection matches no site.
     nlbench.Undefined
-        If the batch axis of an activation is unknown, if one batch calls other activations than
-        another, or if the samples of a batch that does not fit into memory depend on each other.
+        If the batch axis of an activation is unknown, if batches call different activations, or if
+        the samples of a batch that does not fit into memory depend on each other.
 
     Examples
     --------
@@ -98,18 +113,33 @@ def observe_sites(
     ['1', '3']
     """
     refuse_unobservable(model)
-    site_pass = _SitePass(Selection.parse(select), on_observation)
-    policy = CapturePolicy(reduction, functions or {}, attention, site_pass.may_select)
-    interceptor = CallInterceptor(
-        model, policy, lambda call: site_pass.microbatches.add(call), on_unseen
+    site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined)
+    positions = PositionSelector(RowPolicy.parse(rows, skip, of))
+    policy = CapturePolicy(reduction, functions or {}, attention, site_pass.may_select, positions)
+
+    def make_interceptor(
+        policy: CapturePolicy, on_call: Callable[[SiteCall], None]
+    ) -> CallInterceptor | ModuleInterceptor:
+        if of == "activations":
+            return CallInterceptor(model, policy, on_call, on_unseen)
+        return ModuleInterceptor(model, of, policy, on_call)
+
+    interceptor = make_interceptor(policy, lambda call: site_pass.microbatches.add(call))
+    check = partial(
+        rows_at_sites, make_interceptor, attention=attention, selects=site_pass.may_select
     )
     fitting_sizes = {} if fitting_sizes is None else fitting_sizes
     samples = 0
-    with evaluation_mode(model), without_fast_path(), interceptor.hooked():
+    with (
+        evaluation_mode(model),
+        without_fast_path(),
+        interceptor.hooked(),
+        positions.hooked(model),
+    ):
         for batch in batches:
-            site_pass.begin_batch()
+            site_pass.begin_batch(samples, len(batch))
             limit = SampleLimit(fitting_sizes, model, "samples of a forward pass", batch, memory)
-            _observe_batch(interceptor, batch, site_pass, limit)
+            _observe_batch(interceptor, batch, site_pass, limit, check)
             site_pass.end_batch()
             samples += len(batch)
     return samples
@@ -118,9 +148,17 @@ def observe_sites(
 class _SitePass:
     """One pass over all batches, from calls to observations of the selected sites."""
 
-    def __init__(self, selection: Selection, on_observation: Callable[[SiteBatch], None]) -> None:
-        self._selection, self._on_observation = selection, on_observation
+    def __init__(
+        self,
+        selection: Selection,
+        on_observation: Callable[[SiteBatch], None],
+        on_undefined: Callable[[str, str], object],
+    ) -> None:
+        self._selection = selection
+        self._on_observation, self._on_undefined = on_observation, on_undefined
         self._batch = -1
+        # Number of samples before the batch, and in it.
+        self.first = self.samples = 0
         # Names selected in the first batch; unknown until its end.
         self._selected: set[str] | None = None
         self._sites: dict[str, Site] = {}
@@ -135,9 +173,10 @@ class _SitePass:
             return name in self._selected
         return self._selection.may_take(name, kind)
 
-    def begin_batch(self) -> None:
-        """Begin the next batch."""
+    def begin_batch(self, first: int, samples: int) -> None:
+        """Begin the next batch, with the index of its first sample and their number."""
         self._batch += 1
+        self.first, self.samples = first, samples
         self._picker = Picker(self._selection)
         self.microbatches = Microbatches(self._report)
 
@@ -147,8 +186,8 @@ class _SitePass:
         Raises
         ------
         nlbench.Undefined
-            If the batch has called other activations than the first: one name would then stand
-            for different functions.
+            If the batch calls different activations than the first, as one name would then refer to
+            different functions.
         """
         calls = self.microbatches.calls
         if self._selected is None:
@@ -158,7 +197,7 @@ class _SitePass:
             self._calls = calls
         elif calls != self._calls:
             raise Undefined(
-                f"the network calls other activations in batch {self._batch} than in batch 0"
+                f"the network calls different activations in batch {self._batch} than in batch 0"
                 f"{_difference(self._calls, calls)}, so one name may stand for several sites"
             )
 
@@ -174,43 +213,49 @@ class _SitePass:
             self._picked.add(site.name)
         elif site.name not in self._selected:
             return
+        if call.problem:
+            self._on_undefined(site.name, call.problem)
+            return
         assert x is not None
         assert y is not None
         unreduced = Unreduced(x.numbers, y.numbers)
-        self._on_observation(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
+        self._on_observation(
+            SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced, x.owners, self.samples)
+        )
 
 
 def _difference(first: Sequence[CallIdentity], second: Sequence[CallIdentity]) -> str:
     """Describe the first call that differs."""
     for before, after in itertools.zip_longest(first, second):
         if before is None or after is None:
-            return f" ({(before or after)[0]} in one of them only)"
+            return f" ({(before or after)[0]} in only one of them)"
         if before != after:
             name, other = before[0], after[0]
-            return f" ({other} for {name})" if name != other else f" (another {name})"
+            return f" ({other} for {name})" if name != other else f" (a different {name})"
     return ""
 
 
 def _observe_batch(
-    interceptor: CallInterceptor, batch: Tensor, site_pass: _SitePass, limit: SampleLimit
+    interceptor: Interceptor,
+    batch: Tensor,
+    site_pass: _SitePass,
+    limit: SampleLimit,
+    check: Callable[[Tensor], Mapping[str, Tensor]],
 ) -> None:
-    """Run one batch, in smaller microbatches each time that memory runs out.
+    """Run a batch, in smaller microbatches each time memory runs out.
 
     Microbatches change a sample's numbers by rounding only: a convolution or a matrix product may
-    be summed in another order for another number of samples.
+    be summed in a different order for a different number of samples.
     """
-    rows = partial(
-        rows_at_sites,
-        interceptor.model,
-        attention=interceptor.policy.attention,
-        selects=site_pass.may_select,
-    )
 
     def attempt(size: int) -> None:
         if size < len(batch) and not site_pass.is_independent:
-            refuse_mixing(rows, batch, size)
+            refuse_mixing(check, batch, size)
             site_pass.is_independent = True
+        first = site_pass.first
         for microbatch in site_pass.microbatches.split(batch, size):
+            interceptor.policy.positions.begin(first, len(microbatch))
+            first += len(microbatch)
             # A copy, since a first layer that works in place would change the caller's data.
             interceptor.run(microbatch.clone())
 
@@ -220,7 +265,9 @@ def _observe_batch(
         limit.remember(size)
 
 
-def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) -> list[Site]:
+def list_sites(
+    model: nn.Module, example: Tensor, *, attention: bool = False, of: str = "activations"
+) -> list[Site]:
     """List the sites of a model, in order of call.
 
     Parameters
@@ -230,6 +277,8 @@ def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) ->
         A batch of inputs.
     attention : bool
         Include softmaxes.
+    of : str
+        See `observe_sites`.
 
     Examples
     --------
@@ -239,7 +288,9 @@ def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) ->
     ['gelu']
     """
     sites: list[Site] = []
-    observe_sites(model, [example], lambda batch: sites.append(batch.site), attention=attention)
+    observe_sites(
+        model, [example], lambda batch: sites.append(batch.site), attention=attention, of=of
+    )
     return sites
 
 

@@ -8,22 +8,34 @@ from typing import ClassVar
 from nlbench.options import Option
 from nlbench.probes import LazyProbe, ProbeOptions
 
+from .place_options import RowPolicy, parse_places
 from .select import Selection
 
 __all__ = ["COMPARED_SAMPLES", "SITES", "Sites"]
 
 COMPARED_SAMPLES = 4
-"""Number of samples that are run beforehand, to see whether float32 resolves their differences."""
+"""Number of samples that are run first, to see whether float32 resolves their differences."""
 
 
 class Sites(LazyProbe):
     """The probe `sites`."""
 
     name = "sites"
-    description = "input and output of every activation call"
+    description = "input and output of every activation call, block or other module"
     home = "nlbench.probes.sites.listeners"
     shows_on_cpu = True
     options: ClassVar[Mapping[str, Option]] = {
+        "of": Option(
+            "activations",
+            "places to observe: activations, or blocks, mlp, attention, modules:GLOB, joined by "
+            "commas",
+        ),
+        "rows": Option(
+            "auto",
+            "rows (n, d) of a place: samples, tokens, tokens:K drawn from each sample, or last; "
+            "auto: tokens for blocks, mlp and attention, else samples",
+        ),
+        "skip": Option(0, "first positions of each sample to leave out", minimum=0, maximum=1e9),
         "reduction": Option(
             "spatial",
             "reduction of a site's tensor to (n, d)",
@@ -34,8 +46,8 @@ class Sites(LazyProbe):
         ),
         "select": Option(
             "*",
-            "sites to observe: globs over names, kind:KIND, role:ROLE, every:K; joined by + all "
-            "must hold, by commas any",
+            "sites to observe: globs over names, kind:KIND, role:ROLE, every:K; + means and, "
+            "a comma means or",
         ),
         "attention": Option(False, "include the softmaxes of attention"),
     }
@@ -45,11 +57,13 @@ class Sites(LazyProbe):
         return -(-samples // int(options["batch"]))
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:
-        """Validate ``sites.select``."""
+        """Validate ``sites.select``, ``sites.of`` and ``sites.rows``."""
         Selection.parse(str(options["select"]))
+        parse_places(str(options["of"]))
+        RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return the number of samples that are run beforehand; all pass batch by batch."""
+        """Return the number of samples that are run first; all pass batch by batch."""
         return COMPARED_SAMPLES
 
 

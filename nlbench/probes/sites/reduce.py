@@ -10,6 +10,8 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
+from .rows import PositionSelector, SelectedPositions
+
 __all__ = ["REDUCTIONS", "Function", "Side", "Unreduced", "capture", "joined", "reduce_site"]
 
 
@@ -102,13 +104,22 @@ class Side:
     reduced : tensor of shape (n, d)
     numbers : mapping of str to tensor of shape (n,) or Exception
         Result or error of each function of the whole tensor.
+    owners : tensor of shape (rows,), optional
+        Index of the sample of each row, if rows are tokens.
     """
 
     reduced: Tensor
     numbers: Mapping[str, Tensor | Exception]
+    owners: Tensor | None = None
 
 
-def capture(tensor: Tensor, axis: int, reduction: str, functions: Mapping[str, Function]) -> Side:
+def capture(
+    tensor: Tensor,
+    axis: int,
+    reduction: str,
+    functions: Mapping[str, Function],
+    positions: PositionSelector | None = None,
+) -> Side:
     """Reduce an activation's tensor, and apply functions to the whole of it.
 
     Parameters
@@ -120,6 +131,8 @@ def capture(tensor: Tensor, axis: int, reduction: str, functions: Mapping[str, F
         See `reduce_site`.
     functions : mapping of str to callable
         From the tensor, or some of its samples, to one number per sample.
+    positions : PositionSelector, optional
+        Positions that count, by default all.
 
     Examples
     --------
@@ -127,6 +140,9 @@ def capture(tensor: Tensor, axis: int, reduction: str, functions: Mapping[str, F
     >>> side.reduced.shape, side.numbers["sum"]
     (torch.Size([5, 3]), tensor([12., 12., 12., 12., 12.]))
     """
+    selected = None if positions is None else positions.select(tensor, axis)
+    if selected is not None and tensor.ndim > 0:
+        return _captured_positions(tensor, axis, reduction, functions, selected)
     if not functions or tensor.ndim == 0:
         return Side(reduce_site(tensor, axis, reduction), {})
     return joined(
@@ -138,6 +154,47 @@ def capture(tensor: Tensor, axis: int, reduction: str, functions: Mapping[str, F
             for chunk in _chunks(tensor)
         ]
     )
+
+
+def _captured_positions(
+    tensor: Tensor,
+    axis: int,
+    reduction: str,
+    functions: Mapping[str, Function],
+    selected: SelectedPositions,
+) -> Side:
+    """Reduce some positions of a tensor, and apply functions to them."""
+    channels_last = tensor.movedim(axis, -1) if tensor.ndim > 1 else tensor[:, None]
+    rows = channels_last.reshape(len(tensor), -1, channels_last.shape[-1])
+    valid = selected.valid
+    if selected.owners is not None:
+        flat = rows.flatten(0, 1)
+        flat = flat if selected.index is None else flat[selected.index]
+        reduced = flat.to(_reduced_type(tensor), copy=selected.index is None)
+    elif reduction == "spatial" and valid is not None:
+        kept = rows.masked_fill(~valid[..., None], 0)
+        reduced = kept.sum(1, dtype=_reduced_type(tensor)) / valid.sum(1, keepdim=True)
+    else:
+        reduced = reduce_site(tensor, axis, reduction)
+    if valid is None:
+        numbers = {name: _applied(function, tensor) for name, function in functions.items()}
+    else:
+        numbers = {name: _applied_at(function, rows, valid) for name, function in functions.items()}
+    return Side(reduced, numbers, selected.owners)
+
+
+def _applied_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exception:
+    """Apply a measure's function to some positions of rows (n, p, d), another set per sample."""
+    patterns, which = torch.unique(valid, dim=0, return_inverse=True)
+    numbers: list[tuple[Tensor, Tensor]] = []
+    for number, pattern in enumerate(patterns):
+        samples = (which == number).nonzero()[:, 0]
+        result = _applied(function, rows[samples][:, pattern].movedim(-1, 1))
+        if isinstance(result, Exception):
+            return result
+        numbers.append((samples, result))
+    order = torch.cat([samples for samples, _ in numbers]).argsort()
+    return torch.cat([result for _, result in numbers])[order]
 
 
 def _chunks(tensor: Tensor) -> Sequence[Tensor]:
@@ -170,7 +227,10 @@ def joined(sides: Sequence[Side]) -> Side:
         errors = [part for part in parts if isinstance(part, Exception)]
         tensors = [part for part in parts if isinstance(part, Tensor)]
         numbers[name] = errors[0] if errors else torch.cat(tensors)
-    return Side(torch.cat([side.reduced for side in sides]), numbers)
+    owners = [side.owners for side in sides if side.owners is not None]
+    return Side(
+        torch.cat([side.reduced for side in sides]), numbers, torch.cat(owners) if owners else None
+    )
 
 
 class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):

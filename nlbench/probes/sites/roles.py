@@ -1,11 +1,11 @@
-"""Roles of calls, and nonlinear operations that are no calls, from the use of their outputs.
+"""Roles of calls, and nonlinear operations that are not calls, from the use of their outputs.
 
 A gate's output multiplies another tensor and has no other use. A call inside attention works on
 products of two tensors that both depend on the input, and its output enters a softmax or another
 such product. A soft cap is c tanh(x / c), which changes only the largest logits.
 
 An activation that is written out inside a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
-has no call of its own: at most one of its operations is a site. It is noticed as an elementwise
+has no separate call: at most one of its operations is a site. It is noticed as an elementwise
 operation that is not affine, or as an elementwise product of two tensors computed from one, if the
 result is used at full size. If only its mean is used, or if it scales a larger tensor, it belongs
 to a normalisation or a gate.
@@ -188,7 +188,7 @@ class LogitRoles:
         if name == "softmax" or (combines == "contraction" and len(operands) > 1):
             for tracker in trackers:
                 tracker.enter_attention()
-            # The product of attention weights and values is no logit.
+            # The product of attention weights and values is not a logit.
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
             return

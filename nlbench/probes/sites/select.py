@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ROLES", "Picker", "Selection"]
 
 
-ROLES = ("activation", "gate", "attention", "softcap")
+ROLES = ("activation", "gate", "attention", "softcap", "block", "mlp", "module")
 _ATTRIBUTES = ("every", "kind", "role")
 
 

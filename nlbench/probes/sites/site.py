@@ -37,10 +37,11 @@ class Site:
     assumed : bool
         True if the channel axis is the usual one for the shape because no operation determines
         it; see `nlbench.introspection.axes.Layouts.of`.
-    role : {"activation", "gate", "attention", "softcap"}
+    role : {"activation", "gate", "attention", "softcap", "block", "mlp", "module"}
         ``gate``: a sigmoid whose output only multiplies another tensor, or a gated linear unit.
         ``attention``: a softmax over more than a row of logits, or a call on the logits that
-        enter one. ``softcap``: c tanh(x / c).
+        enter one. ``softcap``: c tanh(x / c). Places that are no activation calls have the kind of
+        place as role, ``attention`` among them.
     """
 
     name: str
@@ -69,6 +70,10 @@ class SiteBatch:
     unreduced : mapping of str to pair of tensors of shape (n,)
         Results of the functions that the measure declares in ``unreduced``, applied to the whole
         input and the whole output. Access raises the function's error, if it failed.
+    owners : tensor of shape (n,), optional
+        Index of the sample of each row in the batch, if rows are tokens.
+    samples : int
+        Number of samples in the batch; 0 if it is the number of rows.
     borrowed : Borrowed, optional
         Access to results shared with other measures during a pass.
     """
@@ -78,12 +83,19 @@ class SiteBatch:
     x: Tensor
     y: Tensor
     unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    owners: Tensor | None = None
+    samples: int = 0
     borrowed: Borrowed | None = field(default=None, repr=False, compare=False)
 
     @property
     def place(self) -> str:
         """Name of the site."""
         return self.site.name
+
+    @property
+    def count(self) -> int:
+        """Number of samples: of sequences, if rows are tokens."""
+        return len(self.x) if self.owners is None else self.samples
 
     @property
     def borrowed_seconds(self) -> float:

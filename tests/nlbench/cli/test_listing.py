@@ -141,6 +141,14 @@ def test_sites_have_the_resolution_of_a_run(monkeypatch, tmp_path):
     assert first["shape"] == "32×149×149"  # of 299 pixels: (299 - 3) // 2 + 1
 
 
+def test_other_places_than_activations_are_listed():
+    rows = listed("sites", "--model", "torchvision/resnet18", "--of", "blocks")
+    assert [row["site"] for row in rows] == [
+        "layer1.0", "layer1.1", "layer2.1", "layer3.1", "layer4.1"
+    ]  # fmt: skip
+    assert {row["role"] for row in rows} == {"block"}
+
+
 def test_probes_recipes_and_commands_are_listed():
     assert {row["name"] for row in listed("probes")} >= {"sites", "lines", "graph", "function"}
     assert {row["name"] for row in listed("recipes")} >= {"adam", "vanilla"}

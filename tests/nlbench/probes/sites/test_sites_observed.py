@@ -399,7 +399,7 @@ def test_a_site_that_appears_late_is_the_same_for_any_number_of_threads(monkeypa
     alone = observed(monkeypatch, Growing(), [Means, "r2"], 1)
     shared = observed(monkeypatch, Growing(), [Means, "r2"], 3, seed=1)
     assert shared == alone
-    assert "other activations in batch" in alone["means"][0].reason
+    assert "different activations in batch" in alone["means"][0].reason
 
 
 def test_where_anybody_draws_all_are_worked_on_in_turn(monkeypatch):

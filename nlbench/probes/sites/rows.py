@@ -1,0 +1,216 @@
+"""Rows of an activation: one per sample, or one per token, without padding."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .place_options import RowPolicy
+
+__all__ = ["PositionSelector", "SelectedPositions", "drawn_rows"]
+
+SEED = 0
+
+# Arguments of modules, and True if their entries that are not zero mark padding.
+_MASKS = {
+    "attention_mask": False,
+    "src_key_padding_mask": True,
+    "tgt_key_padding_mask": True,
+}
+# A module with masks for two sequences passes one to each of its parts.
+_TWO_SEQUENCES = ({"decoder_attention_mask"}, {"src_key_padding_mask", "tgt_key_padding_mask"})
+
+
+@dataclass(frozen=True)
+class SelectedPositions:
+    """The positions that count of one tensor with n samples of p positions.
+
+    Parameters
+    ----------
+    valid : tensor of shape (n, p), bool, or None
+        None: all.
+    owners : tensor of shape (rows,) or None
+        Index of the sample of each row; None if a row is the mean of a sample.
+    index : tensor of shape (rows,) or None
+        Position of each row among all n p; None if all are rows.
+    """
+
+    valid: Tensor | None = None
+    owners: Tensor | None = None
+    index: Tensor | None = None
+
+
+class PositionSelector:
+    """Selects the positions of the tensors of a pass.
+
+    Parameters
+    ----------
+    policy : RowPolicy
+
+    Attributes
+    ----------
+    first : int
+        Index of the first sample of the current forward pass among all samples: a drawn position
+        does not depend on the split into batches.
+    samples : int
+        Number of samples of the current forward pass.
+    """
+
+    def __init__(self, policy: RowPolicy) -> None:
+        self.policy = policy
+        self.first = self.samples = 0
+        # Padding masks (n, t) of the running modules, True for tokens.
+        self._masks: list[Tensor] = []
+        self._priorities: dict[tuple[int, int, int], Tensor] = {}
+
+    def begin(self, first: int, samples: int) -> None:
+        """Begin a forward pass."""
+        self.first, self.samples = first, samples
+        self._masks.clear()
+        self._priorities.clear()
+
+    @contextmanager
+    def hooked(self, model: nn.Module) -> Iterator[None]:
+        """Set hooks that read padding masks, and remove them on exit."""
+        with ExitStack() as stack:
+            for module in model.modules():
+                names = _mask_names(module)
+                if names:
+                    self._hook(module, names, stack)
+            yield
+
+    def _hook(self, module: nn.Module, names: Mapping[str, int | None], stack: ExitStack) -> None:
+        pushed: list[bool] = []
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with torch._C.DisableTorchFunction():
+                mask = self._mask(names, args, kwargs)
+                pushed.append(mask is not None)
+                if mask is not None:
+                    self._masks.append(mask)
+
+        def leave(module: nn.Module, args: object, returned: object) -> None:
+            if pushed.pop() and self._masks:
+                self._masks.pop()
+
+        stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+
+    def _mask(
+        self, names: Mapping[str, int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        for name, position in names.items():
+            value = kwargs.get(name)
+            if value is None and position is not None and position < len(args):
+                value = args[position]
+            if isinstance(value, Tensor) and value.ndim == 2 and len(value) == self.samples:
+                is_token = value == 0 if _MASKS[name] else value != 0
+                return None if bool(is_token.all()) else is_token
+        return None
+
+    def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
+        """Select the positions of a tensor with the batch first; None if all count as means.
+
+        Parameters
+        ----------
+        tensor : tensor of shape (n, ...)
+        axis : int
+            Axis of the channels.
+        """
+        sizes = [size for number, size in enumerate(tensor.shape) if number not in (0, axis)]
+        n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
+        valid = self._valid(n, sizes, tensor.device)
+        if not self.policy.tokens:
+            return None if valid is None else SelectedPositions(valid)
+        index = self._index(n, positions, valid, tensor.device)
+        # Windows of one sample are next to each other.
+        windows = max(1, n // max(1, self.samples))
+        rows = torch.arange(n * positions, device=tensor.device) if index is None else index
+        return SelectedPositions(valid, rows // (positions * windows), index)
+
+    def _valid(self, n: int, sizes: Sequence[int], device: torch.device) -> Tensor | None:
+        valid = None
+        mask = self._masks[-1] if self._masks else None
+        if mask is not None and n == len(mask):
+            length = mask.shape[1]
+            place = next((i for i, size in enumerate(sizes) if size == length), None)
+            if place is not None:
+                shape = [n] + [length if i == place else 1 for i in range(len(sizes))]
+                valid = mask.to(device).reshape(shape).expand(n, *sizes).reshape(n, -1)
+        positions = math.prod(sizes)
+        if self.policy.skip and sizes and positions > 1:
+            kept = torch.arange(positions, device=device) >= self.policy.skip
+            valid = kept.expand(n, -1) if valid is None else valid & kept
+        return valid
+
+    def _index(
+        self, n: int, positions: int, valid: Tensor | None, device: torch.device
+    ) -> Tensor | None:
+        """Return the positions of the rows among n p; None for all of them."""
+        policy = self.policy
+        chosen = valid
+        if policy.last:
+            every = torch.ones(n, positions, dtype=torch.bool, device=device)
+            chosen = every if valid is None else valid
+            # Counted from the end, the last position is the first.
+            from_end = chosen.flip(1).cumsum(1).flip(1)
+            chosen = chosen & (from_end == 1)
+        elif policy.count is not None and policy.count < positions:
+            priorities = self._drawn(n, positions).to(device)
+            if valid is not None:
+                priorities = priorities.masked_fill(~valid, math.inf)
+            limit = priorities.sort(1).values[:, policy.count - 1 : policy.count]
+            chosen = (priorities <= limit) & priorities.isfinite()
+        return None if chosen is None else chosen.flatten().nonzero()[:, 0]
+
+    def _drawn(self, n: int, positions: int) -> Tensor:
+        """Draw random numbers (n, p), those of a sample from its own generator."""
+        key = self.first, n, positions
+        if key not in self._priorities:
+            rows = [
+                np.random.default_rng([SEED, self.first + sample]).random(positions)
+                for sample in range(n)
+            ]
+            self._priorities[key] = torch.from_numpy(np.stack(rows))
+        return self._priorities[key]
+
+
+def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
+    """Return the names of a module's padding masks with their positions among its arguments."""
+    if not any(True for _ in module.children()):
+        return {}
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        return {}
+    names = [parameter.name for parameter in parameters]
+    if any(pair <= set(names) for pair in _TWO_SEQUENCES):
+        return {}
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return {
+        name: names.index(name) if name in names else None
+        for name in _MASKS
+        if name in names or is_open
+    }
+
+
+def drawn_rows(rows: int, limit: int, batch: int) -> Tensor:
+    """Draw `limit` of the rows of a batch without replacement, in order.
+
+    Examples
+    --------
+    >>> len(drawn_rows(100, 8, 0)), drawn_rows(5, 8, 0)
+    (8, tensor([0, 1, 2, 3, 4]))
+    """
+    if rows <= limit:
+        return torch.arange(rows)
+    chosen = np.random.default_rng([SEED, batch]).choice(rows, limit, replace=False)
+    return torch.from_numpy(np.sort(chosen))
