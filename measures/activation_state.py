@@ -118,7 +118,7 @@ class ActivationState(PooledMeasure):
 
     ``dead`` and ``always_on`` are the shares of units that are always below or always above. With
     ``sites.reduction=flatten`` the positions of a channel are samples of one unit. By default
-    positions are averaged first, as in EASIER's code, which is another number. A network of
+    positions are averaged first, as in EASIER's code, which gives a different number. A network of
     identities has an entropy as well, so the measure has no direction.
 
     Definition

@@ -220,7 +220,7 @@ class Affinity(FunctionMeasure):
     options: ClassVar[Mapping[str, Option]] = {
         "shrinkage": Option(
             "ledoit-wolf",
-            "covariance estimator: Ledoit-Wolf's, or the sample covariance",
+            "covariance estimator: Ledoit-Wolf or sample covariance",
             choices=SHRINKAGES,
         ),
         "ridge": Option(RIDGE, "ridge on the diagonal of covariances", minimum=0, maximum=1e6),

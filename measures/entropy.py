@@ -89,7 +89,7 @@ _FLOAT32 = ("float32", ": try --precision float64")
 
 
 class Entropy(PooledMeasure):
-    r"""Histogram entropy of a sample's features after a site minus before, in nats.
+    r"""Change of the histogram entropy of a sample's features at a site, in nats.
 
     Computed from the reduced features, and averaged over all samples of the run; ``before`` and
     ``after`` are the mean entropies. A sample with equal features has entropy 0.

@@ -49,7 +49,7 @@ def share_near_zero(values: Tensor) -> Tensor:
     Raises
     ------
     nlbench.RequestError
-        Unless it is a real tensor with a batch axis.
+        If it is not a real tensor with a batch axis.
     nlbench.Undefined
         If a sample has no entries.
 
@@ -113,7 +113,7 @@ def _share(values: Tensor) -> Tensor:
 
 
 class Sparsity(PooledMeasure):
-    r"""Share of entries with |x| <= 1e-3 after a site minus the share before.
+    r"""Change of the share of entries with |x| <= 1e-3 at a site.
 
     Computed from unreduced activations, and averaged over all samples of the run. The shares are
     the statistics ``before`` and ``after``.

@@ -72,7 +72,7 @@ def outer_products(a: Tensor, b: Tensor) -> Tensor:
 def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute U (n, r), singular values (r,), decreasing, and Vᵀ (r, d) of a matrix, float64.
 
-    The smallest singular values decide on the rank. On a GPU PyTorch's default is Jacobi's
+    The smallest singular values determine the rank. On a GPU PyTorch's default is Jacobi's
     method, which it recommends for well-conditioned matrices only; QR iterations are used there.
     """
     driver = "gesvd" if matrix.is_cuda else None

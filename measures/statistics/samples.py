@@ -25,8 +25,8 @@ __all__ = [
 
 EPSILON = torch.finfo(torch.float64).eps
 
-# Error bound of an activation in units of its type's spacing, for its own roundings and those of
-# the layer before it. Linear layers of 8 to 512 inputs, with and without offsets, reach about 2.
+# Error bound of an activation, in units of its type's spacing, for the rounding of the activation
+# and of the layer before it. Linear layers of 8 to 512 inputs, with and without offsets, reach 2.
 ERROR_IN_ROUNDINGS = 8
 
 
@@ -47,7 +47,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
     Raises
     ------
     nlbench.RequestError
-        Unless it is a real tensor with two axes.
+        If it is not a real tensor with two axes.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.Undefined
@@ -68,7 +68,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
     if values.device.type == "mps":
         values = values.cpu()
     values = values.to(torch.float64)
-    # A finite sum has finite terms, and takes less time than a test of each.
+    # Cheaper than testing every value: a finite sum has finite terms.
     if not torch.isfinite(values.detach().sum()):
         finite = torch.isfinite(values)
         if finite.all():
@@ -80,7 +80,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
-    """Validate that x (n, d) and y (n, k) have equally many samples, and enough; return n.
+    """Return the number of samples of x (n, d) and y (n, k); raise if it differs or is too small.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
 def centered(samples: Tensor) -> Tensor:
     """Subtract the mean of each column of an (n, d) tensor.
 
-    The first sample is subtracted beforehand: the mean is then rounded at the scale of the data's
+    The first sample is subtracted first: the mean is then rounded at the scale of the data's
     spread, not of its offset, and a constant column becomes exactly zero.
     """
     shifted = samples - samples[0].detach()
@@ -156,8 +156,8 @@ def column_units(samples: Tensor) -> Tensor:
 def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
     """Bound the norms (d,) of rounding errors in columns of n samples.
 
-    Samples are what a network has computed in a type of few digits: a column that depends on
-    other columns differs from them by rounding, which is no direction of its own.
+    Networks compute samples in low precision, so a column that depends on others differs from them
+    by rounding, which must not count as a direction.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
 
 
 def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
-    """Return True for columns (d,) that vary by more than the rounding of their magnitude.
+    """Return a mask (d,) of the columns that vary by more than the rounding of their magnitude.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
 
 
 def varying_columns(samples: Tensor, rounding: float = EPSILON) -> Tensor:
-    """Return True for columns of an (n, d) tensor that vary; see `varying`."""
+    """Return a mask (d,) of the columns of an (n, d) tensor that vary; see `varying`."""
     return varying(samples.detach().amin(0), samples.detach().amax(0), rounding)
 
 

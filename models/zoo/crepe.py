@@ -124,7 +124,7 @@ def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tens
 @dataset(
     options={
         "count": Option(512, "tones of each split", minimum=1, maximum=100_000),
-        "seed": Option(0, "decides pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed of pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
     }
 )
 def tones(count: int = 512, seed: int = 0) -> Dataset:

@@ -61,7 +61,7 @@ def _distribution(path: Path) -> tuple[np.ndarray, np.ndarray]:
 @dataset(
     options={
         "count": Option(512, "airfoils of each split", minimum=1, maximum=1_000_000),
-        "seed": Option(0, "decides the draws", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed of the draws", minimum=0, maximum=2**32 - 1),
     }
 )
 def airfoils(count: int = 512, seed: int = 0) -> Dataset:

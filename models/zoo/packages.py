@@ -89,7 +89,7 @@ class PackagedFile:
         Raises
         ------
         nlbench.RequestError
-            If the file is missing or another one.
+            If the file is missing or differs.
         """
         path = self.path
         digest = file_hash(path)

@@ -99,7 +99,7 @@ _REACTIONS = (
     options={
         "count": Option(256, "reactions of each split", minimum=1, maximum=1000),
         "length": Option(63, "tokens of a reaction, marks included", minimum=24, maximum=100),
-        "seed": Option(0, "decides the reactions", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed of the reactions", minimum=0, maximum=2**32 - 1),
     }
 )
 def reactions(count: int = 256, length: int = 63, seed: int = 0) -> TokenRows:

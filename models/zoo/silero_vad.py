@@ -81,11 +81,11 @@ def read(path: Path) -> dict[str, Tensor]:
     options={
         "count": Option(256, "sounds of each split", minimum=1, maximum=100_000),
         "steps": Option(4, "steps of 512 samples in a sound", minimum=1, maximum=1000),
-        "seed": Option(0, "decides the sounds", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed of the sounds", minimum=0, maximum=2**32 - 1),
     }
 )
 def sounds(count: int = 256, steps: int = 4, seed: int = 0) -> Dataset:
-    """Tones and noise at 16 kHz, which are no speech.
+    """Tones and noise at 16 kHz, without speech.
 
     A sound is a tone of eight harmonics between 80 and 640 Hz plus white noise. The noise's share
     of the amplitude is uniform in [0, 1], and the loudness varies by a factor of 30. There are no

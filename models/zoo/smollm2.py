@@ -109,7 +109,7 @@ def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any],
     Raises
     ------
     nlbench.RequestError
-        If a tensor is quantised in another way than Q4_1 or Q8_0.
+        If a tensor is quantised other than Q4_1 or Q8_0.
     """
     content = memoryview(path.read_bytes())
     reader = _Reader(content)

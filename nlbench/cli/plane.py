@@ -26,7 +26,7 @@ Margin = Annotated[
     float,
     typer.Option(min=0.0, max=1e6, help="Margin around the samples, as a share of their distance."),
 ]
-Memory = Annotated[str, typer.Option(help="Memory limit, such as 4GB. [half of what is free]")]
+Memory = Annotated[str, typer.Option(help="Memory limit, such as 4GB. [half of the free memory]")]
 Picture = Annotated[
     Path | None, typer.Option("--out", "-o", help="File of the picture. [plane.png]")
 ]

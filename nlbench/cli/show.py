@@ -43,7 +43,7 @@ def show(
     try:
         group = group_of(name)
     except RequestError as error:
-        if os.path.isdir(name):  # noqa: PTH112 (False for a name that no file can have)
+        if os.path.isdir(name):  # noqa: PTH112 (returns False for an invalid name instead of raising)
             raise RequestError(f"{name} is not a run: it has no manifest.json") from error
         raise
     if cite:
@@ -59,7 +59,7 @@ def show(
 def _is_run(name: str) -> bool:
     try:
         return Path(name, "manifest.json").is_file()
-    except OSError:  # A name that no file can have.
+    except OSError:  # Not a valid file name.
         return False
 
 
@@ -93,7 +93,7 @@ def group_of(name: str) -> str:
 
 
 def source_of(group: str, name: str) -> Source:
-    """Return the source of a registered object; a dataset is opened for it."""
+    """Return the source of a registered object. Opens datasets."""
     plugin = _load(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info
@@ -125,8 +125,8 @@ def details(group: str, name: str) -> str:
     <BLANKLINE>
     ResNet18 of base width 8 of the linear-regions paper, no batch norm.
     <BLANKLINE>
-    trained   no weights ship
-    recipe    adam, the default of train and linearize
+    trained   none included
+    recipe    adam (default of nlbench train and linearize)
     <BLANKLINE>
     """
     plugin = _load(group, name)
@@ -135,7 +135,7 @@ def details(group: str, name: str) -> str:
     if group == "measures":
         title = f"{plugin.name} (version {plugin.version}, probe {plugin.probe})"
     elif group == "recipes":
-        # The description of an instance is the string below it in the source.
+        # An instance has no docstring; its description is the string below its definition.
         text = registry.describe(registry.find(group, name))
     lines = {"measures": _measure, "models": _model, "datasets": _dataset, "recipes": _recipe}
     return "\n".join([title, "", _without_markup(text), "", *lines[group](name, plugin)])
@@ -161,10 +161,10 @@ def _model(name: str, build: Any) -> Iterator[str]:
 
     info = model_info(build)
     trained = ["any data" if data == ANY_DATA else data for data in info.trained]
-    yield f"trained   {', '.join(trained) or 'no weights ship'}"
+    yield f"trained   {', '.join(trained) or 'none included'}"
     if info.data:
-        yield f"data      {info.data}, the default of run"
-    yield f"recipe    {info.recipe}, the default of train and linearize"
+        yield f"data      {info.data} (default of nlbench run)"
+    yield f"recipe    {info.recipe} (default of nlbench train and linearize)"
     yield _source(info.source)
 
 
@@ -189,4 +189,4 @@ def _options(kind: str, options: Mapping[str, Option], owner: str) -> Iterator[s
 
 def _source(source: Source) -> str:
     parts = (source.citation, source.equation)
-    return f"source    {' '.join(filter(None, parts))}".rstrip()
+    return f"source    {', '.join(filter(None, parts))}".rstrip()

@@ -124,7 +124,7 @@ def records_of(
 
 
 def _changed_weights(names: Sequence[str]) -> str:
-    """Return why a model that changed its parameters has no result, or an empty text."""
+    """Return why a model that changed its parameters has no result, or an empty string."""
     if not names:
         return ""
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""

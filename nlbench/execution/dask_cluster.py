@@ -101,7 +101,7 @@ def _new_results(
 
 
 def _problem(future: Any) -> str:
-    """Return why a task failed, or an empty text."""
+    """Return why a task failed, or an empty string."""
     if future.status == "finished":
         return ""
     if future.status == "cancelled":

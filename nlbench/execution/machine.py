@@ -1,4 +1,4 @@
-"""The machine that measures: hardware, versions and settings that decide the last digits."""
+"""The machine that measures: hardware, versions and settings that determine the last digits."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Worker:
                 stdout=2,  # Plugins print to standard error.
                 env={**os.environ, **variables},
                 pass_fds=(handle,),
-                # A process group of its own: Ctrl-C reaches only the supervisor, and processes
+                # A separate process group: Ctrl-C reaches only the supervisor, and processes
                 # that a plugin starts are killed with the worker.
                 start_new_session=True,
             )

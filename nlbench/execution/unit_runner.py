@@ -168,7 +168,7 @@ class UnitRunner:
         return self._machines[key]
 
     def _problem(self, wanted: MeasureSpec) -> str:
-        """Return why a measure of the plan is not available here, or an empty text."""
+        """Return why a measure of the plan is not available here, or an empty string."""
         try:
             measure = self._measures.get(wanted.name)
             if measure is None:

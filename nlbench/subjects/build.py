@@ -1,4 +1,4 @@
-"""Build registered models for the data at hand."""
+"""Build registered models for a dataset."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["calibrate"]
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     """Set batch norm's statistics to those of samples, averaged over batches.
 
-    Only the layers of batch norm are in training mode meanwhile; dropout, for one, is not.
+    Only the layers of batch norm are in training mode during the pass, not dropout, for example.
 
     Parameters
     ----------

@@ -305,8 +305,8 @@ class DatasetInfo:
     version : str
         Changes whenever the data change.
     fingerprint : callable, optional
-        From the options' values, as keyword arguments, to a text that changes with the dataset's
-        files. It reads no data, and raises `nlbench.RequestError` if there are none.
+        Maps the options' values, as keyword arguments, to a string that changes with the dataset's
+        files. It reads no data, and raises `nlbench.RequestError` if there are no files.
     """
 
     options: Mapping[str, Option] = field(default_factory=dict)

@@ -19,7 +19,7 @@ class SubjectFacts:
     Parameters
     ----------
     model, weights, data : str
-        Names in the table.
+        Names in the table of scores.
     data_options : mapping of str to value
     seed : int
     weights_metadata : mapping

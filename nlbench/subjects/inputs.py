@@ -44,7 +44,7 @@ class Arguments:
         Shape of one sample of each tensor.
     dtypes : tuple of torch.dtype
     constants : tuple of (int or str, value)
-        Arguments that are no tensors, such as a flag; equal for all batches.
+        Arguments that are not tensors, such as a flag; equal for all batches.
 
     Examples
     --------

@@ -25,13 +25,13 @@ class Subject:
     ----------
     model : torch.nn.Module
     inputs : tensor of shape (n, ...)
-        The model's inputs; of a stream the first samples.
+        Inputs of the model; for a stream, the first samples.
     labels : tensor of shape (n,) or None
     facts : SubjectFacts
     images : tensor or None
         Images before normalisation.
     normalize : callable
-        From such images to inputs.
+        Converts images to inputs.
     stream : Batches or None
         All samples, if they don't fit into memory.
 
@@ -72,15 +72,17 @@ class Subject:
             parts = torch.split(self.inputs, sizes), torch.split(self.labels, sizes)
             return zip(*parts, strict=True)
         if not isinstance(self.stream, DrawnBatches):
-            raise Undefined("the labels of a loader are not kept; give samples with labels=")
+            raise Undefined(
+                "the labels of a loader are not kept; pass the samples as a tensor with labels="
+            )
         return self.stream.labelled(limit)
 
     def shuffled(self, limit: int) -> Iterable[Tensor]:
         """Yield the samples in a fixed random order, in batches.
 
-        Batches of sorted inputs, by class for instance, would not represent the whole. Of a
-        loader that is read only once these are the first samples. The stream of a dataset is
-        in random order already.
+        Batches of inputs sorted, for example, by class would not be representative. For a loader
+        that is read only once, these are the first samples. The stream of a dataset is in random
+        order already.
         """
         if isinstance(self.stream, DrawnBatches):
             yield from self.batches(limit)

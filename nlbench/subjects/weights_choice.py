@@ -88,7 +88,7 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
 
 def _checkpoint(weights: str) -> WeightsChoice:
     file = Path(weights)
-    if os.path.exists(file):  # noqa: PTH110 (False for a name that no file can have)
+    if os.path.exists(file):  # noqa: PTH110 (returns False for an invalid name instead of raising)
         return WeightsChoice(file.name, file)
     failure = training_failure(file)
     if failure:
@@ -105,7 +105,7 @@ def training_folder(path: Path) -> Path:
 
 
 def training_failure(path: Path) -> str:
-    """Return the error of the training that should have written a checkpoint, or an empty text."""
+    """Return the error of the training that should have written a checkpoint; else empty."""
     if path.exists():
         return ""
     try:

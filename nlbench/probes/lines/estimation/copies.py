@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .bits import first_set_bits, set_bits
 
-__all__ = ["CrossingLog", "bend_alike", "clusters", "join_clusters"]
+__all__ = ["CrossingLog", "bend_together", "clusters", "join_clusters"]
 
 MAX_COMPARED_ROUNDING = 1e-7
 """Rounding error of a unit, relative to its largest value, beyond which multiples of it can't be
@@ -67,7 +67,7 @@ class CrossingLog:
             return
         columns = torch.cat(self._columns, 1)
         if self._counts:
-            # As a column of its own, so that there is one copy.
+            # As a separate column, so that there is one transfer from the device.
             needed = torch.stack(self._counts).amax().expand(len(columns), 1)
             columns = torch.cat([columns, needed.double()], 1).cpu()
             self.needed = int(columns[0, -1])
@@ -135,7 +135,7 @@ def join_clusters(*partitions: Tensor) -> Tensor:
             return labels
 
 
-def bend_alike(
+def bend_together(
     segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed: Tensor, min_different: int = 2
 ) -> Tensor:
     """Return True for units that bend wherever an earlier unit of their segment does.
@@ -164,7 +164,7 @@ def bend_alike(
     is_scaled = on_both_sides & (tolerance / scale <= MAX_COMPARED_ROUNDING)
     differs = distances.sort(1).values.diff(dim=1) > tolerance[:, None]
     varies = differs.sum(1) + 1 >= min_different
-    # A unit that does not vary is a group of its own.
+    # A unit that does not vary is a separate group.
     alone = 2 * len(distances) + torch.arange(len(distances))
     group = torch.where(varies, 2 * segment + is_scaled, alone)
     scale = scale.masked_fill_(~is_scaled, 1.0)

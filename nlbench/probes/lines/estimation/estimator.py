@@ -1,6 +1,6 @@
 """Estimates of boundaries and of the deviation from the chord, without finding breakpoints.
 
-Between two points each unit that is on another piece has crossed a boundary at least once. So the
+Between two points each unit that changed its piece has crossed a boundary at least once. So the
 number of units that differ, summed over neighbouring nodes of a uniform grid, is a lower bound on
 the number of boundaries, like transitions of activation codes at a fixed number of points (Novak
 et al., "Sensitivity and Generalization in Neural Networks: an Empirical Study", ICLR 2018). The
@@ -303,7 +303,7 @@ def _compare_crossings(
 
 
 def _leaves(state: _SegmentState, options: _EstimateOptions, may_be_imprecise: bool) -> bool:
-    """Decide from nine points if a segment is for an exact trace or for double precision."""
+    """Choose from nine points between an exact trace and double precision."""
     assert state.crossings is not None
     state.is_exact = state.crossings.total + 1 <= options.budget
     if state.is_exact or not may_be_imprecise:

@@ -21,7 +21,7 @@ from .piecewise import record_pieces
 
 __all__ = ["Evaluator"]
 
-# Points run at once, and bytes that they may take together: enough to keep a device busy.
+# Points run at a time, and bytes that they may take together: enough to keep a device busy.
 _MAX_POINTS_CPU = 64
 _MAX_POINTS_GPU = 512
 _MAX_BYTES_CPU = 2**27
@@ -36,9 +36,9 @@ class Evaluator:
     Attributes
     ----------
     batch_points : int
-        Points that are run at once.
+        Points that are run at a time.
     batch_segments : int
-        Segments that are estimated at once.
+        Segments that are estimated at a time.
     budget : float
         Bytes that may be used.
     """

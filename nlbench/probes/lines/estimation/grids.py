@@ -1,8 +1,8 @@
 """Nested uniform grids on a group of segments, and the crossings between their nodes.
 
 `GridGroup` evaluates the network at the nodes of a grid, stores the activation pattern of each
-node, and halves the grid. Between two nodes, each unit with kinks that is on another side has
-crossed, and each window of max pooling that has another leader has switched. What would be counted
+node, and halves the grid. Between two nodes, each unit with kinks that changed its side has
+crossed, and each window of max pooling that changed its leader has switched. What would be counted
 twice is removed: crossings and units that are copies (see `copies`), switches of a window that
 follow from a crossing before it, and units that cross together only at times (see `coincidences`).
 
@@ -25,7 +25,7 @@ from nlbench.probes.lines.segments import Segment
 
 from .bits import any_place, pack, pack_positions, popcount, set_bits
 from .coincidences import CrossingTable
-from .copies import CrossingLog, bend_alike
+from .copies import CrossingLog, bend_together
 from .evaluator import Evaluator
 from .patterns import Margins, Windows, crossed, noise_among, value_at
 from .piecewise import MeasuredRounding
@@ -414,7 +414,7 @@ class GridGroup:
         is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
         # Saturated units have two distances.
         least = 3 if self._evaluator.piecewise.may_coincide else 2
-        copies = bend_alike(row, values.cpu(), tolerance, is_paired[kink], least)
+        copies = bend_together(row, values.cpu(), tolerance, is_paired[kink], least)
         if bool(copies.any()):
             flags = pack_positions(row[copies], column[copies], words.shape).to(self._device)
             parts = torch.split(flags, list(widths), 1)

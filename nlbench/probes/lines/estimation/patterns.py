@@ -1,9 +1,9 @@
-"""Activation patterns: which piece every unit of an operation is on, at many points at once.
+"""Activation patterns: which piece every unit of an operation is on, at many points at a time.
 
 There are three kinds of pieces (see `nlbench.probes.lines.rules`). A unit with kinks is above or
 below each of them. A window of max pooling has a leader, the position of its largest member. Of
 units that are sorted, each is among the k largest or not. `Margins` holds the first and the last
-kind, `Windows` the second. Patterns are stored in a bit or two a unit, so that they can be
+kind, `Windows` the second. Patterns are stored in one or two bits per unit, so that they can be
 compared long after the values are gone.
 
 A unit whose value is within rounding of its kink has no known side. A unit that is exactly on its
@@ -80,7 +80,7 @@ class Margins:
         return pack(equal if self.is_coarse is None else equal & ~self.is_coarse)
 
     def changes(self, other: Tensor) -> Tensor:
-        """Count the units on another side than in `other`, states of shape (P, 2, W): (P,)."""
+        """Count the units that changed sides since `other`, states of shape (P, 2, W): (P,)."""
         return popcount(crossed(self.state, other, self.is_paired))
 
 

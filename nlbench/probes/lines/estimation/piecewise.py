@@ -73,10 +73,10 @@ class PiecewiseNetwork:
         Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
         included, as minima are compared as maxima of negatives.
     is_direct : bool
-        True if calls run as PyTorch's own: the rules' own ways are made for float64 on a CPU.
+        True if calls run as PyTorch's: the rules' implementations are for float64 on a CPU.
     may_coincide : bool
-        True if units that are no copies may cross together: behind windows that overlap, and where
-        units hand on what they have been given or are saturated. Not in plain ReLU networks.
+        True if units that are not copies may cross together: behind windows that overlap, and where
+        units are saturated or pass their inputs on. Not in plain ReLU networks.
     """
 
     program: Program
