@@ -18,6 +18,7 @@ from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, op
 from nlbench.signals import check_interruption
 
 from .common import Interrupted, command_line, completed, show_run
+from .startup import fast_imports
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview
@@ -49,7 +50,8 @@ def run(*, config: Path | None, dry_run: bool, **flags: Any) -> None:
     command = command_line()
     with create_progress(options.progress) as bar:
         bar.show_status("planning")
-        from nlbench import runner
+        with fast_imports():
+            from nlbench import runner
 
         if dry_run:
             preview = runner.preview(request, folder, execution=execution, progress=bar)
