@@ -1,7 +1,8 @@
 """Measure the reference networks and write ``reports/reference_networks.json``.
 
 torchvision's networks are initialised under seed 0 and measured on synthetic images; vgg8 is
-measured initialised and as it ships. Takes about ten minutes.
+measured initialised and as it ships, and the trained networks of installed packages (``make zoo``)
+on their own data. Takes about 15 minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import nlbench
 from nlbench.reports.population import FILE, build_population
 
-SITES = ("affinity", "cka", "pathlength")
+SITES = ("affinity", "cka", "r2", "pathlength")
 NETWORKS = (
     "alexnet resnet18 resnet34 resnet50 resnet101 resnext50_32x4d wide_resnet50_2 vgg11 "
     "vgg11_bn vgg16 vgg16_bn densenet121 densenet169 googlenet squeezenet1_0 "
@@ -27,6 +28,10 @@ SMALL = (
     "alexnet resnet18 resnet34 vgg11 vgg11_bn squeezenet1_1 mobilenet_v2 "
     "shufflenet_v2_x1_0 mnasnet1_0 regnet_x_400mf densenet121 convnext_tiny "
     "efficientnet_b0 mobilenet_v3_small"
+)
+ZOO = (
+    "smollm2-135m minilm-l6 efficientnet-lite0 mtcnn-pnet mtcnn-rnet mtcnn-onet crepe-tiny "
+    "neuralfoil-large rxnmapper silero-vad"
 )
 
 
@@ -44,6 +49,12 @@ def requests() -> list[nlbench.Request]:
         ),
         nlbench.Request((*SITES, "nlc", "absdev"), ("vgg8",), weights="init", precision="float64"),
         nlbench.Request((*SITES, "nlc", "absdev"), ("vgg8",), precision="float64"),
+        nlbench.Request(
+            ("affinity", "cka", "r2"),
+            tuple(f"zoo/{name}" for name in ZOO.split()),
+            data=("auto",),
+            samples=128,
+        ),
     ]
 
 
