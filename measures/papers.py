@@ -146,3 +146,17 @@ def region_definitions_paper() -> Source:
   year = {2025}
 }""",
     )
+
+
+def length_distortion_paper() -> Source:
+    """Cite the expected growth of lengths through random networks."""
+    return Source(
+        'B. Hanin, R. Jeong, D. Rolnick, "Deep ReLU Networks Preserve Expected Length", ICLR 2022',
+        "length distortion; of trajectories first in Raghu et al., ICML 2017",
+        """@inproceedings{hanin2022deep,
+  title = {Deep {ReLU} Networks Preserve Expected Length},
+  author = {Hanin, Boris and Jeong, Ryan and Rolnick, David},
+  booktitle = {International Conference on Learning Representations},
+  year = {2022}
+}""",
+    )

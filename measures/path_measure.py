@@ -126,6 +126,10 @@ class PathMeasure(Measure):
     def of(self, trace: SegmentTrace | SegmentEstimate) -> Any:
         """Measure one segment; results are added up with ``+``."""
 
+    def of_observation(self, observation: TracedSegment) -> Any:
+        """Measure one segment and what else was observed of it: by default `of` its trace."""
+        return self.of(observation.trace)
+
     @abstractmethod
     def value_of(self, place: str, path: Any) -> Value:
         """Convert a path's sum to its value."""
@@ -137,7 +141,7 @@ class PathMeasure(Measure):
 
     def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        segment, path = self.of(observation.trace), self._paths.get(observation.place)
+        segment, path = self.of_observation(observation), self._paths.get(observation.place)
         self._paths[observation.place] = segment if path is None else path + segment
         self._method = self._method.with_segment(observation)
 

@@ -117,7 +117,7 @@ def _passes(
     # Both ends of a line are known to the error, and a point far from them less well.
     lever = 2 * (1 + 2 * np.abs(step) / width[lines, None])
     passes: npt.NDArray[np.bool_] = np.abs(line - values[ends]) <= lever[:, :, None] * error
-    return passes.all((1, 2))
+    return np.asarray(passes.all((1, 2)))
 
 
 class Regions(PathMeasure):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from nlbench.serialization.hashing import tensor_hash
 
 from .api import segment_ends, trace_or_integrate, with_positions
 from .drawing import MAX_SEGMENTS, drawing_of
+from .images import SegmentImage, SiteImages
 from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .probe import LINES, is_channels_last
 from .trace import SegmentEstimate, TracedSegment
@@ -54,9 +56,12 @@ def observe(
         evaluations=int(options["evaluations"]),
         budget=int(options["budget"]),
     )
+    images = SiteImages(model, resources.memory)
     for observation in with_positions(traces, paths):
+        path, first = paths[observation.path].to(resources.device), observation.segment
+        image = SegmentImage(images, path[first], path[first + 1], observation.trace.t)
         for listener in listeners:
-            listener.update(observation)
+            listener.update(replace(observation, image=image))
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
             drawn.append(observation)
         trace = observation.trace

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
+
+if TYPE_CHECKING:
+    from .images import SegmentImage
 
 __all__ = [
     "SegmentEstimate",
@@ -277,11 +281,14 @@ class TracedSegment:
         Number of the segment on its path.
     trace : SegmentTrace or SegmentEstimate
         The latter where breakpoints were not searched for, or there are none.
+    image : SegmentImage, optional
+        Lengths of its images at the network's sites, which take forward passes if asked for.
     """
 
     path: int
     segment: int
     trace: SegmentTrace | SegmentEstimate
+    image: SegmentImage | None = None
 
     @property
     def place(self) -> str:

@@ -1,0 +1,101 @@
+"""Length distortion: how much longer the image of a path is than the path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from nlbench.measure import MoreMeans, Value
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
+
+from .papers import length_distortion_paper
+from .path_measure import PathMeasure
+
+__all__ = ["LengthDistortion", "image_length"]
+
+
+def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
+    """Return the length of the curve that the outputs follow along a segment.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+
+    Returns
+    -------
+    float
+        Exact for a trace. For an estimate a lower bound: its values are joined by straight lines.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> ends = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 3.0])
+    >>> image_length(trace_segment(torch.nn.ReLU(), *ends))
+    4.5
+    """
+    return float(torch.linalg.vector_norm(trace.values.diff(dim=0), dim=1).sum())
+
+
+@dataclass(frozen=True)
+class _PathImage:
+    """Lengths of a path and of its images, with the length from every other node."""
+
+    segments: int
+    length: float
+    image: float
+    coarse: float
+    sites: Mapping[str, float]
+
+    def __add__(self, other: _PathImage) -> _PathImage:
+        return _PathImage(
+            self.segments + other.segments,
+            self.length + other.length,
+            self.image + other.image,
+            self.coarse + other.coarse,
+            {name: length + other.sites.get(name, 0.0) for name, length in self.sites.items()},
+        )
+
+
+class LengthDistortion(PathMeasure):
+    """Length of a path's image over the length of the path.
+
+    ``value`` is that of the outputs, ``site:NAME`` that of each activation's outputs, all
+    positions flattened. Exact on traces; where breakpoints are estimated or the network is smooth,
+    nodes are joined by straight lines: a lower bound, and ``error`` is the change from half as many
+    nodes. An affine network changes lengths too, so the measure has no direction.
+    """
+
+    name = "length-distortion"
+    more_means: ClassVar[MoreMeans] = "neither"
+    means = ("image", "length", "error")
+    parts = ("site",)
+    source = length_distortion_paper()
+
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
+        """Measure the outputs' image of one segment."""
+        image = coarse = image_length(trace)
+        if isinstance(trace, SegmentEstimate):
+            half = torch.arange(len(trace.t)) % 2 == 0
+            half[-1] = True
+            coarse = image_length(replace(trace, t=trace.t[half], values=trace.values[half]))
+        return _PathImage(1, trace.length, image, coarse, {})
+
+    def of_observation(self, observation: TracedSegment) -> _PathImage:
+        """Measure all images of one segment."""
+        image = self.of(observation.trace)
+        if observation.image is None:
+            return image
+        return replace(image, sites=observation.image.lengths)
+
+    def value_of(self, place: str, path: _PathImage) -> Value:
+        """Return the length distortion of a path."""
+        if path.length == 0:
+            return Value.missing(place, "undefined", "the path has length 0", path.segments)
+        statistics = {"value": path.image / path.length, "image": path.image, "length": path.length}
+        if path.coarse != path.image:
+            statistics["error"] = (path.image - path.coarse) / path.length
+        sites = {name: length / path.length for name, length in path.sites.items()}
+        return Value(place, statistics, path.segments, parts={"site": sites})
