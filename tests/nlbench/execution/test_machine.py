@@ -1,5 +1,6 @@
 """The machine that measures, as records describe it."""
 
+import pytest
 import torch
 from pretend_cuda import PretendCuda
 
@@ -21,6 +22,13 @@ def test_environment_describes_gpu_and_settings(monkeypatch):
     assert facts["tf32"] is False
     assert facts["float32"] == dict.fromkeys(("matmul", "conv", "rnn"), "ieee")
     assert facts["emulation"] == {"CUBLAS_EMULATE_DOUBLE_PRECISION": "1"}
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "CPU"), ("mps", "mps")])
+def test_a_device_without_cuda_is_described_by_its_name(device, name):
+    facts = describe_environment(torch.device(device))
+    assert (facts["device_name"], facts["cuda"]) == (name, None)
+    assert not {"capability", "driver", "cudnn"} & set(facts)
 
 
 def test_what_is_recorded_is_what_is_set():

@@ -1,6 +1,8 @@
 """One subject, measured: what a measure may cost, and what becomes of one that has no room."""
 
+import itertools
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +10,12 @@ from pretend_cuda import PretendCuda
 from torch import nn
 
 import nlbench
+from nlbench.execution import probe_pass
 from nlbench.execution.cost_meter import CostMeter
+from nlbench.execution.worker import CellTimeout
+from nlbench.introspection.random_state import RandomStream
 from nlbench.measure import Measure, Result
+from nlbench.progress import ProgressMonitor
 
 
 def network():
@@ -141,6 +147,66 @@ def test_timing_synchronises_only_at_start_and_end(probe):
 
 
 FEW = {"lines.number": 1, "lines.anchors": 2}
+
+
+def feed_of(measure, monitor=None):
+    device = torch.device("cpu")
+    stream = RandomStream("", device)
+    return probe_pass._Feed(measure, {}, stream, monitor or ProgressMonitor(), device)
+
+
+def test_observations_in_threads_are_timed_by_the_threads_clock(monkeypatch):
+    clocks = {"perf_counter": itertools.count(), "thread_time": itertools.count(0, 100)}
+    ticks = {name: clock.__next__ for name, clock in clocks.items()}
+    monkeypatch.setattr(probe_pass, "time", SimpleNamespace(**ticks))
+    feed, observation = feed_of(Beside), SimpleNamespace(inputs=inputs())
+    assert feed.seconds == 1
+    feed.update(observation)
+    assert feed.seconds == 2
+    feed.update(observation, order=(0, 1))
+    assert feed.seconds == 102
+    observation.borrowed_seconds = 0.5
+    feed.update(observation)
+    feed.compute()
+    assert feed.seconds == 104.5
+
+
+class Diary(ProgressMonitor):
+    """Notes when measures start and stop."""
+
+    def __init__(self, limit=None):
+        super().__init__()
+        self.events, self.limit = [], limit
+
+    def enter(self, measure):
+        self.events.append(f"start {measure}")
+
+    def leave(self):
+        self.events.append("stop")
+        if len(self.events) == self.limit:
+            raise CellTimeout("took longer than 5 s")
+
+
+def test_a_monitor_is_informed_of_each_start_and_stop():
+    monitor, observation = Diary(), SimpleNamespace(inputs=inputs())
+    feed = feed_of(Short, monitor)
+    Short.left = 1
+    feed.update(observation)
+    # What has failed is not updated again.
+    feed.update(observation)
+    assert monitor.events == ["start short", "stop"] * 2
+    assert "ALLOC_FAILED" in feed.failure.reason
+
+
+def test_a_monitor_may_end_a_measure():
+    monitor, observation = Diary(limit=6), SimpleNamespace(inputs=inputs())
+    feed = feed_of(Beside, monitor)
+    feed.update(observation)
+    assert feed.failure is None
+    feed.update(observation)
+    assert (feed.failure.status, feed.failure.reason) == ("failed", "took longer than 5 s")
+    assert feed.compute() is feed.failure
+    assert monitor.events == ["start beside", "stop"] * 3
 
 
 def test_sites_are_measured_beside_the_gpu_without_waiting_for_it():

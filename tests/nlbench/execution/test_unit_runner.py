@@ -3,6 +3,10 @@
 import pytest
 from hostile import write_plugin
 
+from nlbench.execution.unit_runner import UnitRunner
+from nlbench.execution.work_units import Unit
+from nlbench.plan import make_plan
+from nlbench.progress import ProgressMonitor
 from nlbench.request import Request
 from nlbench.runner import run
 
@@ -151,6 +155,34 @@ def test_subject_does_not_change_the_next_one(tmp_path, first):
         result = after["innocent", measure]
         assert result.status == "ok"
         assert result == alone["innocent", measure]
+
+
+class Diary(ProgressMonitor):
+    """Notes the beginning of loads and passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def loading(self):
+        self.events.append("load")
+
+    def observing(self, probe):
+        self.events.append(probe)
+
+
+def test_a_monitor_is_informed_of_loads_and_passes_and_costs_are_recorded():
+    request = Request(("plain", "nlc"), ("innocent",), ("digits",), weights="init", samples=16)
+    plan, diary, runner = make_plan(request, "cpu", print), Diary(), UnitRunner()
+    unit = Unit(plan.cells, "cpu")
+    first = list(runner.measure(unit, diary))
+    assert diary.events == ["load", "sites", "function"]
+    again = list(runner.measure(unit, diary))
+    assert [record.result for record in again] == [record.result for record in first]
+    for record in (*first, *again):
+        assert set(record.costs) == {"wall_seconds", "peak_memory", "load_seconds"}
+        # The subject is loaded once for all cells, which share the costs.
+        assert record.costs["load_seconds"] == first[0].costs["load_seconds"] > 0
 
 
 def test_changed_settings_are_recorded(tmp_path):
