@@ -29,6 +29,10 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
     float
         Exact for a trace. For an estimate a lower bound: its values are joined by straight lines.
 
+    References
+    ----------
+    B. Hanin, R. Jeong and D. Rolnick, "Deep ReLU Networks Preserve Expected Length", ICLR 2022.
+
     Examples
     --------
     >>> from nlbench.probes.lines import trace_segment
@@ -60,12 +64,35 @@ class _PathImage:
 
 
 class LengthDistortion(PathMeasure):
-    """Length of a path's image over the length of the path.
+    r"""Length of a path's image over the length of the path.
 
     ``value`` is that of the outputs, ``site:NAME`` that of each activation's outputs, all
     positions flattened. Exact on traces; where breakpoints are estimated or the network is smooth,
     nodes are joined by straight lines: a lower bound, and ``error`` is the change from half as many
     nodes. An affine network changes lengths too, so the measure has no direction.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{\int_0^1 \|\tfrac{d}{dt} f(x(t))\| \, dt}{\int_0^1 \|\tfrac{d}{dt} x(t)\| \, dt}
+
+    Units
+    -----
+    Units of the output over those of the input.
+
+    Undefined
+    ---------
+    Inputs without lines between them; a path of length 0.
+
+    Cost
+    ----
+    That of the trace or estimate, and one forward pass in float64 for each of its points.
+
+    Limits
+    ------
+    It depends on the scale of the weights. Under He's initialisation the expected length of a ReLU
+    network does not grow with depth (Hanin et al.); with larger weights it grows exponentially.
     """
 
     name = "length-distortion"

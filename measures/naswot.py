@@ -125,14 +125,44 @@ class _States:
 
 
 class Naswot(Measure):
-    """Logarithm of the determinant of the kernel of activation patterns.
+    r"""Logarithm of the determinant of the kernel of activation patterns.
 
     The kernel counts the units whose inputs have the same sign for two samples: over all observed
     sites in the summary, at one site in the values of places. Scores depend on the number of
     samples and of units, so that only those of equally many samples compare: the first
     ``naswot.samples`` are used. Undefined where two samples have the same pattern; the reason then
-    counts the different ones. Published scores take every position as a unit:
-    ``sites.reduction=flatten``.
+    counts the different ones.
+
+    Definition
+    ----------
+    .. math::
+
+        \log |\det K|, \qquad K_{ij} = N - d_H(c_i, c_j),
+
+    with the signs :math:`c_i` of the inputs of all N units for sample i, and the Hamming distance
+    :math:`d_H`.
+
+    Units
+    -----
+    Nats.
+
+    Undefined
+    ---------
+    Samples with the same pattern, or more samples than independent units: the kernel is singular.
+
+    Cost
+    ----
+    One forward pass for all sites; the states of the compared samples in memory.
+
+    Limits
+    ------
+    It grows with the number of units and of samples. It measures how patterns differ, not how
+    nonlinear a unit is.
+
+    Published code
+    --------------
+    It takes every position as a unit, ``sites.reduction=flatten`` here, counts only ReLUs, and
+    compares the 128 samples of one batch of training data.
     """
 
     name: ClassVar[str] = "naswot"

@@ -126,8 +126,36 @@ class Regions(PathMeasure):
     ``value`` and ``connected`` count the longest intervals on which the network is affine,
     ``activation`` those of one activation pattern (``density`` counts the boundaries between
     them), and ``affine`` the different affine maps of each segment. The regions of a path are 1
-    plus those of each segment minus 1; an affine network has 1. Segments whose breakpoints are
-    estimated rather than traced have none to compare: ``lines.method=exact`` traces them.
+    plus those of each segment minus 1; an affine network has 1.
+
+    Definition
+    ----------
+    Along a segment, the number of intervals of one activation pattern (activation regions), of
+    longest intervals on which the network is affine (connected regions), and of different affine
+    functions of t on these (affine regions).
+
+    Units
+    -----
+    Regions per path.
+
+    Undefined
+    ---------
+    Networks that are not piecewise affine, and segments whose breakpoints are estimated rather
+    than traced; ``lines.method=exact`` traces them.
+
+    Cost
+    ----
+    That of the exact trace; the count itself is about linear in the number of breakpoints.
+
+    Limits
+    ------
+    Maps are compared along the segment only: different maps may agree on it. Maps that differ by
+    less than rounding count as one.
+
+    Published code
+    --------------
+    Most counts activation patterns; a count of different slopes or of Jacobians is another of the
+    three.
     """
 
     name = "regions"
