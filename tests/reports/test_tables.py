@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from nlbench.errors import RequestError
-from nlbench.reports.tables import Scores, labelled, per_place
+from nlbench.reports.tables import Scores, TableCell, labelled, per_place
 
 
 def one(conftest, value=0.5):
@@ -14,6 +14,25 @@ def one(conftest, value=0.5):
 def test_a_number_that_is_there_twice_is_refused(conftest) -> None:
     with pytest.raises(RequestError, match="two values for m0, init, digits, 0, affinity"):
         Scores(pd.concat([one(conftest), one(conftest)]))
+
+
+def test_a_cell_without_rows_is_absent(conftest) -> None:
+    expected = TableCell({}, 0, "absent", "nothing is recorded")
+    scores = Scores(one(conftest), ["r2"])
+    assert scores["m0", "r2"] == scores["m1", "affinity"] == expected
+
+
+@pytest.mark.parametrize("statistics", [("std", "value"), ("value", "std"), ("min", "std")])
+def test_a_cells_samples_and_status_are_those_of_its_value(conftest, statistics) -> None:
+    rows = [
+        ("m0", "init", "digits", 0, "affinity", place, name, 0.5, n, status, status)
+        for place in ("", "relu")
+        for name, n, status in zip(statistics, (3, 5), ("ok", "undefined"), strict=True)
+    ]
+    cell = Scores(conftest.frame(rows))["m0", "affinity"]
+    expected = (5, "undefined") if statistics[1] == "value" else (3, "ok")
+    assert [(part.n, part.status) for part in (cell, *cell.places)] == [expected] * 2
+    assert cell.statistics == {statistics[0]: 0.5}
 
 
 def test_a_missing_column_is_named(conftest) -> None:
