@@ -1,6 +1,8 @@
 """The symmetric products on one core, and how few threads they start."""
 
+import itertools
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,13 @@ from torch.autograd import gradcheck
 from nlbench.introspection.threads import single_blas_thread
 from nlbench.measures.affinity import affinity_score
 from nlbench.measures.linear_algebra import products
-from nlbench.measures.linear_algebra.products import gram, on_one_core, outer_products, product
+from nlbench.measures.linear_algebra.products import (
+    gram,
+    has_exact_float32_products,
+    on_one_core,
+    outer_products,
+    product,
+)
 
 
 @pytest.fixture(params=[True, False], ids=["one core", "several"])
@@ -63,6 +71,47 @@ def test_one_core_is_for_few_numbers_or_where_pytorch_was_told_to_use_one():
         assert not on_one_core(torch.zeros(4097, 512))
     finally:
         torch.set_num_threads(before)
+
+
+MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE")
+
+
+@pytest.fixture
+def usual_modes(monkeypatch):
+    monkeypatch.setattr(products, "on_one_core", lambda values: False)
+    for name in MODES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("usual_modes")
+@pytest.mark.parametrize("name", MODES)
+def test_variables_that_round_products_are_noticed(monkeypatch, name):
+    values = torch.zeros(2, 3)
+    assert has_exact_float32_products(values)
+    monkeypatch.setenv(name, "0" if name == "NVIDIA_TF32_OVERRIDE" else "STRICT")
+    assert has_exact_float32_products(values)
+    monkeypatch.setenv(name, "1")
+    assert not has_exact_float32_products(values)
+    monkeypatch.setattr(products, "on_one_core", lambda values: True)
+    assert has_exact_float32_products(values)
+
+
+@pytest.mark.usefixtures("usual_modes")
+@pytest.mark.parametrize("kind", ["cuda", "mkldnn"])
+def test_settings_that_round_products_are_noticed(monkeypatch, kind):
+    values = SimpleNamespace(device=torch.device("cuda" if kind == "cuda" else "cpu"))
+    matmul = SimpleNamespace()
+    monkeypatch.setattr(torch.backends, kind, SimpleNamespace(matmul=matmul))
+    for precision, is_exact in {"none": True, "ieee": True, "tf32": False, "bf16": False}.items():
+        matmul.fp32_precision = precision
+        assert has_exact_float32_products(values) is is_exact
+    # Before PyTorch 2.9.
+    del matmul.fp32_precision
+    for allowed, precision in itertools.product([True, False], ["highest", "high"]):
+        matmul.allow_tf32 = allowed
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda p=precision: p)
+        is_exact = precision == "highest" and not (kind == "cuda" and allowed)
+        assert has_exact_float32_products(values) is is_exact
 
 
 def library_threads():

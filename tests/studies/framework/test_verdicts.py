@@ -101,7 +101,8 @@ def test_a_step_within_the_tolerance_counts():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "agrees"), [(0.2, 0.7, True), (-0.7, -0.2, False), (-0.1, 0.5, None)]
+    ("low", "high", "agrees"),
+    [(0.2, 0.7, True), (-0.7, -0.2, False), (-0.1, 0.5, None), (0.0, 0.5, None)],
 )
 def test_correlations_have_a_sign(low, high, agrees):
     correlation = Correlation((low + high) / 2, low, high, 12)
