@@ -2,6 +2,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,9 +13,10 @@ from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.execution import dask_cluster
 from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.unit_runner import UnitRunner
-from nlbench.execution.work_units import Unit
+from nlbench.execution.work_units import Unit, UnmeasuredCells, WorkerEvent, to_message
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
@@ -148,6 +150,55 @@ def test_malformed_address_starts_no_client(plugin, tmp_path, address, monkeypat
             tmp_path / "run",
             execution=ExecutionOptions(executor="dask", address=address),
         )
+
+
+def test_client_is_closed_after_the_run(monkeypatch):
+    class Client:
+        def __init__(self, address, **options):
+            self.address, self.is_open = address, False
+
+        def __enter__(self):
+            self.is_open = True
+
+        def __exit__(self, *error):
+            self.is_open = False
+
+    monkeypatch.setattr(pytest.importorskip("distributed"), "Client", Client)
+    execution = ExecutionOptions(executor="dask", address="tcp://127.0.0.1:9")
+    with dask_cluster._cluster(WorkerPool(execution, 1, 1)) as client:
+        assert (client.address, client.is_open) == ("tcp://127.0.0.1:9", True)
+    assert not client.is_open
+
+
+def test_a_task_that_failed_has_a_reason():
+    killed = type("KilledWorker", (Exception,), {})("the key of the task")
+    for status, error, reason in [
+        ("finished", None, ""),
+        ("cancelled", None, "the cluster cancelled the task"),
+        ("error", killed, "the workers that had this task were lost"),
+        ("error", OSError("no disk"), "a worker could not measure this: OSError: no disk"),
+    ]:
+        future = SimpleNamespace(status=status, exception=lambda error=error: error)
+        assert dask_cluster._problem(future) == reason
+
+
+def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
+    noted = []
+    progress = SimpleNamespace(step=noted.append, warn=lambda text: noted.append(f"! {text}"))
+    cells = {key: SimpleNamespace(key=key) for key in "abc"}
+    missing = dict(cells)
+
+    def received(result):
+        return list(dask_cluster._new_results(to_message(result), missing, progress))
+
+    assert received(WorkerEvent("step", "mini: plain")) == []
+    assert received(WorkerEvent("warn", "fewer samples")) == []
+    assert noted == ["mini: plain", "! fewer samples"]
+    result = UnmeasuredCells((cells["a"], cells["c"]), "no memory", "trace", load_failed=True)
+    assert received(result) == [result]
+    assert list(missing) == ["b"]
+    assert received(result) == []
+    assert list(missing) == ["b"]
 
 
 def test_interruption_of_a_cluster_that_stops_is_deferred():
