@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
 
-.PHONY: run test check studies bench gpu zoo clean FORCE
+.PHONY: run test check studies docs bench gpu zoo clean FORCE
 
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
@@ -29,6 +29,14 @@ studies: $(VENV)/.installed
 	rm -rf $(VENV)/studies
 	$(BIN)/nlbench study '*' --quick --progress none --out $(VENV)/studies
 
+# The site, in docs/_build/html: it opens from the folder, without a network. Tutorials run.
+docs: $(VENV)/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+		--requirements pyproject.toml --extra docs
+	rm -rf docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
+
 bench: $(VENV)/.installed
 	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
@@ -43,7 +51,7 @@ zoo: $(VENV)/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $$($(BIN)/python -m nlbench.models.zoo)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build docs/_build docs/api docs/gallery docs/measures *.egg-info
 
 # uv installs the large default build of torch in seconds where pip takes minutes. Compiling
 # while installing spares the first command the ten seconds that torch takes to compile.

@@ -132,7 +132,7 @@ class PathLength(Measure):
     --------
     A normalised length of 13 for ResNet18, as in the paper:
 
-    >>> import torchvision
+    >>> import torch, torchvision
     >>> average_path_length(torchvision.models.resnet18(), torch.zeros(1, 3, 64, 64))
     13.0
     """

@@ -34,7 +34,7 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
     """Count the affine pieces that are needed to follow all logits along a segment.
 
     The segment is cut into the fewest intervals on each of which every logit j has a straight
-    line g_j with |f_j - g_j| ≤ tolerance · (max f_j - min f_j). Lines of neighbouring intervals
+    line g_j with ``|f_j - g_j| ≤ tolerance · (max f_j - min f_j)``. Lines of neighbouring intervals
     needn't meet. Cuts may lie anywhere, so the count doesn't depend on breakpoints that bend
     nothing. Extending each interval as far as possible is optimal, since a part of an interval
     that has such lines has them too.

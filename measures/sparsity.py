@@ -113,7 +113,7 @@ def _share(values: Tensor) -> Tensor:
 
 
 class Sparsity(PooledMeasure):
-    r"""Change of the share of entries with |x| <= 1e-3 at a site.
+    r"""Change of the share of entries within 1e-3 of zero at a site.
 
     Computed from unreduced activations, and averaged over all samples of the run. The shares are
     the statistics ``before`` and ``after``.

@@ -1,10 +1,13 @@
 """Every Python block of README.md and docs/ runs as it stands there."""
 
+import csv
 import re
 from pathlib import Path
 
 import pytest
 from commands import call
+
+from nlbench import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,3 +74,18 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     script.write_text("\n".join(READERS + part for part in [*parts, USES.get(page, "")]))
     done = call(cwd=tmp_path, script=str(script))
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_that_pages_name_exist():
+    for page in PAGES:
+        for file, name in re.findall(r"`(tests/\S+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), (page, name)
+
+
+def test_the_planted_ladder_has_the_versions_of_the_measures():
+    with (ROOT / "docs" / "planted_ladder.csv").open(encoding="utf-8") as file:
+        versions = {(row["measure"], row["version"]) for row in csv.DictReader(file)}
+    assert versions
+    for name, version in versions:
+        current = registry.load("measures", name).version
+        assert version == current, f"run python docs/planted_ladder.py {name}"

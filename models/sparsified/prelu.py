@@ -111,7 +111,7 @@ def sparsify(
 
 
 def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
-    """Compute the distance from linear, Σ |1 − α|^power over the units that are not frozen.
+    """Compute the distance from linear, ``Σ |1 − α|^power`` over the units that are not frozen.
 
     Within 1e-4 of α = 1, where the gradient diverges, the power is replaced by a straight line. A
     layer-wise slope counts once for each of its channels.

@@ -79,7 +79,7 @@ def trace_segment(
     ----------
     model : torch.nn.Module
         Piecewise affine in eval mode. It is copied, not changed, and runs on its own device.
-    start, end : tensor of shape (*input)
+    start, end : tensor of shape (...)
         One input each, without the axis of samples.
     method : {"exact", "adaptive", "sampling"}
         ``exact`` finds all breakpoints, layer by layer. ``adaptive`` steps from one to the
@@ -242,7 +242,7 @@ def estimate_segment(
     ----------
     model : torch.nn.Module
         It is copied, not changed, and runs in eval mode on its own device.
-    start, end : tensor of shape (*input)
+    start, end : tensor of shape (...)
         One input each, without the axis of samples.
     tolerance : float
         Grids are halved until the standard error of the crossings, relative to them, and the

@@ -1,0 +1,41 @@
+"""
+Reading a page
+==============
+
+A run is a page, too: one HTML file that needs nothing else. This one shows the small network that
+ships with nlbench, trained on scikit-learn's handwritten digits.
+"""
+
+import nlbench
+
+request = nlbench.Request(
+    measures=("affinity", "cka", "absdev"),
+    models=("vgg8",),
+    data=("digits",),
+    samples=128,
+    settings={"lines.number": 2, "lines.anchors": 2},
+)
+run = nlbench.run(request, "runs/vgg8")
+run.report("runs/vgg8.html")
+
+# %%
+# `Open the page <../pages/vgg8.html>`__. From top to bottom:
+#
+# - **Findings** name the activations that stand out, and place the network among the reference
+#   networks. 0.8 alone means little; "more nonlinear than all of 33 networks" does.
+# - **The strip** shows each activation from the input to the output. Dark is nonlinear.
+# - **A card for each measure** has the value ± its standard error, ticks for single activations or
+#   paths, and grey dots for the reference networks.
+# - What has **no value** is listed with its reason.
+#
+# ± is a standard error everywhere. The value of ``affinity`` is a mean over activations, so its
+# error says how much activations differ; ``absdev`` is a mean over paths.
+
+run
+
+# %%
+# Measures without a direction, such as ``absdev.length``, are never ranked. Neither is there an
+# average over measures, because they measure different things: how far they agree on the
+# activations of a network is a table of its own, which two networks or more fill.
+
+run.signature("vgg8", "affinity").statistics

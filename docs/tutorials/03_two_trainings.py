@@ -1,0 +1,53 @@
+"""
+Comparing two trainings
+=======================
+
+The same network, trained on correct labels and on labels of which 40 % are wrong.
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import nlbench
+
+images, labels = load_digits(return_X_y=True)
+inputs, labels = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+
+
+def train(targets, epochs=40):
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    network = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(targets)).split(128):
+            optimizer.zero_grad()
+            cross_entropy(network(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+    return network
+
+
+torch.manual_seed(1)
+wrong = (labels + torch.randint(1, 10, labels.shape)) % 10
+noisy = torch.where(torch.rand(len(labels)) < 0.4, wrong, labels)
+settings = {"lines.paths": "pairs", "lines.number": 8}
+measures = ["affinity", "r2", "absdev", "density"]
+clean_run, noisy_run = (
+    nlbench.evaluate(train(targets), inputs[:256], measures, settings=settings, name="mlp")
+    for targets in (labels, noisy)
+)
+
+# %%
+# Differences have intervals, paired by activation and by path. ``share`` is the share of places
+# at which the value rose.
+
+comparison = nlbench.compare(clean_run, noisy_run)
+comparison.frame()
+
+# %%
+# Wrong labels are fitted by a function that departs further from straight lines between samples,
+# and crosses more regions. Each path shows it:
+
+noisy_run.plot("absdev")

@@ -1,0 +1,61 @@
+"""
+A measure, a model and an operation of your own
+===============================================
+
+Classes and functions are used as they are; a package registers them by entry points, and then the
+command line knows their names (:doc:`/plugins`).
+"""
+
+import torch
+from torch import nn
+
+import nlbench
+
+
+@nlbench.site_measure(bounds=(-1, 1), more_means="less nonlinear", invariant_to=("order", "units"))
+def cosine(x, y):
+    """Mean cosine between a sample's input and its output."""
+    return torch.cosine_similarity(x, y).mean()
+
+
+inputs = torch.randn(128, 8)
+network = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU())
+nlbench.evaluate(network, inputs, [cosine, "affinity"]).leaderboard()
+
+# %%
+# ``check-measure`` tests bounds, direction, invariances, types and what happens to samples that
+# are constant, empty or not finite. Here from Python:
+
+from nlbench.conformance import check_measure  # noqa: E402
+
+for check in check_measure(cosine):
+    print(f"{check.name:28} {check.verdict:12} {check.detail}")
+
+# %%
+# A model is a function that builds one; in a package, its entry point is its name.
+
+
+def mynet(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
+    """Small network of convolutions."""
+    layers = nn.Conv2d(in_channels, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(num_classes)
+    return nn.Sequential(*layers)
+
+
+# %%
+# An operation that nlbench doesn't know is refused by name. Registered, it has a place in the
+# network, and its kinks are traced on lines:
+
+hat = torch.library.custom_op("tutorial::hat", lambda x: (1 - x.abs()).relu(), mutates_args=(),
+                              schema="(Tensor x) -> Tensor")  # fmt: skip
+hat.register_fake(torch.empty_like)
+nlbench.register_op(torch.ops.tutorial.hat, kind="hat", kinks=(-1.0, 0.0, 1.0))
+
+
+class Hats(nn.Module):
+    def forward(self, x):
+        return torch.ops.tutorial.hat(x)
+
+
+network = nn.Sequential(nn.Linear(8, 16), Hats(), nn.Linear(16, 3))
+settings = {"lines.paths": "pairs", "lines.number": 8}
+nlbench.evaluate(network, inputs, ["affinity", "density"], settings=settings).leaderboard()

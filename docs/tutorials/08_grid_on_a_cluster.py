@@ -1,0 +1,44 @@
+"""
+A grid on a cluster
+===================
+
+A grid is a request of several models, datasets, weights and seeds. Its cells (a network and a
+measure) are recorded one by one: an interrupted run goes on with the same command.
+"""
+
+import nlbench
+from nlbench.request import ExecutionOptions
+
+request = nlbench.Request(
+    measures=("affinity", "nlc"),
+    models=("vgg8", "plain20"),
+    data=("digits",),
+    weights="init",
+    seeds=(0, 1),
+    samples=32,
+)
+run = nlbench.run(request, "runs/grid")
+run.leaderboard()
+
+# %%
+# The second time nothing is measured, and a larger grid measures only what is new:
+
+larger = nlbench.Request(**{**vars(request), "measures": ("affinity", "nlc", "r2")})
+nlbench.run(larger, "runs/grid").leaderboard(["r2"])
+
+# %%
+# Worker processes take cells in parallel, on the CPU or one for each GPU. Numbers don't depend on
+# the number of workers, and the cells above would not be measured again:
+
+options = ExecutionOptions(executor="processes", workers=2)
+nlbench.run(larger, "runs/grid", execution=options)
+
+# %%
+# On a cluster the workers are Dask's: start a scheduler, and pass its address.
+#
+# .. code-block:: text
+#
+#    nlbench run --config grid.toml --executor dask --address tcp://10.0.0.5:8786
+#
+# :doc:`/running` shows a file for Slurm, what is shared between the machines, time limits, memory
+# limits, and how runs of several machines are merged.
