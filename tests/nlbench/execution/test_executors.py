@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.execution import dask_cluster
+from nlbench.execution import dask_cluster, processes
 from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import Unit, UnmeasuredCells, WorkerEvent, to_message
@@ -352,3 +353,28 @@ def test_each_worker_keeps_to_one_of_the_gpus():
         "cuda:0",
     ]
     assert WorkerPool(ExecutionOptions(), 1, 1).placed(unit, 0) == unit
+
+
+@pytest.mark.parametrize(
+    ("executor", "timeout", "is_serial"),
+    [("serial", None, True), ("serial", 5.0, False), ("processes", None, False)],
+)
+def test_a_serial_run_without_a_timeout_needs_no_worker(executor, timeout, is_serial):
+    pool = WorkerPool(ExecutionOptions(executor=executor, timeout=timeout), 1, 1)
+    assert pool.is_serial is is_serial
+
+
+def test_a_system_without_room_for_a_process_is_one_line(monkeypatch):
+    supervisor = SimpleNamespace(end=lambda: ended.append(True))
+    monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
+    ended = []
+
+    def supervise(*_):
+        yield "one"
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    items = processes._supervised(supervise, 1, 1, None)
+    assert next(items) == "one"
+    with pytest.raises(RequestError, match=r"--workers: no process can be started \(Resource"):
+        next(items)
+    assert ended == [True]

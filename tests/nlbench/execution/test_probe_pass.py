@@ -171,6 +171,11 @@ def test_observations_in_threads_are_timed_by_the_threads_clock(monkeypatch):
     assert feed.seconds == 104.5
 
 
+def test_a_measure_shares_with_those_of_its_package():
+    packaged = type("Packaged", (Beside,), {"__module__": "someones.measures.one", "__doc__": "x"})
+    assert feed_of(packaged).package == "someones"
+
+
 class Diary(ProgressMonitor):
     """Notes when measures start and stop."""
 

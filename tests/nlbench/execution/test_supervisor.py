@@ -1,3 +1,4 @@
+import os
 import tempfile
 import time
 from types import SimpleNamespace
@@ -125,6 +126,19 @@ def test_numbers_are_the_same_in_a_process_of_its_own(plugin, forked, tmp_path):
     assert (here.path / "scores.csv").read_bytes() == (there.path / "scores.csv").read_bytes()
 
 
+@pytest.fixture
+def typed_input(tmp_path):
+    """Text at the standard input of this process, and so of those that inherit it."""
+    (tmp_path / "typed").write_text("yes")
+    before = os.dup(0)
+    with (tmp_path / "typed").open() as typed:
+        os.dup2(typed.fileno(), 0)
+    yield
+    os.dup2(before, 0)
+    os.close(before)
+
+
+@pytest.mark.usefixtures("typed_input")
 def test_plugin_output_is_harmless_and_no_worker_survives(plugin, tmp_path):
     result = run(request("chatty"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
     assert result["chatty"].summary["value"] == 0.0
