@@ -1,0 +1,121 @@
+"""``nlbench remove``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nlbench import registry
+from nlbench.cli.common import command_line, completed, print_table, split_dataset_options
+from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
+from nlbench.errors import RequestError
+
+__all__ = ["remove"]
+
+Criterion = Annotated[
+    str,
+    typer.Option(
+        help="A measure with values at sites, or random, depth (last first) or size (smallest "
+        "first); the most nearly affine calls go first.",
+        autocompletion=completed("measures"),
+    ),
+]
+Keep = Annotated[float, typer.Option(help="Share of the network that is left.", min=0, max=1)]
+Share = Annotated[
+    str,
+    typer.Option(
+        help="Weight of a call in the share: calls (1), units (channels) or flops (of the layers "
+        "since the previous call)."
+    ),
+]
+Reverse = Annotated[bool, typer.Option("--reverse", help="Remove in the opposite order.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Folder for curve.csv and left.safetensors. [MODEL-removed]"),
+]
+Weights = Annotated[
+    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if it ships.")
+]
+Samples = Annotated[
+    int, typer.Option(help="Samples of the test split to measure on; 0: all.", min=0)
+]
+FitSamples = Annotated[
+    int, typer.Option(help="Samples of the training split to rank and to fit on.", min=4)
+]
+Seed = Annotated[int, typer.Option(help="Seed of the samples and of the random order.", min=0)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OWNER.OPTION=VALUE",
+        help="Option of the dataset or the criterion, repeatable.",
+    ),
+]
+
+
+def remove(
+    model: ModelName,
+    by: Criterion = "substitution",
+    keep: Keep = 0.5,
+    data: DataName = "digits",
+    weights: Weights = "auto",
+    share: Share = "calls",
+    reverse: Reverse = False,
+    out: Out = None,
+    samples: Samples = 512,
+    fit_samples: FitSamples = 512,
+    seed: Seed = 0,
+    setting: Settings = None,
+    device: Device = "auto",
+    progress: ProgressStyle = "auto",
+    as_json: JsonFlag = False,
+) -> None:
+    """Replace activation calls by affine maps, in the order of a criterion, and measure the rest.
+
+    All maps are fitted again after each removal. The network that keeps the requested share is a
+    checkpoint for --weights.
+    """
+    for group, name in (("models", model), ("datasets", data)):
+        registry.expand(group, [name])
+    options, settings = split_dataset_options(setting or [], data)
+    from nlbench.execution.devices import resolve_device
+    from nlbench.progress import create_progress
+    from nlbench.serialization.files import make_folder
+    from nlbench.subjects.load import load_subject
+    from nlbench.subjects.spec import SubjectSpec
+    from nlbench.subjects.weights import save_weights
+
+    from .criteria import check_criterion
+    from .curve import SHARES, area_under
+    from .removal import RemovalRequest, run_removal
+
+    check_criterion(by)
+    if share not in SHARES:
+        raise RequestError(f"--share: '{share}', expected {', '.join(SHARES)}")
+    folder = out or Path(f"{model.replace('/', '-')}-removed")
+    command = command_line()
+    with create_progress(progress) as bar:
+        bar.show_status("loading")
+        at = resolve_device(device)
+        train, test = (
+            load_subject(
+                SubjectSpec(model, weights, data, seed, samples=n, split=split, options=options), at
+            )
+            for split, n in (("train", fit_samples), ("test", samples or None))
+        )
+        bar.show_status("removing")
+        result = run_removal(train, test, RemovalRequest(by, keep, share, reverse, seed, settings))
+    make_folder(folder)
+    result.write_curve(folder / "curve.csv")
+    checkpoint = folder / "left.safetensors"
+    save_weights(checkpoint, result.network, {**result.metadata, "command": command})
+    print_table(result.rows(), as_json, has_head=True)
+    if not as_json:
+        areas = ", ".join(
+            f"{statistic} {area_under(result.steps, statistic, share):.4g}"
+            for statistic in ("accuracy", "kl")
+            if result.steps[0].accuracy is not None or statistic == "kl"
+        )
+        print(f"\narea under the curve, by {share}: {areas}")
+        print(f"curve    {folder / 'curve.csv'}")
+        print(f"network  {checkpoint} ({result.left} of {len(result.order)} calls left)")

@@ -1,0 +1,93 @@
+"""Criteria: the order in which a network's activation calls are removed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+import nlbench
+from nlbench import registry
+from nlbench.errors import RequestError, nearest
+from nlbench.options import OptionValue
+from nlbench.plugins import load_measure
+from nlbench.probes.replacement import ReplaceableCall
+
+__all__ = ["SIMPLE_CRITERIA", "check_criterion", "removal_order"]
+
+SIMPLE_CRITERIA: Mapping[str, str] = {
+    "random": "in random order",
+    "depth": "from the last call to the first",
+    "size": "the fewest channels first",
+}
+
+
+def check_criterion(criterion: str) -> None:
+    """Raise `nlbench.RequestError` unless a criterion ranks activation calls."""
+    measures = registry.entries("measures")
+    if criterion in SIMPLE_CRITERIA:
+        return
+    if criterion not in measures:
+        raise RequestError(
+            f"--by: unknown criterion '{criterion}'"
+            f"{nearest(criterion, [*SIMPLE_CRITERIA, *measures])}; expected a measure of sites, "
+            f"substitution, {', '.join(SIMPLE_CRITERIA)}"
+        )
+    probe = load_measure(criterion).probe
+    if probe not in ("sites", "replacement"):
+        raise RequestError(
+            f"--by: {criterion} is a measure of {probe}, which has no values at activation calls"
+        )
+
+
+def removal_order(
+    criterion: str,
+    model: nn.Module,
+    calls: Sequence[ReplaceableCall],
+    inputs: Tensor,
+    labels: Tensor | None,
+    *,
+    seed: int = 0,
+    settings: Mapping[str, OptionValue | str] | None = None,
+) -> list[str]:
+    """Return the names of calls in the order of their removal.
+
+    A measure removes the most nearly affine call first, by its direction; a measure without one,
+    the smallest value. Calls without a value come last.
+
+    Parameters
+    ----------
+    criterion : str
+        A measure with values at sites, or one of `SIMPLE_CRITERIA`.
+    model : torch.nn.Module
+    calls : sequence of ReplaceableCall
+    inputs : tensor
+    labels : tensor or None
+    seed : int
+        Of the random order.
+    settings : mapping of str to value, optional
+        Options of the measure.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is no such criterion, or it has no value at any call.
+    """
+    check_criterion(criterion)
+    names = [call.name for call in calls]
+    if criterion == "random":
+        return random.Random(seed).sample(names, len(names))
+    if criterion == "depth":
+        return names[::-1]
+    if criterion == "size":
+        return [call.name for call in sorted(calls, key=lambda call: call.channels)]
+    run = nlbench.evaluate(model, inputs, [criterion], labels=labels, settings=settings or {})
+    result = run[criterion]
+    values = {v.place: v.statistics["value"] for v in result.values if v.status == "ok"}
+    if not values.keys() & set(names):
+        raise RequestError(
+            f"--by: {criterion} has no value at any activation call: {result.reason}"
+        )
+    sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1
+    return sorted(names, key=lambda n: (n not in values, sign * values.get(n, 0.0)))

@@ -1,0 +1,214 @@
+"""Remove a network's activation calls one after another, and measure what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from nlbench.errors import Undefined
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.model_state import evaluation_mode
+from nlbench.probes.replacement import AffineFit, AffineMap, CallInterception, ReplaceableCall
+from nlbench.probes.replacement.fits import rows_of
+from nlbench.probes.replacement.interception import CallId
+from nlbench.probes.replacement.prefix import replaced, run_replaced
+
+__all__ = ["SHARES", "Removal", "Step", "area_under", "refitted_maps", "weights_of_calls"]
+
+SHARES = ("calls", "units", "flops")
+"""Weights of calls, for the share of a network that is left."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A network with some calls removed.
+
+    Parameters
+    ----------
+    removed : str
+        Name of the call that was removed last; empty for the whole network.
+    left : mapping of str to float
+        Share that is left, by `SHARES`.
+    accuracy : float or None
+        None without labels.
+    kl : float
+        Divergence of the class probabilities from the whole network's, in nats.
+    loss : float or None
+        Cross-entropy in nats.
+    """
+
+    removed: str
+    left: Mapping[str, float]
+    accuracy: float | None
+    kl: float
+    loss: float | None
+
+
+def refitted_maps(
+    model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor
+) -> dict[str, AffineMap]:
+    """Fit maps per channel for some calls, each in the network with all earlier ones replaced.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    calls : sequence of ReplaceableCall
+    inputs : tensor
+        All samples to fit on, as one batch.
+
+    Returns
+    -------
+    dict of str to AffineMap
+        By name, in order of call.
+    """
+    by_call = {call.call: call for call in calls}
+    maps: dict[str, AffineMap] = {}
+
+    def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        if identity not in by_call:
+            return compute()
+        call = by_call[identity]
+        before, rows = x.clone(), rows_of(x, call.channel_axis)
+        output = compute()
+        fit = AffineFit()
+        fit.add(rows, rows_of(output, call.channel_axis))
+        affine = maps[call.name] = fit.per_channel()
+        return replaced(x, lambda: output, lambda _: affine(before, call.channel_axis))
+
+    CallInterception(model).run(inputs.clone(), replace)
+    if missing := [call.name for call in calls if call.name not in maps]:
+        raise Undefined(f"the network doesn't call {missing[0]} on the samples to fit on")
+    return maps
+
+
+def weights_of_calls(
+    model: nn.Module, calls: Sequence[ReplaceableCall], example: Tensor
+) -> dict[str, dict[str, float]]:
+    """Return the weight of each call, by `SHARES` and by name.
+
+    ``calls``: 1. ``units``: its number of channels. ``flops``: the floating-point operations of
+    matrix products and convolutions since the previous call, which would be one affine map with
+    the next ones without it.
+    """
+    counter, total = FlopCounterMode(display=False), 0
+    by_call = {call.call: call for call in calls}
+    flops: dict[str, float] = {}
+
+    def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        nonlocal total
+        output = compute()
+        if identity in by_call:
+            so_far = counter.get_total_flops()
+            flops[by_call[identity].name] = float(so_far - total)
+            total = so_far
+        return output
+
+    with evaluation_mode(model), without_fast_path(), counter:
+        CallInterception(model).run(example.clone(), replace)
+    return {
+        "calls": {call.name: 1.0 for call in calls},
+        "units": {call.name: float(call.channels) for call in calls},
+        "flops": flops,
+    }
+
+
+class Removal:
+    """A network of which calls are removed in some order.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left unchanged.
+    calls : sequence of ReplaceableCall
+        See `nlbench.probes.replacement.find_calls`.
+    fitting : tensor
+        Samples to fit maps on.
+    inputs : tensor
+        Samples to measure networks on.
+    labels : tensor or None
+
+    Examples
+    --------
+    >>> from nlbench.probes.replacement import find_calls
+    >>> model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Tanh()), torch.randn(8, 2)
+    >>> removal = Removal(model, find_calls(model, inputs), inputs, inputs, None)
+    >>> [step.left["calls"] for step in removal.curve(["2", "1"])]
+    [1.0, 0.5, 0.0]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calls: Sequence[ReplaceableCall],
+        fitting: Tensor,
+        inputs: Tensor,
+        labels: Tensor | None,
+    ) -> None:
+        self._model, self._fitting, self._inputs, self._labels = model, fitting, inputs, labels
+        self._calls = {call.name: call for call in calls}
+        self._weights = weights_of_calls(model, calls, inputs[:2])
+        self._original = self._outputs({})
+
+    def curve(self, order: Sequence[str]) -> list[Step]:
+        """Remove calls in an order, refitting all maps after each, and measure each network."""
+        return [self.step(order[:count]) for count in range(len(order) + 1)]
+
+    def maps(self, removed: Sequence[str]) -> dict[str, AffineMap]:
+        """Return the fitted maps of removed calls, by name."""
+        if not removed:
+            return {}
+        with evaluation_mode(self._model), without_fast_path():
+            return refitted_maps(
+                self._model, [self._calls[name] for name in removed], self._fitting
+            )
+
+    def step(self, removed: Sequence[str]) -> Step:
+        """Measure the network with some calls removed."""
+        outputs = self._outputs(self.maps(removed))
+        before, after = (logits.double().log_softmax(-1) for logits in (self._original, outputs))
+        left = {
+            share: sum(w for name, w in weights.items() if name not in removed)
+            / (sum(weights.values()) or 1.0)
+            for share, weights in self._weights.items()
+        }
+        accuracy = loss = None
+        if self._labels is not None:
+            accuracy = float((outputs.argmax(-1) == self._labels).double().mean())
+            loss = float(-after.gather(-1, self._labels[..., None]).mean())
+        kl = float((before.exp() * (before - after)).sum(-1).mean())
+        return Step(removed[-1] if removed else "", left, accuracy, kl, loss)
+
+    def _outputs(self, maps: Mapping[str, AffineMap]) -> Tensor:
+        replacements = {
+            self._calls[name].call: _replacement(affine, self._calls[name].channel_axis)
+            for name, affine in maps.items()
+        }
+        with evaluation_mode(self._model), without_fast_path():
+            output = run_replaced(CallInterception(self._model), self._inputs, replacements)
+        return validated_outputs(output, len(self._inputs))
+
+
+def _replacement(affine: AffineMap, axis: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: affine(x, axis)
+
+
+def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> float:
+    """Return the mean of a statistic over the share that is left, from all to nothing.
+
+    Examples
+    --------
+    >>> whole = Step("", {"calls": 1.0}, 0.9, 0.0, None)
+    >>> nothing = Step("1", {"calls": 0.0}, 0.5, 1.0, None)
+    >>> round(area_under([whole, nothing], "accuracy"), 6)
+    0.7
+    """
+    left = torch.tensor([step.left[share] for step in steps]).double()
+    values = torch.tensor([getattr(step, statistic) for step in steps]).double()
+    return float(-torch.trapezoid(values, left))

@@ -1,0 +1,134 @@
+"""The layers of a network whose activation calls are removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.module_stack import running_module
+
+__all__ = ["AffineActivation", "replace_calls_of", "track_calls"]
+
+REMOVED = "removed_calls"
+"""Name of the child that replaces activation calls of a module's own forward."""
+
+# Calls of each module in the running pass. It is not stored in the modules, so that a copy of a
+# network, or the same network on another thread, counts its own passes.
+_CALLS: ContextVar[Counter[nn.Module] | None] = ContextVar("calls", default=None)
+
+
+class AffineActivation(nn.Module):
+    """A slope and an intercept per channel in place of an activation.
+
+    Parameters
+    ----------
+    channels : int
+    axis : int
+        Channel axis of the input.
+
+    Examples
+    --------
+    >>> AffineActivation(2)(torch.tensor([[-1.0, 2.0]])).tolist()
+    [[-1.0, 2.0]]
+    """
+
+    def __init__(self, channels: int, axis: int = 1) -> None:
+        super().__init__()
+        self.axis = axis
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Scale and shift each channel."""
+        shape = [1] * input.ndim
+        shape[self.axis] = -1
+        return input * self.weight.view(shape) + self.bias.view(shape)
+
+    def extra_repr(self) -> str:
+        """Return the number of channels and the axis."""
+        return f"{len(self.weight)}, axis={self.axis}"
+
+
+class _Tracking(nn.Module):
+    """Base class of modules with removed calls, or that contain such a module.
+
+    The state of a pass is set and reset around the call, so that nothing outlives the pass.
+    """
+
+    original: type[nn.Module]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = _CALLS.set(Counter()) if _CALLS.get() is None else None
+        try:
+            if REMOVED not in self._modules:
+                return super().__call__(*args, **kwargs)
+            with _Removal(self):
+                return super().__call__(*args, **kwargs)
+        finally:
+            if token is not None:
+                _CALLS.reset(token)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _new_tracking, (self.original,), self.__getstate__()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _tracking_class(original: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a module's class that tracks calls, under the original's name."""
+    names = ("__module__", "__qualname__", "__doc__")
+    attributes = {name: getattr(original, name) for name in names} | {"original": original}
+    return type(original.__name__, (_Tracking, original), attributes)
+
+
+def _new_tracking(original: type[nn.Module]) -> nn.Module:
+    """Create an empty module for `copy` and `pickle`."""
+    kind = _tracking_class(original)  # type: ignore[arg-type]
+    return kind.__new__(kind)
+
+
+class _Removal(TorchFunctionMode):
+    """Replaces activation calls of a module's own forward."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module, self._descendants = module, set(module.modules())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = FunctionCall(func, args, kwargs)
+        counts = _CALLS.get()
+        is_activation = bool(call.operation.kind) and isinstance(call.input, Tensor)
+        if counts is None or not is_activation:
+            return call.run()
+        # Calls of a child are not the module's own.
+        if running_module(self._descendants) is not self._module:
+            return call.run()
+        number = counts[self._module]
+        counts[self._module] += 1
+        removed = self._module._modules[REMOVED]
+        replacement = None if removed is None else removed._modules.get(str(number))
+        return call.run() if replacement is None else replacement(call.input)
+
+
+def replace_calls_of(owner: nn.Module, layers: Mapping[int, AffineActivation]) -> None:
+    """Replace the activation calls of a module's own forward, by their number in a pass."""
+    owner.add_module(REMOVED, nn.ModuleDict({str(n): layer for n, layer in layers.items()}))
+
+
+def track_calls(model: nn.Module) -> None:
+    """Let every module with removed calls inside count its calls, in place."""
+    for module in list(model.modules()):
+        if any(REMOVED in inner._modules for inner in module.modules()):
+            module.__class__ = _tracking_class(type(module))  # type: ignore[arg-type]
+        # PyTorch's fused kernel of this layer would apply its activation.
+        if isinstance(module, nn.TransformerEncoderLayer) and REMOVED in module._modules:
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False

@@ -1,0 +1,176 @@
+"""Copies of a network with some activation calls replaced by affine maps."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError, first_line, nearest
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.model_state import evaluation_mode
+from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
+from nlbench.probes.replacement.interception import CallId
+from nlbench.probes.replacement.prefix import run_replaced
+
+from .layers import AffineActivation, replace_calls_of, track_calls
+
+__all__ = ["remove", "removed_network", "transform_metadata"]
+
+OUTPUT_TOLERANCE = 1e-4
+"""Relative and absolute difference up to which two outputs are equal."""
+
+
+def remove(model: nn.Module, *, places: Sequence[str], example: Tensor) -> nn.Module:
+    """Copy a network with an affine map, at first the identity, in place of some activation calls.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Not modified.
+    places : sequence of str
+        Names of activation calls, as ``nlbench list sites`` prints them.
+    example : tensor
+        A batch of inputs, on the model's device, to find the calls.
+
+    Returns
+    -------
+    torch.nn.Module
+        In evaluation mode.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a place is unknown, or the network relies on an activation that overwrites its input.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> remove(model, places=["1"], example=torch.zeros(2, 2))[1]
+    AffineActivation(3, axis=1)
+    """
+    return _with_layers(model, places, example)[0]
+
+
+def removed_network(model: nn.Module, maps: Mapping[str, AffineMap], example: Tensor) -> nn.Module:
+    """Copy a network with fitted maps per channel in place of some activation calls.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    maps : mapping of str to AffineMap
+        By name of the call.
+    example : tensor
+
+    Raises
+    ------
+    nlbench.RequestError
+        See `remove`.
+    """
+    network, layers = _with_layers(model, list(maps), example)
+    with torch.no_grad():
+        for name, affine in maps.items():
+            layers[name].weight.copy_(affine.weight)
+            layers[name].bias.copy_(affine.bias)
+    return network
+
+
+def _with_layers(
+    model: nn.Module, places: Sequence[str], example: Tensor
+) -> tuple[nn.Module, dict[str, AffineActivation]]:
+    """Copy a network with some calls replaced, and return the layers by name of the call."""
+    if isinstance(places, str) or not all(isinstance(place, str) for place in places):
+        raise RequestError(f"places is {places!r}, expected a list of names")
+    try:
+        twin = copy.deepcopy(model).eval()
+    except (RuntimeError, TypeError) as error:
+        raise RequestError(f"the model can't be copied: {first_line(error)}") from error
+    calls = {call.name: call for call in find_calls(twin, example)}
+    for place in places:
+        if place not in calls:
+            raise RequestError(f"the model has no site '{place}'{nearest(place, calls)}")
+    chosen = [calls[place] for place in dict.fromkeys(places)]
+    with evaluation_mode(twin), without_fast_path():
+        interception = CallInterception(twin)
+        inputs: dict[CallId, Tensor] = {}
+
+        def record(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+            inputs[call] = x
+            return compute()
+
+        interception.run(example.clone(), record)
+        # Identities: what the new layers are at first.
+        maps = {call.call: torch.clone for call in chosen}
+        expected = run_replaced(interception, example, maps)
+    layers = _replace(twin, chosen, inputs)
+    track_calls(twin)
+    with evaluation_mode(twin), without_fast_path():
+        output = twin(example.clone())
+    if not all(
+        torch.allclose(a, b, OUTPUT_TOLERANCE, OUTPUT_TOLERANCE, equal_nan=True)
+        for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
+    ):
+        raise RequestError(
+            "the model relies on an activation that overwrites its input, so an affine map can't "
+            "take its place"
+        )
+    return twin, layers
+
+
+def _replace(
+    model: nn.Module, chosen: Sequence[ReplaceableCall], inputs: Mapping[CallId, Tensor]
+) -> dict[str, AffineActivation]:
+    """Replace calls in place: a module that is one activation, or calls in a module's forward."""
+    modules = dict(model.named_modules())
+    activations: dict[str, list[CallId]] = defaultdict(list)
+    module_calls: Counter[str] = Counter()
+    for call in inputs:
+        if call.position is None:
+            module_calls[call.path] += 1
+        else:
+            activations[call.path].append(call)
+    layers: dict[str, AffineActivation] = {}
+    inside: dict[nn.Module, dict[int, AffineActivation]] = defaultdict(dict)
+    for place in chosen:
+        call, owner = place.call, modules[place.call.path]
+        layer = AffineActivation(place.channels, place.channel_axis)
+        layers[place.name] = layer.to(inputs[call]).eval()
+        is_one = call.position is None or (
+            len(activations[call.path]) == 1 and not list(owner.children())
+        )
+        if is_one and module_calls[call.path] == 1 and owner is not model:
+            _replace_module(model, owner, layer)
+        elif call.position is not None:
+            inside[owner][activations[call.path].index(call)] = layer
+        else:
+            raise RequestError(
+                f"{place.name} is a handwritten activation that is called several times, which "
+                "can't be removed"
+            )
+    for owner, numbered in inside.items():
+        replace_calls_of(owner, numbered)
+    return layers
+
+
+def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> None:
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is module:
+                parent._modules[name] = layer
+
+
+def transform_metadata(places: Sequence[str]) -> dict[str, str]:
+    """Return the metadata with which a checkpoint of such a network is loaded.
+
+    Examples
+    --------
+    >>> transform_metadata(["features.1"])
+    {'transform': 'remove', 'transform_options': '{"places": ["features.1"]}'}
+    """
+    return {"transform": "remove", "transform_options": json.dumps({"places": list(places)})}

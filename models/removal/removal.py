@@ -1,0 +1,161 @@
+"""Remove activation calls of a subject under a budget."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError
+from nlbench.options import OptionValue
+from nlbench.probes.replacement import find_calls
+from nlbench.serialization.files import write_atomically
+from nlbench.subjects.subject import Subject
+
+from .criteria import removal_order
+from .curve import SHARES, Removal, Step
+from .network import removed_network, transform_metadata
+
+__all__ = ["RemovalRequest", "RemovalResult", "run_removal"]
+
+SHARE_TOLERANCE = 1e-9
+"""Rounding of a share that is computed as a sum."""
+
+
+@dataclass(frozen=True)
+class RemovalRequest:
+    """A request to remove activation calls.
+
+    Parameters
+    ----------
+    criterion : str
+        See `nlbench.models.removal.criteria.removal_order`.
+    keep : float
+        Share of the network that is left.
+    share : {"calls", "units", "flops"}
+        Weight of the calls in the share.
+    is_reversed : bool
+        Remove in the opposite order.
+    seed : int
+        Of a random order.
+    settings : mapping of str to value
+        Options of the criterion.
+    """
+
+    criterion: str
+    keep: float = 0.5
+    share: str = "calls"
+    is_reversed: bool = False
+    seed: int = 0
+    settings: Mapping[str, OptionValue | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RemovalResult:
+    """The curve of a removal and the network that is left.
+
+    Parameters
+    ----------
+    order : sequence of str
+        Names of all calls, the first to be removed first.
+    steps : sequence of Step
+        From the whole network to the one without any of the calls.
+    removed : sequence of str
+        Names of the calls that the network lacks.
+    network : torch.nn.Module
+    metadata : mapping of str to str
+        For the header of the network's checkpoint.
+    """
+
+    order: Sequence[str]
+    steps: Sequence[Step]
+    removed: Sequence[str]
+    network: nn.Module
+    metadata: Mapping[str, str]
+
+    @property
+    def left(self) -> int:
+        """Number of calls that are left."""
+        return len(self.order) - len(self.removed)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per step."""
+        return [
+            {
+                "removed": step.removed,
+                **{f"left_{share}": round(step.left[share], 6) for share in SHARES},
+                **{
+                    name: round(value, 6)
+                    for name in ("accuracy", "loss", "kl")
+                    if (value := getattr(step, name)) is not None
+                },
+            }
+            for step in self.steps
+        ]
+
+    def write_curve(self, file: Path) -> None:
+        """Write the rows as CSV."""
+        rows, text = self.rows(), io.StringIO()
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(file, text.getvalue().encode())
+
+
+def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> RemovalResult:
+    """Remove a subject's activation calls one after another.
+
+    Parameters
+    ----------
+    train, test : Subject
+        The same network with samples to rank and to fit on, and to measure on.
+    request : RemovalRequest
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the network is transformed already, has no activation calls, or the criterion does not
+        rank them.
+    """
+    if transform := (train.facts.weights_metadata or {}).get("transform"):
+        raise RequestError(
+            f"the network is already transformed ({transform}); remove calls from the original"
+        )
+    model, example = train.model, train.inputs[:2]
+    calls = find_calls(model, example)
+    if not calls:
+        raise RequestError("the network calls no known activation function")
+    order = removal_order(
+        request.criterion,
+        model,
+        calls,
+        train.inputs,
+        train.labels,
+        seed=request.seed,
+        settings=request.settings,
+    )
+    order = order[::-1] if request.is_reversed else order
+    device = example.device
+    labels = _class_labels(test, device)
+    removal = Removal(model, calls, train.inputs.to(device), test.inputs.to(device), labels)
+    steps = removal.curve(order)
+    limit = request.keep + SHARE_TOLERANCE
+    count = next(n for n, step in enumerate(steps) if step.left[request.share] <= limit)
+    removed = order[:count]
+    maps = removal.maps(removed)
+    metadata = {**(train.facts.weights_metadata or {}), "removed_by": request.criterion}
+    if removed:
+        metadata |= transform_metadata(list(maps))
+    return RemovalResult(order, steps, removed, removed_network(model, maps, example), metadata)
+
+
+def _class_labels(subject: Subject, device: Any) -> Tensor | None:
+    labels = subject.labels
+    if labels is None or labels.is_floating_point() or labels.ndim != 1:
+        return None
+    return labels.to(device)

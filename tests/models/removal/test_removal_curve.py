@@ -1,0 +1,159 @@
+"""Orders of removal, curves, and the command."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.cli.app import main
+from nlbench.errors import RequestError
+from nlbench.models.removal.criteria import removal_order
+from nlbench.models.removal.curve import Removal, Step, area_under, refitted_maps, weights_of_calls
+from nlbench.probes.replacement import find_calls
+
+INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.LeakyReLU(0.9), nn.Linear(6, 5), nn.Tanh(),
+        nn.Linear(5, 3),
+    ).eval()  # fmt: skip
+
+
+def removal(model, labels=None):
+    return Removal(model, find_calls(model, INPUTS), INPUTS, INPUTS, labels)
+
+
+def test_later_maps_are_fitted_to_what_earlier_ones_return(model):
+    calls = find_calls(model, INPUTS)
+    maps = refitted_maps(model, calls[:2], INPUTS)
+    with torch.no_grad():
+        x = model[0](INPUTS)
+        lines = [np.polyfit(x[:, c], x[:, c].relu(), 1) for c in range(8)]
+        slope, bias = torch.tensor(np.array(lines)).float().T
+        y = model[2](x * slope + bias)
+        lines = np.array([np.polyfit(y[:, c], model[3](y)[:, c], 1) for c in range(6)])
+    np.testing.assert_allclose(maps["1"].weight, slope, atol=1e-5)
+    np.testing.assert_allclose(maps["3"].weight, lines[:, 0], atol=1e-5)
+    np.testing.assert_allclose(maps["3"].bias, lines[:, 1], atol=1e-5)
+
+
+def test_curve_ends_at_an_affine_network(model):
+    steps = removal(model).curve(["3", "5", "1"])
+    assert [step.removed for step in steps] == ["", "3", "5", "1"]
+    assert steps[0].kl == 0
+    assert 0 < steps[1].kl < steps[-1].kl
+    assert steps[-1].left == {"calls": 0, "units": 0, "flops": 0}
+    assert steps[1].left["units"] == pytest.approx((8 + 5) / 19)
+
+
+def test_weights_are_those_of_the_architecture(model):
+    weights = weights_of_calls(model, find_calls(model, INPUTS), INPUTS[:2])
+    assert weights["units"] == {"1": 8, "3": 6, "5": 5}
+    # Two floating-point operations a multiplication, for two samples.
+    assert weights["flops"] == {"1": 4 * 4 * 8, "3": 4 * 8 * 6, "5": 4 * 6 * 5}
+
+
+def test_accuracy_and_loss_are_those_of_the_network_that_is_left(model):
+    from nlbench.models.removal.network import removed_network
+
+    labels = torch.arange(60) % 3
+    curve = removal(model, labels)
+    network = removed_network(model, curve.maps(["5", "1"]), INPUTS)
+    step = curve.step(["5", "1"])
+    with torch.no_grad():
+        outputs = network(INPUTS)
+    assert step.accuracy == pytest.approx(float((outputs.argmax(1) == labels).float().mean()))
+    assert step.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), rel=1e-5)
+
+
+def test_area_is_that_of_numpy():
+    lefts, values = [1.0, 0.7, 0.2, 0.0], [0.9, 0.8, 0.5, 0.1]
+    steps = [Step("", {"units": u}, v, 0.0, None) for u, v in zip(lefts, values, strict=True)]
+    expected = np.trapezoid(values[::-1], lefts[::-1])
+    assert area_under(steps, "accuracy", "units") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "order"), [("depth", ["5", "3", "1"]), ("size", ["5", "3", "1"])]
+)
+def test_simple_orders(model, criterion, order):
+    assert removal_order(criterion, model, find_calls(model, INPUTS), INPUTS, None) == order
+
+
+def test_random_orders_follow_the_seed(model):
+    calls = find_calls(model, INPUTS)
+    orders = {tuple(removal_order("random", model, calls, INPUTS, None, seed=s)) for s in range(30)}
+    assert len(orders) == 6
+
+
+@pytest.mark.parametrize("criterion", ["affinity", "substitution", "r2", "norm", "cka"])
+def test_the_most_nearly_affine_call_goes_first(model, criterion):
+    order = removal_order(criterion, model, find_calls(model, INPUTS), INPUTS, None)
+    assert order[0] == "3"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"),
+    [
+        ("afinity", "unknown criterion 'afinity'; did you mean 'affinity'"),
+        ("absdev", "absdev is a measure of lines"),
+    ],
+)
+def test_wrong_criteria_are_refused(model, criterion, message):
+    with pytest.raises(RequestError, match=message):
+        removal_order(criterion, model, find_calls(model, INPUTS), INPUTS, None)
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """``nlbench remove`` without a process of its own."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["nlbench", "remove", "--model", "vgg8", *arguments])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code, *capfd.readouterr()
+
+    return call
+
+
+def test_command_writes_a_network_that_run_measures(tmp_path, command):
+    arguments = ["--by", "depth", "--samples", "64", "--fit-samples", "64"]
+    code, out, error = command(*arguments, "--out", str(tmp_path), "--json")
+    assert code == 0, error
+    assert len(json.loads(out)) == 8
+    file = tmp_path / "left.safetensors"
+    run = nlbench.run(
+        nlbench.Request(
+            ("accuracy", "affinity"), ("vgg8",), ("digits",), weights=(str(file),), samples=64
+        ),
+        tmp_path / "run",
+    )
+    accuracy, affinity = (run[name] for name in ("accuracy", "affinity"))
+    with (tmp_path / "curve.csv").open() as lines:
+        written = list(csv.DictReader(lines))
+    assert float(written[4]["accuracy"]) == pytest.approx(accuracy.summary["value"], abs=1e-6)
+    assert len(affinity.values) == 3
+    code, _, error = command("--weights", str(file))
+    assert code == 2
+    assert "already transformed (remove)" in error
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--by", "afinity"], ["--share", "call"], ["--keep", "2"], ["--data", "digit"]]
+)
+def test_wrong_arguments_are_refused(arguments, tmp_path, command):
+    code, _, error = command(*arguments, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert error.startswith("nlbench: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

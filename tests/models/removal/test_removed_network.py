@@ -1,0 +1,120 @@
+"""Networks with removed calls, against the same networks written out by hand."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.introspection.model_state import evaluation_mode
+from nlbench.models.removal.network import remove, removed_network
+from nlbench.probes.replacement import AffineMap, CallInterception, find_calls
+from nlbench.probes.replacement.prefix import run_replaced
+from nlbench.probes.sites import list_sites
+
+
+class Mixed(nn.Module):
+    """A module called twice, functions, and an activation in a block of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+        self.act, self.tail = nn.ReLU(), nn.Sequential(nn.GELU(), nn.Linear(4, 3))
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        x = F.gelu(self.act(self.second(x)))
+        return self.tail(torch.tanh(F.gelu(self.third(x))))
+
+
+INPUTS = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Mixed().eval()
+
+
+def affine(channels=4):
+    return AffineMap(torch.linspace(0.1, 0.9, channels), torch.linspace(-1, 1, channels))
+
+
+NAMES = ["act", "act:1", "gelu", "gelu:1", "tanh", "tail.0"]
+
+
+@pytest.mark.parametrize("names", [[name] for name in NAMES] + [["act:1", "gelu"], NAMES])
+def test_removed_calls_equal_replaced_calls(model, names):
+    calls = {call.name: call for call in find_calls(model, INPUTS)}
+    assert list(calls) == NAMES
+    network = removed_network(model, {name: affine() for name in names}, INPUTS)
+    with evaluation_mode(model):
+        expected = run_replaced(
+            CallInterception(model),
+            INPUTS,
+            {calls[name].call: lambda x: affine()(x, 1) for name in names},
+        )
+        torch.testing.assert_close(network(INPUTS), expected)
+    assert len(list_sites(network, INPUTS)) == len(NAMES) - len(names)
+
+
+def test_network_without_any_activation_is_affine(model):
+    network = removed_network(model, {name: affine() for name in NAMES}, INPUTS)
+    with torch.no_grad():
+        middle = network((INPUTS[:5] + INPUTS[5:]) / 2)
+        torch.testing.assert_close(middle, (network(INPUTS[:5]) + network(INPUTS[5:])) / 2)
+
+
+def test_removed_network_is_copied_and_pickled(model):
+    network = removed_network(model, {"act:1": affine(), "gelu": affine()}, INPUTS)
+    expected = network(INPUTS)
+    for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        torch.testing.assert_close(twin(INPUTS), expected)
+
+
+def test_model_is_left_unchanged(model):
+    expected, kinds = model(INPUTS), [type(m) for m in model.modules()]
+    remove(model, places=NAMES, example=INPUTS)
+    assert torch.equal(model(INPUTS), expected)
+    assert [type(m) for m in model.modules()] == kinds
+
+
+def test_channels_of_images_are_mapped():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 3)).eval()
+    images = torch.randn(3, 1, 8, 8)
+    network = removed_network(model, {"1": affine()}, images)
+    x = model[0](images) * affine().weight.view(4, 1, 1) + affine().bias.view(4, 1, 1)
+    torch.testing.assert_close(network(images), model[2](x))
+
+
+def test_removed_network_is_measured(model):
+    network = removed_network(model, {"act": affine(), "gelu": affine()}, INPUTS)
+    run = nlbench.evaluate(network, torch.randn(40, 4), ["affinity", "absdev", "substitution"])
+    assert [record.result.status for record in run.records] == ["ok"] * 3
+    assert len(run["affinity"].values) == 4
+
+
+def test_overwritten_input_that_is_read_is_refused():
+    class Overwriting(nn.Linear):
+        def forward(self, x):
+            x = super().forward(x)
+            F.relu_(x)
+            return 2 * x
+
+    model = nn.Sequential(Overwriting(4, 4), nn.Linear(4, 2))
+    (call,) = find_calls(model, INPUTS)
+    with pytest.raises(RequestError, match="overwrites its input"):
+        remove(model, places=[call.name], example=INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [(["act:7"], "no site 'act:7'; did you mean 'act"), ("act", "expected a list")],
+)
+def test_wrong_places_are_refused(model, places, message):
+    with pytest.raises(RequestError, match=message):
+        remove(model, places=places, example=INPUTS)
