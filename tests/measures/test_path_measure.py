@@ -69,6 +69,14 @@ def test_means_are_taken_of_what_every_path_has():
     assert "c" not in found.summary
 
 
+def test_parts_are_averaged_where_every_path_has_them():
+    parts = [{"site": {"a": 2.0, "b": 1.0}, "segment": (1.0,)}, {"site": {"a": 6.0}, "segment": ()}]
+    values = [Value(f"path{i}", {"value": 1.0}, 1, parts=p) for i, p in enumerate(parts)]
+    values.append(Value.missing("path2", "undefined", "no length"))
+    found = with_means(replace(Result.of(values), parts={"other": {"x": 1.0}}), (), ("site",))
+    assert found.parts == {"other": {"x": 1.0}, "site": {"a": 4.0}}
+
+
 def test_boundaries_that_were_passed_over_are_remarked_on():
     method = Method().with_segment(observation("adaptive", shorter_than_sensitivity=1200.0))
     found = method.annotate(result({"value": 1.0}))

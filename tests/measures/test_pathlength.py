@@ -1,5 +1,6 @@
 """The measure: what it reports of a network and of its layers."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,18 @@ def test_the_effective_width_of_every_layer_is_reported():
     widths = [int((layer.slopes() != 1).sum()) for layer in (model[1], model[3])]
     assert [value.statistics["value"] for value in found.values] == widths
     assert [value.statistics["units"] for value in found.values] == [4, 6]
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_number_of_paths_is_reported(normalized):
+    summary = result(network(), torch.zeros(1, 3), normalized=normalized).summary
+    # Three inputs, four and six units, two outputs.
+    assert summary["log10_paths"] == pytest.approx(math.log10(3 * 4 * 6 * 2))
+
+
+def test_a_network_without_units_has_a_length_alone():
+    summary = result(network()[0], torch.zeros(1, 3)).summary
+    assert (summary["value"], summary.get("linear_share")) == (0.0, None)
 
 
 def test_a_fully_linear_network_has_length_zero():
