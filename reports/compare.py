@@ -207,8 +207,11 @@ class Comparison:
             _line(console, f"and {count(len(remarks) - _MAX_ROWS, 'more remark')}; -o FILE has all")
         if self.explanations:
             _line(console, "differences between the manifests:")
-            for name, first, second in self.explanations:
+            for name, first, second in self.explanations[:_MAX_ROWS]:
                 _line(console, f"  {name}: {first or 'nothing'} → {second or 'nothing'}")
+            if len(self.explanations) > _MAX_ROWS:
+                more = count(len(self.explanations) - _MAX_ROWS, "more difference")
+                _line(console, f"  and {more}; -o FILE has all")
         else:
             _line(console, "the manifests do not differ")
 

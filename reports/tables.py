@@ -28,7 +28,7 @@ _SUBJECT = ("run", "model", "weights", "data", "seed")
 _REQUIRED = (*_SUBJECT[1:], "measure", "place", "statistic", "value", "n", "status", "reason")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Values of a measure at one site, path or layer of one subject.
 
@@ -110,7 +110,7 @@ class TableSubject:
         return (self.model, self.weights, self.data, self.seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TableCell:
     """One subject by one measure.
 
@@ -205,12 +205,14 @@ class Scores:
     def __getitem__(self, key: tuple[str, str]) -> TableCell:
         """Return the cell of a subject's label and a measure."""
         if key not in self._done:
-            self._done[key] = self._cells[key].build() if key in self._cells else _ABSENT
+            self._done[key] = self._cells.pop(key).build() if key in self._cells else _ABSENT
         return self._done[key]
 
 
 class _CellBuilder:
     """Collects the rows of one cell."""
+
+    __slots__ = ("about", "statistics")
 
     def __init__(self) -> None:
         self.statistics: dict[str, dict[str, float]] = {}
@@ -277,10 +279,11 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
         table[name] = _plain_column(table[name])
     _check_unique(table, keys)
     varying = [name for name in keys if name == "model" or len(set(table[name])) > 1]
-    subjects = list(_rows(table, keys))
-    distinct = list(dict.fromkeys(subjects))
+    distinct = list(dict.fromkeys(_rows(table, keys)))
     labels = dict(zip(distinct, _labels(distinct, [keys.index(n) for n in varying]), strict=True))
-    table["subject"] = pd.Series([labels[s] for s in subjects], index=table.index, dtype=object)
+    table["subject"] = pd.Series(
+        [labels[s] for s in _rows(table, keys)], index=table.index, dtype=object
+    )
     return table
 
 
@@ -290,6 +293,11 @@ def _rows(table: pd.DataFrame, columns: list[str]) -> zip[tuple[object, ...]]:
 
 def _plain_column(column: pd.Series) -> pd.Series:
     """Convert a column to plain values, each distinct value once."""
+    if column.dtype != object:
+        codes, distinct = pd.factorize(column, use_na_sentinel=False)
+        values = np.array([_plain(value) for value in distinct.tolist()], dtype=object)
+        return pd.Series(values[codes], index=column.index, dtype=object)
+    # Here 1, 1.0 and True are equal, but different values.
     known: dict[tuple[type, object], str | int] = {}
     plain = []
     for value in column.tolist():

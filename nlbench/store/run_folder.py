@@ -18,6 +18,7 @@ from pathlib import Path
 from nlbench.errors import RequestError, system_text
 from nlbench.serialization.files import is_part, read_text
 from nlbench.signals import uninterrupted
+from nlbench.subjects.facts import SubjectFacts
 
 from .consistency import Decisions, changed_keys, decisions_of, difference_text
 from .locked_folder import LockedFolder
@@ -90,7 +91,8 @@ class RunFolder(LockedFolder):
                 f"{self.path} is not a run: saving one there was interrupted; save it again, or "
                 "remove the folder"
             )
-        records = [self._read_record(file) for file in self._record_files()]
+        subjects: dict[str | None, SubjectFacts] = {}
+        records = [_sharing(self._read_record(file), subjects) for file in self._record_files()]
         order = {key: place for place, key in enumerate(manifest.order)}
         records.sort(key=lambda record: (order.get(record.key, len(order)), record.identity))
         return manifest, records
@@ -279,3 +281,9 @@ class RunFolder(LockedFolder):
             for name in self.FILES:
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
+
+
+def _sharing(record: Record, subjects: dict[str | None, SubjectFacts]) -> Record:
+    """Return a record with the subject of an earlier one if they are equal, to save memory."""
+    subject = subjects.setdefault(record.subject.key, record.subject)
+    return replace(record, subject=subject) if subject == record.subject else record
