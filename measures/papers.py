@@ -160,3 +160,18 @@ def length_distortion_paper() -> Source:
   year = {2022}
 }""",
     )
+
+
+def local_complexity_paper() -> Source:
+    """Cite the number of units that change their state around a sample."""
+    return Source(
+        'A. I. Humayun, R. Balestriero, R. Baraniuk, "Deep Networks Always Grok and Here is Why", '
+        "ICML 2024",
+        "section 3, local complexity; exact boundaries as in Patel & Montúfar 2025",
+        """@inproceedings{humayun2024deep,
+  title = {Deep Networks Always Grok and Here is Why},
+  author = {Humayun, Ahmed Imtiaz and Balestriero, Randall and Baraniuk, Richard},
+  booktitle = {International Conference on Machine Learning},
+  year = {2024}
+}""",
+    )

@@ -43,6 +43,8 @@ class FunctionBatch:
         Floating, on the model's device.
     batch : int
         Number of the batch, from 0.
+    model : torch.nn.Module
+        The model itself, for measures of its activations or of segments around the inputs.
     limit : int, optional
         Number of samples that fit into memory at once, for `directional_derivative`; None if
         unknown.
@@ -51,6 +53,7 @@ class FunctionBatch:
     function: Callable[[Tensor], Tensor]
     inputs: Tensor
     batch: int
+    model: nn.Module
     limit: int | None = None
 
 
@@ -124,7 +127,7 @@ def observe_function(
                     _refuse_mixing(model, batch, limit if in_parts else None)
                 checked |= {False, in_parts}
             function = _function(model, limit, precision)
-            on_observation(FunctionBatch(function, batch, number, limit))
+            on_observation(FunctionBatch(function, batch, number, model, limit))
             samples += len(batch)
     return samples
 

@@ -1,0 +1,268 @@
+"""Local complexity: units whose state changes within a small distance of a sample."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, Undefined
+from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.options import Option
+from nlbench.probes.lines import trace_segments
+from nlbench.probes.sites import observe_sites
+
+from .papers import local_complexity_paper
+from .statistics.prepared import prepared
+
+if TYPE_CHECKING:
+    from nlbench.probes.function import FunctionBatch
+
+__all__ = ["LocalComplexity", "changed_units", "star_boundaries", "stars"]
+
+
+def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator) -> Tensor:
+    """Draw the vertices x ± r v of orthonormal frames, one frame for each sample.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, *input)
+    directions : int
+        Vectors v of a frame; at most as many as there are inputs.
+    radius : float
+        r, in units of the input.
+    generator : torch.Generator
+
+    Returns
+    -------
+    tensor of shape (n, 2, directions, *input)
+        The vertices x - r v, then x + r v.
+
+    Raises
+    ------
+    nlbench.RequestError
+        For more directions than inputs.
+    """
+    size = x[0].numel()
+    if directions > size:
+        raise RequestError(f"{directions} directions, expected at most as many as inputs: {size}")
+    normal = torch.randn(len(x), size, directions, generator=generator, dtype=torch.float64)
+    frames = torch.linalg.qr(normal).Q.mT.reshape(len(x), directions, *x.shape[1:])
+    steps = radius * torch.stack([-frames, frames], 1).to(x.device)
+    return (x[:, None, None].double() + steps).to(x.dtype)
+
+
+def changed_units(model: nn.Module, vertices: Tensor, *, memory: int | None = None) -> Tensor:
+    """Count the units that are not in one state at all vertices of a star.
+
+    A unit is an element of an activation's input, its state the sign.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    vertices : tensor of shape (n, 2, p, *input)
+        See `stars`.
+    memory : int, optional
+        Bytes that a forward pass may take.
+
+    Returns
+    -------
+    tensor of shape (n,), float64
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the network has no activations, or they can't be observed.
+    nlbench.NotFinite
+        For NaN or infinities.
+
+    References
+    ----------
+    A. I. Humayun, R. Balestriero and R. Baraniuk, "Deep Networks Always Grok and Here is Why",
+    ICML 2024, section 3.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(1, 2), nn.ReLU())
+    >>> _ = model[0].weight.data.fill_(1.0), model[0].bias.data.copy_(torch.tensor([0.0, 5.0]))
+    >>> changed_units(model, torch.tensor([-0.1, 0.1]).reshape(1, 2, 1, 1))
+    tensor([1.], dtype=torch.float64)
+    """
+
+    def count(star: Tensor) -> Tensor:
+        changed: list[int] = []
+        observe_sites(
+            model,
+            [star.flatten(0, 1)],
+            lambda site: changed.append(_changes(prepared(site.x, site.place).values > 0)),
+            reduction="flatten",
+            memory=memory,
+        )
+        if not changed:
+            raise Undefined("the network has no activations")
+        return torch.tensor(float(sum(changed)), dtype=torch.float64)
+
+    return torch.stack([count(star) for star in vertices])
+
+
+def _changes(states: Tensor) -> int:
+    """Count the columns of states (vertices, d) that are not all equal."""
+    return int(states.any(0).logical_and(~states.all(0)).sum())
+
+
+@dataclass(frozen=True)
+class StarBoundaries:
+    """Boundaries of linear regions on a star's segments from x - r v to x + r v.
+
+    Parameters
+    ----------
+    count : int
+    nearest : float
+        Distance of the nearest from x; infinite if there is none.
+    """
+
+    count: int
+    nearest: float
+
+
+def star_boundaries(
+    model: nn.Module, vertices: Tensor, *, memory: int | None = None
+) -> StarBoundaries:
+    """Trace the segments of one star exactly.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Piecewise affine.
+    vertices : tensor of shape (2, p, *input)
+    memory : int, optional
+        As in `nlbench.probes.lines.trace_segment`.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the network is not piecewise affine.
+    """
+    count, nearest = 0, math.inf
+    for trace in trace_segments(model, *vertices, memory=memory):
+        count += trace.crossings
+        distances = (trace.t[1:-1] - 0.5).abs() * trace.length
+        if len(distances):
+            nearest = min(nearest, float(distances.min()))
+    return StarBoundaries(count, nearest)
+
+
+class LocalComplexity(Measure):
+    r"""Number of units whose state changes within a small distance of a sample.
+
+    ``error`` is the standard error over samples. For the first ``local-complexity.traced``
+    samples the same stars are traced exactly: ``boundaries`` is the mean number of boundaries of
+    linear regions on a star's segments, and ``nearest`` the mean distance of the nearest one, over
+    the share ``near`` of samples that have any.
+
+    Definition
+    ----------
+    .. math::
+
+        E_x \, \#\{u : \text{sign } z_u \text{ is not the same at all } x \pm r v_1, \dots,
+        x \pm r v_p\}
+
+    with the inputs :math:`z_u` of the units and an orthonormal frame :math:`v` for each sample.
+
+    Units
+    -----
+    Units of the network; ``nearest`` in units of the input.
+
+    Undefined
+    ---------
+    Networks without activations; inputs that are not floating-point. The exact counts are left out
+    of networks that are not piecewise affine.
+
+    Cost
+    ----
+    2 p forward passes for each sample, and the exact traces of p short segments for each of the
+    traced samples.
+
+    Limits
+    ------
+    It depends on the radius, and grows with the number of units. A unit that changes its state and
+    returns between vertices isn't counted; the exact count has it.
+
+    Published code
+    --------------
+    It draws fewer vertices than inputs, too, and counts the units of each layer; the sum is here.
+    """
+
+    name: ClassVar[str] = "local-complexity"
+    probe: ClassVar[str] = "function"
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "radius": Option(
+            0.1,
+            "distance of the vertices, in units of the input",
+            minimum=0,
+            maximum=1e9,
+            above_minimum=True,
+        ),
+        "directions": Option(8, "vectors of each sample's frame", minimum=1, maximum=10_000),
+        "samples": Option(
+            64, "samples in whose neighbourhood units are counted", minimum=1, maximum=1e9
+        ),
+        "traced": Option(8, "samples whose star is traced exactly", minimum=0, maximum=1e9),
+        "seed": Option(0, "seed of the frames", minimum=0, maximum=2**63 - 1),
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches",)
+    source: ClassVar[Source] = local_complexity_paper()
+
+    def reset(self) -> None:
+        """Discard all samples."""
+        self._counts: list[float] = []
+        self._stars: list[StarBoundaries] = []
+        self._refused = ""
+        self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
+
+    def update(self, observation: FunctionBatch) -> None:
+        """Count the units around the samples of one batch."""
+        left = int(self.settings["samples"]) - len(self._counts)
+        inputs, model = observation.inputs[: max(left, 0)], observation.model
+        if not len(inputs):
+            return
+        directions = min(int(self.settings["directions"]), inputs[0].numel())
+        radius = float(self.settings["radius"])
+        vertices = stars(inputs, directions, radius, self._generator)
+        first = len(self._counts)
+        self._counts += changed_units(model, vertices).tolist()
+        for star in vertices[: max(int(self.settings["traced"]) - first, 0)]:
+            if not self._refused:
+                self._trace(model, star)
+
+    def _trace(self, model: nn.Module, star: Tensor) -> None:
+        try:
+            self._stars.append(star_boundaries(model, star))
+        except Undefined as error:
+            self._refused = str(error)
+
+    def compute(self) -> Result:
+        """Return the mean over samples."""
+        counts, traced = self._counts, self._stars
+        if not counts:
+            raise Undefined("no samples")
+        summary = {"value": statistics.fmean(counts)}
+        if len(counts) > 1:
+            summary["error"] = statistics.stdev(counts) / math.sqrt(len(counts))
+        if traced:
+            nearest = [star.nearest for star in traced if math.isfinite(star.nearest)]
+            summary["boundaries"] = statistics.fmean(star.count for star in traced)
+            summary["near"] = len(nearest) / len(traced)
+            if nearest:
+                summary["nearest"] = statistics.fmean(nearest)
+        reason = f"no exact boundaries: {self._refused}" if self._refused else ""
+        return Result(summary, n=len(counts), reason=reason)
