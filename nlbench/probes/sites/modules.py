@@ -265,7 +265,7 @@ def _places_of(
 
 
 def _matching(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:
-    matching = [call for call in calls if fnmatch.fnmatchcase(call.path, glob)]
+    matching = [call for call in calls if call.path and fnmatch.fnmatchcase(call.path, glob)]
     if not matching:
         paths = [path for path, _ in model.named_modules() if path]
         raise RequestError(f"sites.of: no module is called '{glob}'{nearest(glob, paths)}")

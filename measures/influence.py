@@ -1,0 +1,143 @@
+"""Influence: how much a place changes the direction and the length of its tokens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, Undefined
+from nlbench.measure import Accumulator, PooledMeasure
+
+from .statistics.prepared import Samples, prepared
+from .statistics.samples import check_count
+
+__all__ = ["Influence", "block_influence", "relative_change"]
+
+
+def block_influence(x: Tensor, y: Tensor) -> Tensor:
+    """Compute the mean over rows of 1 - cos(x, y).
+
+    Parameters
+    ----------
+    x, y : tensor of shape (n, d)
+        Any real type. Computed in float64. Rows of zeros have no direction and don't count.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        In [0, 2]: 0 if no row changes its direction.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If all rows have an input or an output of zeros.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For different shapes.
+
+    References
+    ----------
+    X. Men et al., "ShortGPT: Layers in Large Language Models are More Redundant Than You
+    Expect", Findings of ACL 2025, equation (1).
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> block_influence(x, torch.tensor([[3.0, 0.0], [1.0, 0.0]])).item()
+    0.5
+    """
+    turns, _ = _changes(x, y)
+    return _mean(turns, "an input or an output")
+
+
+def relative_change(x: Tensor, y: Tensor) -> Tensor:
+    """Compute the mean over rows of ‖y - x‖ / ‖x‖; see `block_influence`.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> relative_change(x, torch.tensor([[3.0, 0.0], [0.0, 1.0]])).item()
+    1.25
+    """
+    _, changes = _changes(x, y)
+    return _mean(changes, "an input")
+
+
+def _mean(numbers: Tensor, what: str) -> Tensor:
+    if not len(numbers):
+        raise Undefined(f"all rows have {what} of zeros")
+    return numbers.mean()
+
+
+def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
+    """Return 1 - cos and ‖y - x‖ / ‖x‖ of the rows where they are defined."""
+    x, y = prepared(x, "x"), prepared(y, "y")
+    check_count(x, y, at_least=0)
+    if x.shape != y.shape:
+        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+    # In units of each row's largest entry, so that no square under- or overflows.
+    peak = torch.maximum(x.values.abs(), y.values.abs()).amax(1, keepdim=True)
+    some = peak[:, 0] > 0
+    a, b = x.values[some] / peak[some], y.values[some] / peak[some]
+    norms = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(b, dim=1)
+    both, first = (norms[0] > 0) & (norms[1] > 0), norms[0] > 0
+    unit_a, unit_b = a[both] / norms[0][both, None], b[both] / norms[1][both, None]
+    # Half the squared distance of unit vectors, without cancellation for small turns.
+    turns = (unit_a - unit_b).square().sum(1) / 2
+    changes = torch.linalg.vector_norm((b - a)[first], dim=1) / norms[0][first]
+    return turns, changes
+
+
+class _InfluenceAccumulator(Accumulator):
+    """Sums over rows, in O(1) memory."""
+
+    def __init__(self) -> None:
+        self._counts, self._sums = [0, 0], [0.0, 0.0]
+
+    @torch.no_grad()
+    def add(self, x: Samples, y: Samples) -> None:
+        """Add one batch."""
+        for number, values in enumerate(_changes(x, y)):
+            self._counts[number] += len(values)
+            self._sums[number] += values.sum().item()
+
+    def statistics(self) -> dict[str, float]:
+        """Return the means over rows."""
+        if not self._counts[0]:
+            raise Undefined("all rows have an input or an output of zeros")
+        turn, change = (s / n for s, n in zip(self._sums, self._counts, strict=True))
+        return {"value": turn, "relative_change": change}
+
+
+class Influence(PooledMeasure):
+    """Influence: mean over rows of 1 - cos between a place's input and its output.
+
+    It is the block influence by which ShortGPT orders blocks for removal: 0 for a block that turns
+    no token. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both are of the stream, not of its
+    layer norm, and say nothing about nonlinearity.
+    """
+
+    name: ClassVar[str] = "influence"
+    bounds: ClassVar[tuple[float, float]] = (0.0, 2.0)
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
+    independent_sites: ClassVar[bool] = True
+    source: ClassVar[Source] = Source(
+        "X. Men, M. Xu, Q. Zhang, Q. Yuan, B. Wang, H. Lin, Y. Lu, X. Han and W. Chen, ShortGPT: "
+        "Layers in Large Language Models are More Redundant Than You Expect, Findings of ACL 2025",
+        "equation (1), block influence",
+        """@inproceedings{men2025shortgpt,
+    author    = {Men, Xin and Xu, Mingyu and Zhang, Qingyu and Yuan, Qianhao and Wang, Bingning
+                 and Lin, Hongyu and Lu, Yaojie and Han, Xianpei and Chen, Weipeng},
+    title     = {ShortGPT: Layers in Large Language Models are More Redundant Than You Expect},
+    booktitle = {Findings of the Association for Computational Linguistics: ACL 2025},
+    year      = {2025}
+}""",
+    )
+
+    def accumulator(self) -> Accumulator:
+        """Create the accumulator of one site."""
+        return _InfluenceAccumulator()

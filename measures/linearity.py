@@ -1,0 +1,383 @@
+"""Linearity: how well an affine map predicts what a block of a network does to its tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, Undefined
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.options import Option
+
+from .statistics.prepared import Prepared, Samples, prepare, prepared
+from .statistics.regression import AffineFit, RegressionSums
+from .statistics.reservoir import Reservoir
+from .statistics.samples import EPSILON, check_count, constant_side, power_of_two, varying
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites.site import SiteBatch
+
+__all__ = ["Linearity", "linearity_score", "linearity_statistics"]
+
+FOLDS = 4
+MAX_FOLDS = 100
+
+# Rows whose products are added at a time: copies of them stay small.
+CHUNK_ROWS = 4096
+
+RESERVOIR_ROWS = 2048
+"""Rows from which the statistics of single tokens are computed."""
+
+TOP_SHARE = 0.01
+"""Share of the rows whose squares are ``top_share``."""
+
+
+@torch.no_grad()
+def linearity_score(x: Samples, y: Samples) -> Tensor:
+    """Compute the published linearity score 1 - min_A ‖X A - Y‖² / ‖Y‖² of centred X and Y.
+
+    With both at unit Frobenius norm, as in the paper, it is the same number. It is measured on the
+    rows that the map is fitted to: for rows that have nothing to do with each other its mean is
+    r / (n - 1), with the rank r of X.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Any real type. Computed in float64.
+    y : tensor of shape (n, k)
+
+    Returns
+    -------
+    tensor, scalar, float64
+        In [0, 1]. Without gradient.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For a constant input or output, or fewer than two rows.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For different numbers of rows.
+
+    References
+    ----------
+    A. Razzhigaev et al., "Your Transformer is Secretly Linear", ACL 2024, section 3.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0], [3.0, 1.0], [1.0, 3.0]])
+    >>> round(linearity_score(x, 5 * x.flip(1) - 7).item(), 9)
+    1.0
+    """
+    accumulator = _LinearityAccumulator(folds=1, rows=0)
+    accumulator.add(x, y)
+    sums = accumulator.total()
+    fit = sums.fit(*accumulator.rounding_of_inputs)
+    score = 1 - sums.squared_errors(fit) / sums.centred()[2].sum()
+    return score.clamp(min=0)
+
+
+def linearity_statistics(
+    x: Samples, y: Samples, *, owners: Tensor | None = None, folds: int = FOLDS
+) -> dict[str, float]:
+    """Compute all statistics of `Linearity` for one place.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Any real type.
+    y : tensor of shape (n, k)
+    owners : integer tensor of shape (n,), optional
+        Index of the sequence of each row; by default each row is its own. Rows of one sequence
+        are in one fold.
+    folds : int
+        Sequence i is in fold i mod `folds`.
+
+    Returns
+    -------
+    dict of str to float
+
+    Raises
+    ------
+    nlbench.Undefined
+        For a constant input or output, or fewer than two sequences.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For different numbers of rows, or fewer than two folds.
+
+    Examples
+    --------
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(4000, 1, generator=generator)
+    >>> statistics = linearity_statistics(x, x.relu())
+    >>> round(statistics["value"], 2)  # 1/4 / (1/2 - 1/(2 pi)) = 0.73
+    0.73
+    """
+    if folds < 2:
+        raise RequestError(f"folds = {folds}, expected at least 2")
+    accumulator = _LinearityAccumulator(folds, has_branch=x.shape[1] == y.shape[1])
+    accumulator.add(x, y, owners)
+    return accumulator.statistics()
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Origin (d,) and (k,) of the rows, and their unit, a power of two."""
+
+    x: Tensor
+    y: Tensor
+    unit: float
+
+
+class _LinearityAccumulator(Accumulator):
+    """Sums of the rows of each fold, about the means of the first batch, and some of the rows."""
+
+    def __init__(self, folds: int, rows: int = RESERVOIR_ROWS, *, has_branch: bool = False) -> None:
+        self._folds, self._has_branch = folds, has_branch
+        self._reservoir = Reservoir(rows)
+        self._frame: _Frame | None = None
+        self._sums: dict[int, RegressionSums] = {}
+        self._samples = 0
+        self._rounding = (EPSILON, EPSILON)
+        # Extremes of the columns of x and of y.
+        self._extremes: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def add(
+        self,
+        x: Samples,
+        y: Samples,
+        owners: Tensor | None = None,
+        samples: int | None = None,
+        *,
+        has_branch: bool | None = None,
+    ) -> None:
+        """Add one batch.
+
+        Parameters
+        ----------
+        x, y : tensor of shape (n, d), (n, k)
+        owners : tensor of shape (n,), optional
+            Index of the sample of each row in the batch.
+        samples : int, optional
+            Number of samples in the batch.
+        has_branch : bool, optional
+            True if the place is a block.
+
+        Raises
+        ------
+        nlbench.NotFinite, nlbench.RequestError
+            For invalid rows, or other numbers of columns than before.
+        """
+        x, y = prepared(x, "x"), prepared(y, "y")
+        if check_count(x, y, at_least=0) == 0:
+            return
+        if has_branch is not None:
+            self._has_branch = has_branch
+        self._note_extremes(x, y)
+        if self._frame is None:
+            means = x.values.mean(0), y.values.mean(0)
+            sides = zip(self._extremes, means, strict=True)
+            spreads = [torch.cat([high - mean, mean - low]) for (low, high), mean in sides]
+            self._frame = _Frame(*means, max(map(power_of_two, spreads)))
+        if owners is None:
+            owners = torch.arange(len(x), device=x.values.device)
+        fold = (owners + self._samples) % self._folds
+        self._samples += int(owners.max()) + 1 if samples is None else samples
+        for index in torch.unique(fold).tolist():
+            for rows in (fold == index).nonzero()[:, 0].split(CHUNK_ROWS):
+                part = RegressionSums.of(*self._framed(x.values[rows], y.values[rows]))
+                self._sums[index] = self._sums[index].plus(part) if index in self._sums else part
+        # Rows of a float32 network are float32 numbers.
+        types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
+        self._reservoir.add(x.values, y.values, fold, types=(*types, fold.dtype))
+
+    def _framed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Move rows, which are overwritten, to the origin and the unit of the sums."""
+        assert self._frame is not None
+        frame = self._frame
+        return x.sub_(frame.x).div_(frame.unit), y.sub_(frame.y).div_(frame.unit)
+
+    def _note_extremes(self, x: Prepared, y: Prepared) -> None:
+        now = [(low, high) for low, high in (side.values.aminmax(dim=0) for side in (x, y))]
+        if self._extremes:
+            widths = [tuple(len(low) for low, _ in pairs) for pairs in (now, self._extremes)]
+            if widths[0] != widths[1]:
+                raise RequestError(f"a batch has {widths[0]} columns, those before {widths[1]}")
+            now = [
+                (torch.minimum(low, before[0]), torch.maximum(high, before[1]))
+                for (low, high), before in zip(now, self._extremes, strict=True)
+            ]
+        self._extremes = now
+        self._rounding = (max(self._rounding[0], x.rounding), max(self._rounding[1], y.rounding))
+
+    def total(self) -> RegressionSums:
+        """Return the sums of all rows.
+
+        Raises
+        ------
+        nlbench.Undefined
+            For fewer than two rows, or a constant input or output.
+        """
+        rows = sum(part.n for part in self._sums.values())
+        if rows < 2:
+            raise Undefined(f"n = {rows}: at least 2 rows are needed")
+        sides = zip(("input", "output"), self._extremes, self._rounding, strict=True)
+        for role, (low, high), rounding in sides:
+            if not varying(low, high, rounding).any():
+                raise constant_side(role, rounding, equal=torch.equal(low, high))
+        return reduce(RegressionSums.plus, self._sums.values())
+
+    @property
+    def rounding_of_inputs(self) -> tuple[Tensor, float]:
+        """Largest magnitudes (d,) of the inputs in units, and their relative error."""
+        assert self._frame is not None
+        low, high = self._extremes[0]
+        return torch.maximum(low.abs(), high.abs()) / self._frame.unit, self._rounding[0]
+
+    def statistics(self) -> dict[str, float]:
+        """Return the statistics of all rows.
+
+        Raises
+        ------
+        nlbench.Undefined
+            As `total`, or for samples of one fold only.
+        """
+        total = self.total()
+        if len(self._sums) < 2:
+            raise Undefined("fewer than two samples, so that none can be held out")
+        whole = total.fit(*self.rounding_of_inputs)
+        fits = {
+            fold: total.minus(part).fit(*self.rounding_of_inputs)
+            for fold, part in self._sums.items()
+        }
+        in_sample = total.squared_errors(whole)
+        held_out = sum(part.squared_errors(fits[fold]) for fold, part in self._sums.items())
+        xx, xy, yy = total.centred()
+        null = min(1.0, whole.rank / (total.n - 1))
+        target = _Target(yy.sum().item(), self._per_row(total, fits, branch=False))
+        numbers = target.statistics(held_out, in_sample, null, total.n)
+        numbers["null"] = null
+        if xx.shape == xy.shape:
+            # The fit of the branch y - x is the fit of y minus x, with the same errors.
+            inner, squares = xy.trace().item(), xx.trace().item()
+            numbers["identity"] = _cosine_square(inner, squares, target.total)
+            branch = target.total - 2 * inner + squares
+            if self._has_branch and branch > EPSILON * squares:
+                rows = self._per_row(total, fits, branch=True)
+                of_branch = _Target(branch, rows).statistics(held_out, in_sample, null, total.n)
+                of_branch["identity"] = _cosine_square(inner - squares, squares, branch)
+                numbers |= {f"branch_{name}": value for name, value in of_branch.items()}
+        return numbers
+
+    def _per_row(
+        self, total: RegressionSums, fits: Mapping[int, AffineFit], *, branch: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return squared errors (rows,) of held-out rows and their squared distances to the mean.
+
+        Only of the rows in the reservoir.
+        """
+        x, y, fold = self._reservoir.columns
+        x, y = self._framed(*(side.to(torch.float64, copy=True) for side in (x, y)))
+        errors = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        for index, fit in fits.items():
+            rows = fold == index
+            errors[rows] = (y[rows] - fit(x[rows])).square().sum(1)
+        values, mean = (y - x, total.y - total.x) if branch else (y, total.y)
+        return errors, (values - mean / total.n).square().sum(1)
+
+
+def _cosine_square(inner: float, first: float, second: float) -> float:
+    return inner**2 / (first * second) if first * second > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is predicted: the outputs or the branch.
+
+    Parameters
+    ----------
+    total : float
+        Sum of squares about the mean.
+    rows : pair of tensors of shape (rows,)
+        Squared errors of single rows, and their squared distances to the mean.
+    """
+
+    total: float
+    rows: tuple[Tensor, Tensor]
+
+    def statistics(
+        self, held_out: float, in_sample: float, null: float, n: int
+    ) -> dict[str, float]:
+        """Return the statistics, given the sums of squared errors."""
+        errors, squares = self.rows
+        numbers = {
+            "value": 1 - held_out / self.total,
+            "in_sample": max(0.0, 1 - in_sample / self.total),
+        }
+        if null < 1:
+            numbers["adjusted"] = 1 - in_sample / self.total / (1 - null)
+        spread = squares > 0
+        if spread.any():
+            count = math.ceil(TOP_SHARE * len(squares))
+            numbers["per_token"] = (errors[spread] / squares[spread]).mean().item()
+            numbers["top_share"] = (squares.topk(count).values.sum() / squares.sum()).item()
+        return numbers
+
+
+class Linearity(PooledMeasure):
+    """Linearity: share of what a place does to its rows that an affine map predicts.
+
+    The map is fitted by least squares, from sums accumulated in float64. The value is held out:
+    whole sequences in folds, each predicted by the fit to the others. `in_sample` is the published
+    score, `adjusted` corrects it for the number of rows as if they were independent, `null` is
+    what unrelated rows reach in sample, and `identity` the squared cosine between input and
+    output. Of a block, `branch_…` are the same for the output minus the input.
+
+    A sum of squares may be that of a few rows. `top_share` is the share of the 1 % of the rows
+    with the largest squares, and `per_token` the mean over rows of the squared error of a held-out
+    row relative to its own squared distance to the mean: 0 for an affine map. Both are computed
+    from up to 2,048 rows.
+    """
+
+    name: ClassVar[str] = "linearity"
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
+    more_means: ClassVar[MoreMeans] = "less nonlinear"
+    options: ClassVar[Mapping[str, Option]] = {
+        "folds": Option(FOLDS, "folds of whole sequences", minimum=2, maximum=MAX_FOLDS),
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units", "offsets", "rotations")
+    independent_sites: ClassVar[bool] = True
+    source: ClassVar[Source] = Source(
+        "A. Razzhigaev, M. Mikhalchuk, E. Goncharova, N. Gerasimenko, I. Oseledets, D. Dimitrov "
+        "and A. Kuznetsov, Your Transformer is Secretly Linear, ACL 2024",
+        "section 3, the linearity score; held out here",
+        """@inproceedings{razzhigaev2024secretly,
+    author    = {Razzhigaev, Anton and Mikhalchuk, Matvey and Goncharova, Elizaveta and
+                 Gerasimenko, Nikolai and Oseledets, Ivan and Dimitrov, Denis and
+                 Kuznetsov, Andrey},
+    title     = {Your Transformer is Secretly Linear},
+    booktitle = {Proceedings of the 62nd Annual Meeting of the Association for
+                 Computational Linguistics},
+    year      = {2024}
+}""",
+    )
+
+    def accumulator(self) -> Accumulator:
+        """Create the accumulator of one site."""
+        return _LinearityAccumulator(int(self.settings["folds"]))
+
+    def take(self, accumulator: Any, observation: SiteBatch) -> None:
+        """Add one batch of one site."""
+        x, y = observation.shared(prepare)
+        has_branch = observation.site.role == "block"
+        accumulator.add(x, y, observation.owners, observation.count, has_branch=has_branch)

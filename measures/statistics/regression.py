@@ -1,0 +1,174 @@
+"""Least-squares fits of y on x from sums over rows, accumulated in O(d²) memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nlbench.measures.linear_algebra.products import gram, product
+
+from .samples import rounding_norms
+
+__all__ = ["AffineFit", "RegressionSums"]
+
+
+# Weakest direction of standardised inputs in a fit, as a share of the strongest: squared, since
+# sums of squares have the square of the data's condition.
+WEAKEST_SQUARE = 1e-12
+
+# Where the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor,
+# so do all directions of the inputs.
+PIVOT_MARGIN = 100
+
+
+@dataclass(frozen=True)
+class AffineFit:
+    """The map x ↦ (x - mean_x) coefficients + mean_y.
+
+    Parameters
+    ----------
+    coefficients : tensor of shape (d, k)
+    mean_x : tensor of shape (d,)
+    mean_y : tensor of shape (k,)
+    rank : int
+        Number of directions of x that take part.
+    """
+
+    coefficients: Tensor
+    mean_x: Tensor
+    mean_y: Tensor
+    rank: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map rows (n, d) to (n, k)."""
+        return (x - self.mean_x) @ self.coefficients + self.mean_y
+
+
+@dataclass(frozen=True)
+class RegressionSums:
+    """Sums over n rows of x (d,) and y (k,), in float64.
+
+    Values should be small differences from a common origin: means are subtracted afterwards.
+
+    Parameters
+    ----------
+    n : int
+    x, y : tensor of shape (d,), (k,)
+        Sums of rows.
+    xx, xy : tensor of shape (d, d), (d, k)
+        Sums of products.
+    yy : tensor of shape (k,)
+        Sums of squares.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0], [3.0, 1.0]]).double()
+    >>> sums = RegressionSums.of(x, x @ torch.tensor([[2.0], [1.0]]).double() + 5)
+    >>> sums.fit(torch.zeros(2).double()).coefficients.round(decimals=6)
+    tensor([[2.],
+            [1.]], dtype=torch.float64)
+    """
+
+    n: int
+    x: Tensor
+    y: Tensor
+    xx: Tensor
+    xy: Tensor
+    yy: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> RegressionSums:
+        """Compute the sums of rows x (n, d) and y (n, k), both float64."""
+        squares = torch.linalg.vector_norm(y, dim=0).square()
+        return cls(len(x), x.sum(0), y.sum(0), gram(x), product(x.T, y), squares)
+
+    def plus(self, other: RegressionSums) -> RegressionSums:
+        """Add the sums of other rows."""
+        return RegressionSums(
+            self.n + other.n,
+            self.x + other.x,
+            self.y + other.y,
+            self.xx + other.xx,
+            self.xy + other.xy,
+            self.yy + other.yy,
+        )
+
+    def minus(self, other: RegressionSums) -> RegressionSums:
+        """Remove the sums of some of the rows."""
+        return RegressionSums(
+            self.n - other.n,
+            self.x - other.x,
+            self.y - other.y,
+            self.xx - other.xx,
+            self.xy - other.xy,
+            self.yy - other.yy,
+        )
+
+    def about(self, mean_x: Tensor, mean_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``xx``, ``xy`` and ``yy`` of the rows minus means."""
+        shift = torch.outer(mean_x, self.x)
+        xx = self.xx - shift - shift.T + self.n * torch.outer(mean_x, mean_x)
+        xy = self.xy - torch.outer(self.x, mean_y) - torch.outer(mean_x, self.y)
+        xy += self.n * torch.outer(mean_x, mean_y)
+        yy = self.yy - 2 * mean_y * self.y + self.n * mean_y.square()
+        return xx, xy, yy.clamp(min=0)
+
+    def centred(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``xx``, ``xy`` and ``yy`` of the rows minus their own means."""
+        return self.about(self.x / self.n, self.y / self.n)
+
+    def fit(self, peaks: Tensor, rounding: float = 0.0) -> AffineFit:
+        """Fit y on x by least squares; of equal fits the one with the smallest coefficients.
+
+        Parameters
+        ----------
+        peaks : tensor of shape (d,)
+            Largest magnitude of each column of x, its origin included.
+        rounding : float
+            Relative error of the values of x; directions within it are left out.
+        """
+        mean_x, mean_y = self.x / self.n, self.y / self.n
+        xx, xy, _ = self.about(mean_x, mean_y)
+        squares = xx.diagonal()
+        errors = rounding_norms(peaks, self.n, rounding).square()
+        columns = squares > errors
+        scale = squares[columns].sqrt()
+        noise = errors[columns] / squares[columns]
+        coefficients = torch.zeros_like(xy)
+        rank = 0
+        if columns.any():
+            correlation = xx[columns][:, columns] / torch.outer(scale, scale)
+            solved, rank = _solve(correlation, xy[columns] / scale[:, None], noise)
+            coefficients[columns] = solved / scale[:, None]
+        return AffineFit(coefficients, mean_x, mean_y, rank)
+
+    def squared_errors(self, fit: AffineFit) -> float:
+        """Sum the squared errors of a fit to other or the same rows, over all columns of y."""
+        xx, xy, yy = self.about(fit.mean_x, fit.mean_y)
+        explained = 2 * (fit.coefficients * xy).sum()
+        mapped = (fit.coefficients * (xx @ fit.coefficients)).sum()
+        # A sum of squares, which rounding may make negative.
+        return max(0.0, (yy.sum() - explained + mapped).item())
+
+
+def _solve(correlation: Tensor, right: Tensor, noise: Tensor) -> tuple[Tensor, int]:
+    """Solve for standardised inputs, and count their directions above rounding.
+
+    Parameters
+    ----------
+    correlation : tensor of shape (d, d)
+    right : tensor of shape (d, k)
+    noise : tensor of shape (d,)
+        Share of rounding in the variance of each input.
+    """
+    lower, failed = torch.linalg.cholesky_ex(correlation)
+    smallest = max(PIVOT_MARGIN * noise.max().item(), WEAKEST_SQUARE)
+    if not failed and lower.diagonal().min().item() ** 2 > smallest:
+        return torch.cholesky_solve(right, lower), len(correlation)
+    strengths, directions = torch.linalg.eigh(correlation)
+    kept = strengths > WEAKEST_SQUARE * strengths[-1]
+    kept &= strengths > noise @ directions.square()
+    strengths, directions = strengths[kept], directions[:, kept]
+    return directions @ ((directions.T @ right) / strengths[:, None]), len(strengths)

@@ -1,0 +1,55 @@
+"""A uniform draw from a stream of rows, the same for any split into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Reservoir"]
+
+
+class Reservoir:
+    """Up to `limit` of all rows added so far, each with the same probability.
+
+    Parameters
+    ----------
+    limit : int
+    seed : int
+
+    Examples
+    --------
+    >>> reservoir = Reservoir(3)
+    >>> reservoir.add(torch.arange(5.0)[:, None], torch.arange(5))
+    >>> rows, numbers = reservoir.columns
+    >>> rows.shape, bool((rows[:, 0] == numbers).all())
+    (torch.Size([3, 1]), True)
+    """
+
+    def __init__(self, limit: int, seed: int = 0) -> None:
+        self._limit = limit
+        # Draws one number after the other, for any size of the batches.
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._priorities = np.empty(0)
+        self.columns: tuple[Tensor, ...] = ()
+
+    def add(self, *columns: Tensor, types: Sequence[torch.dtype] = ()) -> None:
+        """Add rows, given as several tensors (n, ...) of equal length, kept in types."""
+        new = self._random.random(len(columns[0]))
+        old = len(self._priorities)
+        priorities = np.concatenate([self._priorities, new])
+        kept = np.sort(np.argsort(priorities, kind="stable")[: self._limit])
+        earlier = torch.from_numpy(kept[kept < old])
+        later = torch.from_numpy(kept[kept >= old] - old)
+        rows = [
+            column[later.to(column.device)].to(dtype)
+            for column, dtype in zip(columns, types or [c.dtype for c in columns], strict=True)
+        ]
+        if self.columns:
+            rows = [
+                torch.cat([held[earlier.to(held.device)], row])
+                for held, row in zip(self.columns, rows, strict=True)
+            ]
+        self._priorities, self.columns = priorities[kept], tuple(rows)
