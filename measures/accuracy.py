@@ -101,7 +101,7 @@ class Accuracy(Measure):
 
     Limits
     ------
-    It is no measure of nonlinearity, and compares networks at equal quality.
+    It does not measure nonlinearity; use it to compare networks of equal quality.
     """
 
     name = "accuracy"

@@ -39,7 +39,7 @@ def squared_jacobian_norms(
     Parameters
     ----------
     function : callable
-        From inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
+        Maps inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
     inputs : tensor of shape (n, ...)
         Floating-point.
     directions : int

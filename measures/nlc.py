@@ -42,7 +42,7 @@ def nonlinearity_coefficient(
     Parameters
     ----------
     function : callable
-        From inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
+        Maps inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
     inputs : tensor of shape (n, ...)
         Floating-point. Their order does not bias the estimate: they are shuffled with a fixed
         seed.

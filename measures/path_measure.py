@@ -20,7 +20,7 @@ _DESCRIPTIONS = {
     "adaptive": "by adaptive steps",
     "sampling": "by sampling",
     "quadrature": "by quadrature",
-    "refined": "estimated on nested grids",
+    "refined": "estimated",
 }
 _DOUBLE = torch.finfo(torch.float64).eps
 _SETTINGS = ("sensitivity", "resolution", "tolerance")
@@ -73,10 +73,10 @@ class Method:
         if missed:
             remark += f", which missed about {missed:,} boundaries"
         if "tolerance" in self.notes:
-            remark += f" to {self.notes['tolerance']:g} of the value or to rounding"
+            remark += f", relative error at most {self.notes['tolerance']:g} up to rounding"
         short = int(self.notes.get("segments_short_of_tolerance", 0))
         if short:
-            remark += f", which {short} of {segments} segments did not reach"
+            remark += f", exceeded on {short} of {segments} segments"
         return remark
 
 

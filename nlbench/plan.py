@@ -29,7 +29,7 @@ __all__ = ["make_plan"]
 def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Plan:
     """Expand a request to cells.
 
-    A subject that can't be measured stays in the plan with the reason, unless there is no other.
+    A subject that can't be measured stays in the plan with the reason, unless it is the only one.
 
     Parameters
     ----------

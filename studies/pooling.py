@@ -94,7 +94,7 @@ class Pooling(Study):
                 f"pooled {pooled:.3f}, whole {whole:.3f}",
                 within([pooled, whole], published, TOLERANCE),
                 f"in theory {normal_score(name):.4f} for both; agrees if both are within "
-                f"{TOLERANCE} of what was published",
+                f"{TOLERANCE} of the published value",
             )
             for name, (published, spread) in PUBLISHED.items()
             for pooled, whole in [noise[MANY_CHANNELS].loc[name, ["pooled", "whole"]].to_numpy()]

@@ -154,7 +154,7 @@ def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
 
 
 def snap(model: nn.Module, tolerance: float = 0.01) -> int:
-    """Make units linear whose slope came within a tolerance of 1 or crossed it.
+    """Linearise the units whose slope is within a tolerance of 1 or above it.
 
     Their slope is set to 1 and frozen: it gets no gradient, and the next call undoes what the
     optimiser's momentum adds. Slopes start at 0, so a slope above 1 has crossed it. Call this
@@ -233,7 +233,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def randomize(model: nn.Module, share: float, seed: int) -> int:
-    """Make a random share of all units linear and freeze them, as a control.
+    """Linearise and freeze a random share of all units, as a control.
 
     Parameters
     ----------

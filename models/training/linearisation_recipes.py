@@ -47,7 +47,7 @@ class Linearisation(Recipe):
         True if the recipe starts from trained weights.
     random_share : float
         For a control, the share of units, drawn at random, that are made linear before training;
-        the slopes are not trained. Negative if the recipe is no control.
+        the slopes are not trained. Negative if the recipe is not a control.
 
     Examples
     --------

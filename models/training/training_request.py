@@ -67,7 +67,7 @@ class TrainingRequest:
 
 
 def resolve_recipe(model: str, recipe: str = "auto") -> str:
-    """Return the name of a recipe; for ``auto`` that of the model's own.
+    """Return the name of a recipe; for ``auto``, of the model's default recipe.
 
     Examples
     --------

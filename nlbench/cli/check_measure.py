@@ -30,10 +30,10 @@ def check_measure(
 
     checks = conformance.check_measure(measure, options)
     rows = [
-        {"check": check.name, "verdict": check.verdict, "detail": check.detail} for check in checks
+        {"check": check.name, "outcome": check.outcome, "detail": check.detail} for check in checks
     ]
     print_table(rows, as_json)
-    broken = [check.name for check in checks if check.verdict == "broken"]
+    broken = [check.name for check in checks if check.outcome == "broken"]
     if broken:
         note(f"measure '{name}' breaks: {', '.join(broken)}")
         raise typer.Exit(1)

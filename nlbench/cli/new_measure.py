@@ -97,7 +97,7 @@ def test_a_relu_is_less_linear_than_a_leaky_one():
 
 
 def test_no_check_of_nlbench_is_broken():
-    assert [check for check in check_measure($name) if check.verdict == "broken"] == []
+    assert [check for check in check_measure($name) if check.outcome == "broken"] == []
 '''
 
 _README = """\

@@ -1,13 +1,13 @@
-"""One check of a measure, with its verdict."""
+"""One check of a measure, with its outcome."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "Verdict", "check_equal"]
+__all__ = ["Check", "Outcome", "check_equal"]
 
-Verdict = Literal["kept", "broken", "not claimed", "not checked"]
+Outcome = Literal["kept", "broken", "not claimed", "not checked"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Check:
     Parameters
     ----------
     name : str
-    verdict : {"kept", "broken", "not claimed", "not checked"}
+    outcome : {"kept", "broken", "not claimed", "not checked"}
         ``not claimed``: the value changes, and the measure doesn't declare that it is
         invariant. ``not checked``: the detail has the reason.
     detail : str
@@ -25,7 +25,7 @@ class Check:
     """
 
     name: str
-    verdict: Verdict
+    outcome: Outcome
     detail: str = ""
 
 

@@ -9,7 +9,7 @@ from nlbench.options import Settings
 from nlbench.plugins import checked_measure
 
 from .bounds import check_bounds, check_direction
-from .check import Check, Verdict
+from .check import Check, Outcome
 from .degenerate_inputs import check_degenerate_inputs
 from .invariances import check_invariances
 from .repeatability import check_repeatability, check_site_order
@@ -43,7 +43,7 @@ def check_measure(measure: object, settings: Settings | None = None) -> list[Che
     Returns
     -------
     list of Check
-        A verdict of ``broken`` is a defect of the measure.
+        An outcome of ``broken`` is a defect of the measure.
 
     Raises
     ------
@@ -57,14 +57,14 @@ def check_measure(measure: object, settings: Settings | None = None) -> list[Che
     ... def seven(x, y):
     ...     '''Return seven.'''
     ...     return 7
-    >>> [check.detail for check in check_measure(seven) if check.verdict == "broken"][0]
+    >>> [check.detail for check in check_measure(seven) if check.outcome == "broken"][0]
     '1: 7 is out of the declared bounds 0 to 1'
     """
     trial = Trial(checked_measure(measure), dict(settings or {}))
     first = trial.value(relu_network(), samples())
     if first.status != "ok":
-        verdict: Verdict = "broken" if first.status == "failed" else "not checked"
-        return [Check("value", verdict, first.reason)]
+        outcome: Outcome = "broken" if first.status == "failed" else "not checked"
+        return [Check("value", outcome, first.reason)]
     checks = [Check("value", "kept", f"{value_of(first):.6g} on a small network of ReLUs")]
     for check in _CHECKS:
         checks.extend(check(trial, first))

@@ -1,4 +1,4 @@
-"""Records of cells: of those that were measured, and of those that could not be."""
+"""Records of cells, measured or not."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def records_of(
     machine : Machine
     monitor : ProgressMonitor
     key_of : callable
-        From a measure to its cell's key.
+        Maps a measure to its cell's key.
     resources : Resources, optional
     load_seconds : float
         Time that loading the subject took.
     pass_context : callable
-        Makes the context of each pass, such as a precision.
+        Creates the context of each pass, such as a precision.
     remark : str
         Added to the reason of each result.
     reload : callable, optional

@@ -66,7 +66,7 @@ def call_in_processes(
     arguments : mapping of str to mapping
         JSON objects by the name of the call.
     after : mapping of str to str
-        From the name of a call to that of the call that it waits for.
+        Maps the name of a call to that of the call that it waits for.
     workers, threads : int
 
     Yields

@@ -53,7 +53,7 @@ def refuse_mixing(
     Parameters
     ----------
     rows : callable
-        From samples (m, ...) to their results, by name: rows of shape (m k, d), the k rows of a
+        Maps samples (m, ...) to their results, by name: rows of shape (m k, d), the k rows of a
         sample next to each other or alternating.
     batch : tensor of shape (n, ...)
     limit : int

@@ -41,15 +41,15 @@ def own_float_type(network: nn.Module) -> torch.dtype:
 class FloatTypeMode(TorchFunctionMode):
     """Function mode in which a network computes in a different floating type than its own.
 
-    The network's own type and wider ones become the other type where forward names them, and what
-    is made there or comes from elsewhere is converted before it meets tensors of that type.
-    Constants have their values in the network's own precision. A conversion to a narrower type is
-    left as it is, as it rounds.
+    Where the forward method names the network's type or a wider one, the other type is used.
+    Tensors that it creates or reads from elsewhere are converted before they meet tensors of that
+    type. Constants are rounded to the network's precision. A conversion to a narrower type is kept,
+    as it rounds.
 
     Parameters
     ----------
     own : torch.dtype
-        The network's own type.
+        The network's type.
     dtype : torch.dtype
         Type that it computes in.
 

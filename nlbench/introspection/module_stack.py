@@ -194,7 +194,7 @@ class SiteNames(TorchFunctionMode):
         super().__init__()
         self.model = model
         self._paths = {module: path for path, module in model.named_modules()}
-        self._verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._may_be_activation: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._handwritten_modules: WeakSet[nn.Module] = WeakSet()
         self._named = named_modules()
         self._thread = threading.get_ident()
@@ -368,7 +368,7 @@ class SiteNames(TorchFunctionMode):
             self._handwritten_modules.add(module)
         elif handwritten.is_decided(output) and module not in self._handwritten_modules:
             # Not tried again. A module that was an activation once stays one in all batches.
-            self._verdicts[module] = False
+            self._may_be_activation[module] = False
         name = self._settle(handwritten, output) if is_activation else None
         self.handwritten_ends(handwritten, output, name)
 
@@ -395,11 +395,13 @@ class SiteNames(TorchFunctionMode):
         self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor | None:
         """Return the input of a possible handwritten activation, else None."""
-        if module not in self._verdicts:
+        if module not in self._may_be_activation:
             # The model itself has no name for a site.
-            self._verdicts[module] = module is not self.model and self._may_be_handwritten(module)
+            self._may_be_activation[module] = module is not self.model and self._may_be_handwritten(
+                module
+            )
         arguments = list(itertools.chain(args, kwargs.values()))
-        if not self._verdicts[module] or len(arguments) != 1:
+        if not self._may_be_activation[module] or len(arguments) != 1:
             return None
         return arguments[0] if isinstance(arguments[0], Tensor) else None
 

@@ -62,7 +62,7 @@ class BackgroundWorkers(Generic[Item]):
     device : torch.device, optional
         Device of the items. On a GPU the work joins the caller's stream.
     lane : callable, optional
-        From an item to its lane; by default there is one lane.
+        Maps an item to its lane; by default there is one lane.
     threads : int, optional
 
     Examples

@@ -1,4 +1,4 @@
-"""Checks that numbers of one run were made in one way."""
+"""Checks that all records of a run were made in the same way."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> l
 
 
 def decisions_of(record: Record) -> Decisions:
-    """Return what determined a record's numbers."""
+    """Return the decisions that determined a record's numbers."""
     measure, probe, subject = record.measure, record.probe, record.subject
     decisions: dict[tuple[object, ...], object] = {
         ("measure", measure.name): (measure.version, dict(measure.options)),
@@ -53,7 +53,7 @@ def decisions_of(record: Record) -> Decisions:
 
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:
-    """Describe a record whose decision under a key differs from another one."""
+    """Describe a record that differs in the decision under a key."""
     measure, subject = record.measure.name, record.subject
     match key[0]:
         case "measure":
@@ -96,7 +96,7 @@ def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
     current = {name: fact for name, fact in known.items() if fact is not None}
     for name in changed_keys(recorded, current):
         return (
-            f"{facts.model} on {facts.data}: the {name.replace('_', ' ')} is no longer "
+            f"{facts.model} on {facts.data}: the {name.replace('_', ' ')} differs from "
             "that of the run's recorded cells; choose another --out"
         )
     return ""

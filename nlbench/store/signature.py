@@ -77,7 +77,7 @@ class Signature:
         ----------
         result : Result
         kinds : mapping of str to str, optional
-            From sites to kinds; see `nlbench.probes.sites.list_sites`.
+            Maps sites to kinds; see `nlbench.probes.sites.list_sites`.
         name : str
             Label in a legend.
 
@@ -211,7 +211,7 @@ class Signature:
 
 
 def module_of(model: nn.Module, site: str) -> nn.Module:
-    """Return the module of a site: the activation's own, or the caller of a function.
+    """Return the module of a site: the activation module, or the caller of a function.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ class Dataset:
     labelled : bool
         False if the labels are meaningless; samples have none then.
     adapt : callable, optional
-        From a `Preprocessing` to this dataset with that preprocessing, if the resolution isn't
+        Maps a `Preprocessing` to this dataset with that preprocessing, if the resolution isn't
         fixed.
 
     See Also

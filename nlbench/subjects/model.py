@@ -42,10 +42,10 @@ class ModelInfo:
     obtain : str
         Instruction for obtaining checkpoints that don't ship with nlbench.
     preprocessing : callable, optional
-        From a checkpoint's path, or None for fresh weights, to its `Preprocessing`, for
+        Maps a checkpoint's path, or None for fresh weights, to its `Preprocessing`, for
         datasets whose resolution isn't fixed.
     rename : callable, optional
-        From a tensor's name in a checkpoint to its name in the model, or to None if the tensor
+        Maps a tensor's name in a checkpoint to its name in the model, or to None if the tensor
         isn't needed.
     recipe : str
         Default recipe for training.

@@ -83,7 +83,7 @@ def load_weights(
     path : path
         The checkpoint.
     rename : callable, optional
-        From a name in the file to the model's; None for a tensor that isn't needed.
+        Maps a name in the file to the model's; None for a tensor that isn't needed.
     read : callable, optional
         Reads the file to a state dict and metadata; by default `read_checkpoint`.
 
@@ -199,7 +199,7 @@ def _read_torch(path: Path) -> Any:
     import torch
 
     try:
-        # An open file, since torch.load also looks at a path's suffix. Its warnings concern
+        # An open file, since torch.load also interprets a path's suffix. Its warnings concern
         # how the file was written.
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")

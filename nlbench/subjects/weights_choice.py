@@ -54,7 +54,7 @@ class WeightsChoice:
 def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     """Choose the weights that a specification names.
 
-    ``auto`` is ``trained`` if a checkpoint ships for the model on the dataset, else ``init``.
+    ``auto`` is ``trained`` if the model has a checkpoint for the dataset, else ``init``.
 
     Raises
     ------
@@ -73,16 +73,16 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     absent = ""
     if file is not None:
         hint = f"; {info.obtain}" if info.obtain else ""
-        absent = f"the weights of {spec.model} on {spec.data} are not here: {file} is missing{hint}"
+        absent = f"the weights of {spec.model} on {spec.data} are missing: no {file}{hint}"
     if spec.weights == "auto":
         note = f"{spec.model} is freshly initialised: {absent}" if absent else ""
         return WeightsChoice("init", None, note)
     if absent:
         raise RequestError(absent)
-    datasets = f"only for {', '.join(sorted(info.trained))}" if info.trained else "none at all"
+    datasets = f"only on {', '.join(sorted(info.trained))}" if info.trained else "on no dataset"
     raise RequestError(
-        f"no trained checkpoint of {spec.model} on {spec.data} ships with it ({datasets}); "
-        "give --weights init or a checkpoint's path"
+        f"{spec.model} has no checkpoint trained on {spec.data} ({datasets}); "
+        "use --weights init or the path of a checkpoint"
     )
 
 

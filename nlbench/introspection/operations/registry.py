@@ -126,11 +126,11 @@ class Operation:
     kinks : tuple of float or None
         Its kinks, if it is piecewise affine and acts number by number.
     line : callable or None
-        From a call to its rule on points of a segment; see `nlbench.probes.lines.rules.rule`.
+        Maps a call to its rule on points of a segment; see `nlbench.probes.lines.rules.rule`.
     graph : callable or None
-        From a call to the nodes of its output; see `nlbench.probes.graph.rules`.
+        Maps a call to the nodes of its output; see `nlbench.probes.graph.rules`.
     axes : callable or None
-        From a call to the place of each input axis in the output; see `axis_rules`.
+        Maps a call to the place of each input axis in the output; see `axis_rules`.
     acts, arranges, channels, combines, hides, reduces, takes, truth : str
         Facts; see `FACTS`. Empty if the fact does not apply or is not known.
     refused : str
@@ -181,7 +181,7 @@ class Operation:
 
     @property
     def ignores_values(self) -> bool:
-        """True if it takes nothing but size and type from its input."""
+        """True if it uses only the size and type of its input."""
         return self.takes in ("shape", "noise")
 
     def is_nonlinear(self, data: int) -> bool:

@@ -36,7 +36,7 @@ class FunctionBatch:
     Parameters
     ----------
     function : callable
-        From inputs (n, ...) to outputs (n, k): the model in evaluation mode, its output flattened
+        Maps inputs (n, ...) to outputs (n, k): the model in evaluation mode, its output flattened
         after the batch axis. It doesn't change its input, and computes in the precision that the
         probe was called in.
     inputs : tensor of shape (n, ...)

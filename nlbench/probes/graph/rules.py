@@ -43,11 +43,11 @@ class ChannelCall(FunctionCall):
     site : str
         Key of the call if it is an activation, else empty.
     nodes_of : callable
-        From a tensor to its nodes; None for a constant.
+        Maps a tensor to its nodes; None for a constant.
     channel_of : callable
-        From a tensor to its channel axis; None if it is not known.
+        Maps a tensor to its channel axis; None if it is not known.
     real : callable
-        From a stand-in without numbers to the parameter.
+        Maps a stand-in without numbers to the parameter.
     builder : Builder
     """
 
@@ -104,7 +104,7 @@ class ChannelCall(FunctionCall):
         )
 
     def only(self, *values: Any) -> None:
-        """Refuse a call if any other argument than these depends on the input."""
+        """Refuse a call if an argument other than these depends on the input."""
         allowed = {id(value) for value in values}
         if any(id(t) not in allowed and self.nodes_of(t) is not None for t in self.tensors):
             raise Refused("its weights depend on the input")
@@ -113,7 +113,7 @@ class ChannelCall(FunctionCall):
         """Refuse a call whose indices or counts depend on the input or have no numbers."""
         for tensor in tensors_in((values,)):
             if self.nodes_of(tensor) is not None:
-                raise Refused("which entries it takes depends on the input")
+                raise Refused("which entries it selects depends on the input")
             if tensor.is_meta:
                 raise Undefined(
                     f"{self.name}: its indices have no numbers, the model is on the device meta"
@@ -380,7 +380,7 @@ _INDICES = (Tensor, list, np.ndarray)
 
 
 def _width(part: Any) -> int:
-    """Return the number of axes that a part of an index takes."""
+    """Return the number of axes that a part of an index consumes."""
     if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
         return part.ndim
     return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
@@ -578,7 +578,7 @@ def _stacked(call: ChannelCall) -> Tensor:
 
 
 def _with_new_copies(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Make new channels of a part that shares channels with an earlier one."""
+    """Create new channels for a part that shares channels with an earlier one."""
     results, seen = [], torch.empty(0, dtype=torch.int64)
     for part in parts:
         nodes, _ = distinct(compact(part))

@@ -64,7 +64,7 @@ class BatchedNetwork:
             each = bytes_per_sample(network, examples[:1])
         needs = PointMemory(each, each, 0, 0)
         _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
-        # With two samples, some networks that mix them still compute each one's own output.
+        # With two samples, some networks that mix samples still compute the output of each.
         checked = min(max(size, 2), MAX_CHECKED_BATCH)
         batched = cls(network, checked)
         try:

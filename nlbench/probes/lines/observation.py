@@ -78,12 +78,12 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     tolerance = traces[0].tolerance
     late = [trace for trace in traces if not trace.converged]
     if not late:
-        return f"by quadrature to {tolerance:g} of the value or to rounding"
+        return f"by quadrature, relative error at most {tolerance:g} up to rounding"
     worst = max(trace.relative_error for trace in late)
     most = max(trace.evaluations for trace in late)
     return (
-        f"by quadrature that did not reach {tolerance:g} of the value on {len(late)} of "
-        f"{len(traces)} segments: {worst:.1e} by estimate after {most:,} evaluations; "
+        f"by quadrature, relative error above {tolerance:g} on {len(late)} of {len(traces)} "
+        f"segments: {worst:.1e} estimated after {most:,} evaluations; "
         "raise lines.evaluations or lines.tolerance"
     )
 

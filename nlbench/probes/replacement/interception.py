@@ -77,7 +77,7 @@ class ReplaceableCall:
 
 
 Replace = Callable[[CallId, Tensor, Callable[[], Any]], Any]
-"""From a call's identity, its input, and a function that runs it, to its output."""
+"""Maps a call's identity, its input, and a function that runs it, to its output."""
 
 
 @dataclass

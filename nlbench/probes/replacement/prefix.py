@@ -29,7 +29,7 @@ from .interception import (
 __all__ = ["Replacement", "SharedPrefix", "run_replaced"]
 
 Replacement = Callable[[Tensor], Tensor]
-"""From a place's input to its output."""
+"""Maps a place's input to its output."""
 
 
 def run_replaced(

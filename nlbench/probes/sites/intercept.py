@@ -38,11 +38,11 @@ class CapturePolicy:
     ----------
     reduction : {"spatial", "flatten", "published"}
     functions : mapping of str to callable
-        From the whole tensor to one number per sample.
+        Maps the whole tensor to one number per sample.
     attention : bool
         Include softmaxes.
     selects : callable
-        From name and kind of a call to True if it may be selected; the kind is None while it is
+        Maps name and kind of a call to True if it may be selected; the kind is None while it is
         not known.
     positions : PositionSelector
         Positions that count, and whether they are rows.

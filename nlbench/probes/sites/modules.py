@@ -142,10 +142,10 @@ def place_hooks(
     places : sequence of Place
         As `find_places` returns them.
     enter : callable
-        From a place and its input to anything that `leave` needs. The network may overwrite the
+        Maps a place and its input to anything that `leave` needs. The network may overwrite the
         input later.
     leave : callable
-        From a place, what `enter` returned, and the output, to another output, or None to keep it.
+        Maps a place, what `enter` returned, and the output, to another output, or None to keep it.
 
     Examples
     --------

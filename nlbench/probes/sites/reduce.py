@@ -130,7 +130,7 @@ def capture(
     reduction : str
         See `reduce_site`.
     functions : mapping of str to callable
-        From the tensor, or some of its samples, to one number per sample.
+        Maps the tensor, or some of its samples, to one number per sample.
     positions : PositionSelector, optional
         Positions that count, by default all.
 

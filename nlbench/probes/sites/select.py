@@ -22,7 +22,7 @@ _ATTRIBUTES = ("every", "kind", "role")
 
 @dataclass(frozen=True)
 class _Alternative:
-    """Conditions that a site has to meet together."""
+    """Conditions that a site has to meet, all of them."""
 
     text: str
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Selection:
     Parameters
     ----------
     choices : tuple
-        Alternatives, of which a site has to meet one. If empty, all sites are selected.
+        Alternatives; a site has to match one of them. If empty, all sites are selected.
 
     Examples
     --------

@@ -44,7 +44,7 @@ def test_the_new_measure_is_registered_and_keeps_the_contract(made, tmp_path):
     _, site = made
     checked = call("check-measure", "bent", "--json", cwd=tmp_path, paths=[site])
     assert checked.returncode == 0, checked.stderr
-    rows = {row["check"]: row["verdict"] for row in json.loads(checked.stdout)}
+    rows = {row["check"]: row["outcome"] for row in json.loads(checked.stdout)}
     assert rows["direction"] == rows["invariant to rotations"] == "kept"
     table = call("check-measure", "bent", cwd=tmp_path, paths=[site]).stdout
     assert "repeatable" in table

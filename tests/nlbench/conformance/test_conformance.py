@@ -20,7 +20,7 @@ OURS = [
 
 
 def broken(measure, settings=None):
-    return {c.name: c.detail for c in check_measure(measure, settings) if c.verdict == "broken"}
+    return {c.name: c.detail for c in check_measure(measure, settings) if c.outcome == "broken"}
 
 
 # The network of the check has too few units for 128 samples with different patterns.
@@ -31,8 +31,8 @@ SETTINGS = {"naswot": {"naswot.samples": 16}}
 def test_a_built_in_measure_keeps_the_contract(name):
     measure = registry.load("measures", name)
     checks = {c.name: c for c in check_measure(measure, SETTINGS.get(name))}
-    assert [c for c in checks.values() if c.verdict == "broken"] == []
-    assert checks["value"].verdict == "kept"
+    assert [c for c in checks.values() if c.outcome == "broken"] == []
+    assert checks["value"].outcome == "kept"
     assert len(checks) > 15
 
 
@@ -173,15 +173,15 @@ def test_false_and_missing_invariance_claims_are_reported():
         return (x - y).abs().mean()
 
     checks = {check.name: check for check in check_measure(change)}
-    assert checks["invariant to order"].verdict == "kept"
-    assert checks["invariant to units"].verdict == "broken"
-    assert checks["invariant to rotations"].verdict == "not claimed"
+    assert checks["invariant to order"].outcome == "kept"
+    assert checks["invariant to units"].outcome == "broken"
+    assert checks["invariant to rotations"].outcome == "not claimed"
     assert "could be declared" in checks["invariant to batches"].detail
 
 
 def test_shared_results_are_those_of_the_varied_samples():
     checks = {
-        check.name: check.verdict for check in check_measure(registry.load("measures", "entropy"))
+        check.name: check.outcome for check in check_measure(registry.load("measures", "entropy"))
     }
     assert checks["invariant to units"] == "kept"
     assert checks["invariant to offsets"] == "not claimed"
@@ -204,10 +204,10 @@ def test_a_measure_without_a_value_is_not_checked_further():
         return 1.0
 
     (check,) = check_measure(shy)
-    assert (check.verdict, check.detail) == ("not checked", "never")
+    assert (check.outcome, check.detail) == ("not checked", "never")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to check with")
 def test_without_a_gpu_the_device_is_not_checked():
     checks = {check.name: check for check in check_measure(registry.load("measures", "norm"))}
-    assert (checks["device"].verdict, checks["device"].detail) == ("not checked", "without a GPU")
+    assert (checks["device"].outcome, checks["device"].detail) == ("not checked", "without a GPU")

@@ -147,7 +147,7 @@ def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together
     monkeypatch.setattr(runner, "execute", altered)
     result = run(request("plain,r2"), tmp_path / "run")
     assert [r.result.status for r in result.records] == ["ok", "failed"]
-    assert "the sample hash is no longer that of" in result.records[1].result.reason
+    assert "the sample hash differs from that of" in result.records[1].result.reason
 
 
 def test_the_files_of_a_dataset_without_options_are_part_of_the_plan(plugin, tmp_path):

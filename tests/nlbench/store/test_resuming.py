@@ -66,7 +66,7 @@ def test_impossible_cells_are_skipped_with_the_reason(plugin, tmp_path):
     wanted = request("plain", "mini,vgg8", weights="trained")
     foreseen = preview(wanted, tmp_path / "run")
     assert names(foreseen.impossible) == [("mini", "plain")]
-    assert "no trained checkpoint of mini" in foreseen.impossible[0].subject.impossible
+    assert "mini has no checkpoint trained on" in foreseen.impossible[0].subject.impossible
     result = run(wanted, tmp_path / "run")
     assert {r.subject.model: r.result.status for r in result.records} == {
         "mini": "skipped",
@@ -148,7 +148,7 @@ def test_other_samples_under_the_same_key_are_refused(plugin, tmp_path):
     record = json.loads(file.read_text())
     record["subject"]["sample_hash"] = "another"
     file.write_text(json.dumps(record))
-    with pytest.raises(RequestError, match="sample hash is no longer that of the run"):
+    with pytest.raises(RequestError, match="sample hash differs from that of the run"):
         run(request("plain,r2"), tmp_path / "run")
 
 

@@ -86,7 +86,7 @@ def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_set_bits(words: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Do what `set_bits` does for up to `capacity` flags, without synchronising with a GPU.
+    """Compute `set_bits` for up to `capacity` flags, without synchronising with a GPU.
 
     Returns
     -------

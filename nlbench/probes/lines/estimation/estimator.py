@@ -53,7 +53,7 @@ DEFAULT_BUDGET = 1000
 MIN_STEPS = 16
 """Steps of a grid below which no estimate is trusted."""
 PAIR_SEARCH_STEPS = 128
-"""Steps up to which halving goes on because a pair of crossings may be missing."""
+"""Steps up to which halving continues because a pair of crossings may be missing."""
 MISCOUNTED_CROSSINGS = 1.0
 """Crossings that may be merged or lost in single precision, or by ties in max pooling."""
 

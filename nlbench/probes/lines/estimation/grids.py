@@ -280,7 +280,7 @@ class GridGroup:
             counted, paired = sides.counted[s], sides.is_paired
             interval = 2 * (s * steps + i)
             if self._table is None:
-                # Copies that cross twice are told apart by their values in between.
+                # Copies that cross twice are distinguished by their values in between.
                 units = crossed(left, middle) & crossed(middle, right) & counted
                 self._log_crossings(crossings, step, number, pattern, units, interval)
             else:
@@ -471,7 +471,7 @@ class GridGroup:
         self._log_switches(step, windows, before, s * FIRST_GRID_STEPS + node - 1, switches)
 
     def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
-        """Return which of the rows are at a phase of their period, without synchronising."""
+        """Return the indices of the rows at a phase of their period, without synchronising."""
         start: int = rows.start
         first = (phase - start) % period
         return torch.arange(first, max(first, rows.stop - start), period, device=self._device)
@@ -525,7 +525,7 @@ class GridGroup:
         interval: Tensor,
         side: int,
     ) -> None:
-        """Log windows with another leader at the other end of a step, of which this is a side."""
+        """Log the windows whose leaders differ at the two ends of a step; this is one end."""
         row, group, is_set = crossings.positions(pack(windows.led_by_others(other)))
         if not len(row):
             return
@@ -566,7 +566,7 @@ def _has_side(states: Tensor) -> Tensor:
 
 
 def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
-    """Concatenate what belongs to the places of `count` segments: (s, places, ...)."""
+    """Concatenate tensors of the places of `count` segments to (s, places, ...)."""
     joined = torch.cat(list(parts))
     return joined.reshape(count, len(joined) // count, *joined.shape[1:])
 

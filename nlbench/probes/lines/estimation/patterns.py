@@ -93,7 +93,7 @@ class Windows:
     state : tensor of shape (P, groups)
         Positions of the leaders, -1 where a window rests.
     values : tensor of shape (P, rows, positions)
-        Values that the windows look at.
+        Values that the windows cover.
     noise : tensor of shape (P, 1)
         Difference below which two values count as equal.
     is_coarse : bool tensor of shape (P,)

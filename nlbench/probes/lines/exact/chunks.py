@@ -28,7 +28,7 @@ class Chunk:
     """Consecutive points of one or more segments, on their way through the program.
 
     Its values before step `step` are not stored: they are interpolated between the points of a
-    parent, of which several chunks may be parts.
+    parent, which several chunks may share.
 
     Parameters
     ----------

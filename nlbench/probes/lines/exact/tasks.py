@@ -98,7 +98,7 @@ def run_tasks(
     first : sequence of Task
         None is not a task.
     work : callable
-        From a task to further tasks and finished results.
+        Maps a task to further tasks and finished results.
     threads : int
         With 1, tasks run in the caller's thread, with PyTorch's own threads.
     depth : callable

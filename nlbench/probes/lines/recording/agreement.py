@@ -119,7 +119,7 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
-    """Return True for outputs that are equal up to rounding.
+    """Return a mask (m, k) of the outputs that are equal up to rounding.
 
     An output may differ by 1e-9 of its largest magnitude, but no more than a thousandth of its
     spread, and in any case by a thousand machine epsilons of the largest output. In single

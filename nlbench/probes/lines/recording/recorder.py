@@ -193,7 +193,7 @@ class Recorder(DispatchMode):
         self._composites: list[str] = []
         # Numbers of values. References are weak, so that recording keeps no memory alive.
         self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        # Values of which a tensor is the transpose.
+        # The values whose transpose a tensor is.
         self._transposed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
@@ -369,7 +369,7 @@ class Recorder(DispatchMode):
         return result
 
     def _why_not(self, name: str) -> str:
-        """Return why an operation can't be traced: it is not affine, or unknown."""
+        """Return why an operation can't be traced: not affine, or unknown."""
         for called in (name, *reversed(self._composites)):
             operation = known(called)
             if operation.refused or operation.kind:

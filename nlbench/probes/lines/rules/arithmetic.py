@@ -27,7 +27,7 @@ from .rounding import (
 from .rule import Apply, Input, NotAffine, RecordedCall, Rule, inner_axis, only_first_traced
 
 MAX_PEAK_TO_MEAN = 1e3
-"""Ratio of a constant's largest magnitude to its mean up to which it stands for a whole channel."""
+"""Largest ratio of a constant's maximum to its mean magnitude for one bound per channel."""
 
 
 def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def masking(call: RecordedCall) -> Rule:
 
 
 def _chosen(call: RecordedCall, mask: Any, first: Any, second: Any) -> Rule:
-    """Make the rule of a choice: one term where a mask is true, another where it is false."""
+    """Create the rule of a choice: one term where a mask is true, another where it is false."""
     if isinstance(mask, Input):
         raise NotAffine("what it chooses depends on the input")
 
@@ -373,7 +373,7 @@ def batch_norm(call: RecordedCall) -> Rule:
 
 @line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="one factor is constant")
 def contraction(call: RecordedCall) -> Rule:
-    """Make the rule of a matrix product with a constant, or of einsum."""
+    """Create the rule of a matrix product with a constant, or of einsum."""
     operands = call.args[1] if call.name == "einsum" else call.args[-2:]
     if sum(isinstance(a, Input) for a in operands) > 1:
         raise NotAffine("a product of two values that both depend on the input")
@@ -430,7 +430,7 @@ def _by_squares(apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: f
 
 
 def _sum_and_product(call: RecordedCall) -> Rule:
-    """Make the rule of ``addmm``: a product added to a tensor."""
+    """Create the rule of ``addmm``: a product added to a tensor."""
     summand, first, second = call.args[:3]
     alpha, beta = (abs(float(call.kwargs.get(name, 1))) for name in ("alpha", "beta"))
     of_product: Bound | None = None
@@ -551,7 +551,7 @@ _UPSAMPLED = "linear1d bilinear2d bicubic2d trilinear3d _bilinear2d_aa _bicubic2
     *(f"{'_' * name.startswith('_')}upsample_{name.removeprefix('_')}" for name in _UPSAMPLED)
 )
 def interpolation(call: RecordedCall) -> Rule:
-    """Make the rule of interpolation; cubic weights have a 2-norm of at most 1.3."""
+    """Create the rule of interpolation; cubic weights have a 2-norm of at most 1.3."""
     only_first_traced(call)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -572,7 +572,7 @@ def running_sum(call: RecordedCall) -> Rule:
 
 @line_rule("col2im")
 def folding(call: RecordedCall) -> Rule:
-    """Make the rule of ``fold``: each position is a sum over the windows that contain it."""
+    """Create the rule of ``fold``: each position is a sum over the windows that contain it."""
     only_first_traced(call)
     return Rule(
         call.apply, _by_squares(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)

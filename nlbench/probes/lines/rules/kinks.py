@@ -22,7 +22,7 @@ __all__ = ["kinked_function", "kinked_units", "rule_of_kinks"]
 
 
 def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
-    """Make the rule of units that each bend where a value passes a kink.
+    """Create the rule of units that each bend where a value passes a kink.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def kinked_function(
     slopes: Sequence[Tensor | float],
     mask: Tensor | None = None,
 ) -> Rule:
-    """Make the rule of a function of one number that bends at `kinks`, where `mask` is 1.
+    """Create the rule of a function of one number that bends at `kinks`, where `mask` is 1.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Boun
 
 
 def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
-    """Make the rule of an operation from its kinks; its slopes are computed by calling it."""
+    """Create the rule of an operation from its kinks; its slopes are computed by calling it."""
     if not isinstance(call.args[0], Input):
         raise NotAffine("its parameters depend on the input")
     only_first_traced(call)

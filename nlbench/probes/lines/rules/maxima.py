@@ -160,7 +160,7 @@ MAX_SORTED = 256
     caveat=f"along an axis of at most {MAX_SORTED}",
 )
 def sorted_along(call: RecordedCall) -> Rule:
-    """Make the rule of sorting: where two numbers change places, those of both ranks bend."""
+    """Create the rule of sorting: where two numbers change places, both ranks bend."""
     place = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
     rank = len(call.shapes[0])
     axis = call.argument(place, "dim", -1)
@@ -297,7 +297,7 @@ def _ranks(call: RecordedCall, size: int) -> list[int]:
     "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
 )  # fmt: skip
 def max_pool(call: RecordedCall) -> Rule:
-    """Make the rule of max pooling: the upper envelope of each window."""
+    """Create the rule of max pooling: the upper envelope of each window."""
     axes = int(call.name.partition("pool")[2][0])
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
@@ -331,7 +331,7 @@ def envelopes(
     restored: Callable[[Tensor], Tensor] | None = None,
     lead: Lead | None = None,
 ) -> Rule:
-    """Make the rule of a call that takes the largest of each of some windows.
+    """Create the rule of a call that computes the maximum of each window.
 
     Parameters
     ----------
@@ -339,9 +339,9 @@ def envelopes(
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     lines : callable
-        From the input at P points to (P, ..., positions): numbers of the input, or their negatives.
+        Maps the input at P points to (P, ..., positions): its values, or their negatives.
     restored : callable, optional
-        From maxima, (P, channels, windows), to the output; by default they are reshaped.
+        Maps maxima (P, channels, windows) to the output; by default they are reshaped.
     lead : callable, optional
         A faster way to find the leaders, see `Leaders`.
     """
@@ -505,7 +505,7 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
     top : bool tensor of shape (P, channels, windows, members)
     members : tensor of shape (P, channels, windows, members)
     noise : tensor of shape (P, channels, windows, members), each axis of full size or 1
-        Noise of each member's distance from the largest: the larger of the two's.
+        Noise of each member's distance from the largest: the larger noise of the two.
     """
     members, noise = _members(x, windows), _members(noise, windows)
     if noise.shape[-1] > 1:
@@ -599,7 +599,7 @@ would synchronise with it at each bend."""
 def _overtakes_together(
     left: Tensor, slope: Tensor, last: Tensor, current: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do what `overtakes` does with one synchronisation; k lines bend fewer than k times."""
+    """Compute `overtakes` with one synchronisation; k lines bend fewer than k times."""
     position = torch.zeros_like(left[:, :1])
     going = ~last.gather(1, current).squeeze(1)
     positions, bends = [], []

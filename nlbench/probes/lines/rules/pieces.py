@@ -37,11 +37,11 @@ class Kinks:
     Parameters
     ----------
     value : callable
-        From the inputs at P points to those values, (P, ...).
+        Maps the inputs at P points to those values, (P, ...).
     numbers : sequence of float
         The kinks; a unit may rest on one.
     error : callable, optional
-        From the inputs and their bounds to the bound of the values; by default the first input's.
+        Maps the inputs and their bounds to the bound of the values; by default the first input's.
     """
 
     value: Callable[[Sequence[Tensor]], Tensor]
@@ -73,16 +73,16 @@ class Leaders:
     Parameters
     ----------
     lead : callable
-        From the inputs at P points to the positions (P, rows, groups) of the leaders, int64, and
+        Maps the inputs at P points to the positions (P, rows, groups) of the leaders, int64, and
         to the values (P, rows, positions).
     members : callable
-        From the inputs at P points to the members (P, rows, groups, members) of each group; also
+        Maps the inputs at P points to the members (P, rows, groups, members) of each group; also
         from their rates.
     tied : callable
-        From the inputs and their bounds to flags of the members that may be the largest, to all
+        Maps the inputs and their bounds to flags of the members that may be the largest, to all
         members, and to the noise of their distances from the largest (each axis of full size or 1).
     output : callable
-        From the maxima, (P, rows, groups), to the call's output.
+        Maps the maxima, (P, rows, groups), to the call's output.
     """
 
     lead: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
@@ -97,16 +97,16 @@ class Leaders:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted, and of which some ranks are the output.
+    """Groups of units that are sorted; some of their ranks are the output.
 
     Parameters
     ----------
     lines : callable
-        From the inputs at P points to (P, groups, units); also from their bounds.
+        Maps the inputs at P points to (P, groups, units); also from their bounds.
     ranks : sequence of int
         Ranks in the output; 0 is the largest.
     output : callable
-        From values (P, groups, ranks) to the call's output.
+        Maps values (P, groups, ranks) to the call's output.
     """
 
     lines: Callable[[Sequence[Tensor]], Tensor]

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
-"""From the inputs of a call, their bounds and its output to the output's bound."""
+"""Maps the inputs of a call, their bounds and its output to the output's bound."""
 
 # Factor by which a true error may exceed its estimate, which has the right size at any depth
 # (docs/how-it-works.md). In single precision it would hide many crossings, as regions are short
@@ -120,9 +120,9 @@ def _compact(bound: Tensor) -> Tensor:
 
 
 def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-    """Return what each number adds to the squared error of a sum of `terms` products.
+    """Compute the contribution of each number to the squared error of a sum of `terms` products.
 
-    That is its own error, together with the rounding of the product that it is in.
+    It consists of the number's error and the rounding of its product.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor
 
 
 def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Tensor, Tensor]:
-    """Return what each channel adds to the squared error of a sum of `terms` products.
+    """Compute the contribution of each channel to the squared error of a sum of `terms` products.
 
     Like `squared_errors`, but (P, channels) and (P, 1): over all axes but `axis`, that of the
     channels, the mean square is taken.

@@ -94,11 +94,11 @@ class Rule:
     Parameters
     ----------
     apply : callable
-        From the inputs at P points, each (P, ...), to the output there.
+        Maps the inputs at P points, each (P, ...), to the output there.
     bound : callable
-        From inputs, their bounds and the output to the output's bound.
+        Maps inputs, their bounds and the output to the output's bound.
     bend : callable, optional
-        From inputs and their bounds to the places where the output bends, given that the inputs
+        Maps inputs and their bounds to the places where the output bends, given that the inputs
         are affine between neighbouring points. None if the call is affine.
     snap : callable, optional
         Like `apply`, from inputs and their bounds, but inputs within noise of a kink are moved onto

@@ -56,13 +56,13 @@ def rearrangement(call: RecordedCall) -> Rule:
 
 @line_rule("index", "index_select", caveat="constant indices")
 def selection(call: RecordedCall) -> Rule:
-    only_first_traced(call, "which numbers it takes depends on the input")
+    only_first_traced(call, "which numbers it selects depends on the input")
     return Rule(call.apply, rearranged(call.apply))
 
 
 @line_rule("gather", caveat="constant indices")
 def gathering(call: RecordedCall) -> Rule:
-    only_first_traced(call, "which numbers it takes depends on the input")
+    only_first_traced(call, "which numbers it selects depends on the input")
     axis, index = inner_axis(call, 1), call.argument(2, "index")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
@@ -91,7 +91,7 @@ def repeat_samples(constant: Any, count: int) -> Any:
 @line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
 @line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
 def putting(call: RecordedCall) -> Rule:
-    """Make the rule of numbers written, or added, into a tensor at fixed places."""
+    """Create the rule of numbers written, or added, into a tensor at fixed places."""
     tensors = {"scatter": (0, 3), "scatter_add": (0, 3), "slice_scatter": (0, 1)}
     tensors |= {"select_scatter": (0, 1), "index_add": (0, 3), "index_copy": (0, 3)}
     if call.name not in tensors or "reduce" in call.kwargs:
@@ -135,7 +135,7 @@ def _is_float(argument: Any) -> bool:
 
 @line_rule("assigned", caveat="`copy_` and assignment to a slice")
 def assigned(call: RecordedCall) -> Rule:
-    """Make the rule of a tensor with some numbers overwritten, as `Recorder` records it."""
+    """Create the rule of a tensor with some numbers overwritten, as `Recorder` records it."""
     base, value, places, source = call.args
 
     def put(base: Tensor, value: Tensor, count: int) -> Tensor:

@@ -80,7 +80,7 @@ def test_numbers_outside_of_pytorch_are_refused(function, operation):
     ],
 )
 def test_entries_picked_by_the_input_are_refused(function, inputs):
-    with pytest.raises(UnsupportedOperation, match="which entries it takes depends on the input"):
+    with pytest.raises(UnsupportedOperation, match="which entries it selects depends on the input"):
         channel_graph(Calls(function, table=torch.ones(9, 4)), inputs)
 
 

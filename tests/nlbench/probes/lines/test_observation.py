@@ -91,7 +91,7 @@ def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
     assert all(isinstance(observation.trace, SegmentEstimate) for observation in observations)
     assert all("gelu" in observation.trace.refused for observation in observations)
     assert shown["remarks"] == dict.fromkeys(
-        ("path0", "path1"), "by quadrature to 0.0001 of the value or to rounding"
+        ("path0", "path1"), "by quadrature, relative error at most 0.0001 up to rounding"
     )
     assert shown["drawing"]["method"] == "quadrature"
 
@@ -113,7 +113,7 @@ def test_unconverged_quadrature_has_a_remark(images):
     settings = lines(number=1, anchors=2, radius=2, evaluations=64)
     shown, observations, _ = shown_to(Wild(), images, settings)
     assert not any(observation.trace.converged for observation in observations)
-    assert "did not reach 0.001 of the value on 2 of 2 segments" in shown["remarks"]["path0"]
+    assert "relative error above 0.001 on 2 of 2 segments" in shown["remarks"]["path0"]
 
 
 def test_refused_trace_continues_by_quadrature(images, monkeypatch):

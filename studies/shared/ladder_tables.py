@@ -1,0 +1,265 @@
+"""Tables of the benchmark of measures, from its cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nlbench.reports.leaderboard import sense_of
+from nlbench.studies.framework import Runs
+from nlbench.studies.framework.trends import RESAMPLES
+
+from .ladder_cells import ALL_LADDERS
+from .ladders import AFFINE_MAPS, LADDERS, QUESTIONS, TWIN_LADDER
+from .orders import WORDS, Order, is_constant, round_digits
+
+__all__ = [
+    "MAX_DEPARTURE",
+    "agreement_table",
+    "exactness_table",
+    "fit_table",
+    "invariance_table",
+    "ladder_table",
+    "order_table",
+    "precision_table",
+    "question_table",
+    "rung_table",
+]
+
+Descriptions = Mapping[str, Mapping[str, Any]]
+Orders = Mapping[tuple[str, str], Order]
+
+MAX_DEPARTURE = 1e-6
+"""Relative departure of values on affine networks that counts as exact."""
+MAX_CHANGE = 1e-3
+"""Relative change of a value that counts as invariance."""
+TARGET_ERROR = 0.02
+"""Standard error that budgets are compared at, as a share of the ladder's spread."""
+ORDER_COLUMNS = ["measure", "ladder", "tau", "low", "high", "seeds", "recovered", "p"]
+ICC_COLUMNS = ["tau against affine residual", "ICC", "ICC low", "ICC high"]
+
+
+def order_table(orders: Orders) -> pd.DataFrame:
+    """Return the order of each measure on each ladder, one per row."""
+    rows = []
+    for (measure, ladder), o in orders.items():
+        tests = (o.seeds, o.recovered, min(o.p_rises, o.p_falls))
+        icc = (o.residual_tau, o.icc, o.icc_low, o.icc_high)
+        rows.append((measure, ladder, o.tau, o.low, o.high, *tests, *icc, o.word))
+    columns = [*ORDER_COLUMNS, *ICC_COLUMNS, "what it does"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:
+    """Return how many ladders of each question a measure recovers, and its cost.
+
+    Parameters
+    ----------
+    order, precision : DataFrame
+        Results of `order_table` and `precision_table`; shipped rows may be among them.
+    """
+    seconds = precision.groupby("measure")["seconds to 2 %"].median()
+    rows = []
+    for measure, own in order.groupby("measure", sort=False):
+        row: dict[str, Any] = {"measure": measure}
+        for question in QUESTIONS:
+            names = [n for n, ladder in LADDERS.items() if ladder.question == question]
+            row[question] = _count(own[own.ladder.isin(names)]["what it does"])
+        row["seconds to 2 %"] = seconds.get(measure, math.nan)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _count(words: pd.Series[Any]) -> str:
+    """Summarise verdicts as text: recovered and seen of those judged, inversions, blind spots."""
+    counts = words.value_counts()
+    judged = [word for word in WORDS if word in counts]
+    total = int(counts[judged].sum())
+    if not total:
+        return "–"
+    text = f"{counts.get('recovers', 0)} of {total}"
+    for word in judged:
+        text += f", {word} {counts[word]}" if word != "recovers" else ""
+    return text + (f"; no value on {len(words) - total}" if len(words) > total else "")
+
+
+def ladder_table(cells: pd.DataFrame, orders: Orders) -> pd.DataFrame:
+    """Return each ladder with its affine residuals, the measured truth."""
+    rows = []
+    for name, ladder in LADDERS.items():
+        own = cells[(cells.ladder == name) & (cells.measure == "affine-residual")]
+        means = own[(own.part == "") & (own.status == "ok")].groupby("rung").value.mean()
+        if not len(means):
+            continue
+        rungs = ", ".join(rung.label for rung in ladder.rungs)
+        residuals = ", ".join(f"{value:.3f}" for value in means)
+        order = orders.get(("affine-residual", name))
+        networks = own.seed.nunique()
+        text = order.text if order else ""
+        rows.append((name, ladder.question or ladder.kind, rungs, networks, residuals, text))
+    columns = ["ladder", "question", "rungs", "seeds", "affine residual", "τ of the residual"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def rung_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean value of each measure on each rung."""
+    known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok") & (cells.part == "")]
+    rows = []
+    for (name, measure, rung), group in known.groupby(["ladder", "measure", "rung"], sort=False):
+        label, value = LADDERS[str(name)].rungs[int(str(rung))].label, group.value
+        rows.append((name, measure, label, value.mean(), value.std(), len(value)))
+    return pd.DataFrame(rows, columns=["ladder", "measure", "rung", "mean", "±seeds", "seeds"])
+
+
+def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the precision and cost of each measure: at equal precision and at equal cost.
+
+    Networks measured twice, on other samples, give the standard error; a measure alone in its
+    pass gives the seconds. The error falls with the root of the budget.
+    """
+    rows = []
+    on_ladders = cells[cells.ladder.isin(LADDERS)]
+    for (ladder, measure), own in on_ladders.groupby(["ladder", "measure"], sort=False):
+        again = own[own.part != ""].set_index(["seed", "rung"])
+        first = own[own.part == ""].set_index(["seed", "rung"]).value
+        both = pd.concat([first, again.value], axis=1, keys=["first", "again"]).dropna()
+        spread = first.groupby("rung").mean().std()
+        if len(both) < 2 or not spread > 0:
+            continue
+        # The difference of two draws has twice the variance of one.
+        error = math.sqrt(((both["first"] - both["again"]) ** 2).mean() / 2) / spread
+        seconds = float(again.seconds.median())
+        needed = seconds * (error / TARGET_ERROR) ** 2
+        rows.append((measure, ladder, seconds, error, needed, error * math.sqrt(seconds)))
+    columns = ["measure", "ladder", "seconds", "standard error / spread", "seconds to 2 %"]
+    return pd.DataFrame(rows, columns=[*columns, "error / spread after 1 s"])
+
+
+def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
+    """Compare the values of each measure on affine networks, and on affine maps as activations."""
+    ends = [name for name, ladder in LADDERS.items() if ladder.is_affine]
+    known = cells[(cells.status == "ok") & (cells.part == "")]
+    all_maps = known[known.ladder == AFFINE_MAPS.name]
+    affine = known[known.ladder.isin(ends) & (known.rung == 0)]
+    rows = []
+    for measure, group in affine.groupby("measure", sort=True):
+        description = descriptions[str(measure)]
+        sense = sense_of(description)
+        value = float(group.value.median())
+        departure = float((group.value - value).abs().max()) / max(1.0, abs(value))
+        bound = _affine_bound(description, sense)
+        is_exact = ("yes" if departure <= MAX_DEPARTURE else "no") if sense else "no direction"
+        at_bound = ""
+        if bound is not None:
+            at_bound = "yes" if abs(value - bound) <= MAX_DEPARTURE else f"no: {bound:g}"
+        maps = all_maps[all_maps.measure == measure].groupby("rung").value.mean()
+        labels = {n: rung.label for n, rung in enumerate(AFFINE_MAPS.rungs)}
+        by_map = {labels[int(str(rung))]: mean for rung, mean in maps.items()}
+        row = {"measure": measure, "value": value, "largest departure": departure}
+        rows.append(
+            {**row, "networks": len(group), "exact": is_exact, "at its bound": at_bound, **by_map}
+        )
+    return pd.DataFrame(rows)
+
+
+def _affine_bound(description: Mapping[str, Any], sense: int) -> float | None:
+    """Return the bound on the less nonlinear side if it is finite."""
+    bounds = description.get("bounds") or [None, None]
+    bound = bounds[0] if sense > 0 else bounds[1] if sense < 0 else None
+    return float(bound) if isinstance(bound, int | float) and math.isfinite(bound) else None
+
+
+def invariance_table(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
+    """Compare values on variants of one function and with other samples."""
+    twins = cells[cells.ladder == TWIN_LADDER.name]
+    kinds = [rung.label for rung in TWIN_LADDER.rungs[1:]]
+    rows = []
+    for measure in measures:
+        measured = twins[twins.measure == measure]
+        variants = measured[measured.part == ""]
+        plain = variants[variants.rung == 0].set_index("seed").value
+        if not plain.notna().any():
+            continue
+        row: dict[str, str] = {"measure": measure}
+        for rung, kind in enumerate(kinds, start=1):
+            row[kind] = _change_text(plain, variants[variants.rung == rung].set_index("seed").value)
+        others = measured[measured.rung == 0].set_index("seed")
+        row["batches of 32"] = _change_text(plain, others[others.part == "batches"].value)
+        noise = 2 * float(plain.std()) if len(plain) > 1 else 0.0
+        row["half the samples"] = _change_text(plain, others[others.part == "half"].value, noise)
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("")
+
+
+def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 0.0) -> str:
+    """Report whether values are kept, and by how much they change."""
+    both = pd.concat([plain, other], axis=1, keys=["plain", "other"]).dropna()
+    if not len(both):
+        return ""
+    change = (both.other - both.plain).abs()
+    scale = both.plain.abs().clip(lower=1e-12)
+    share = float((change / scale).max()) if float(change.max()) > 1e-9 else 0.0
+    is_kept = share <= MAX_CHANGE or bool((change <= allowed).all())
+    return f"{'kept' if is_kept else 'broken'} ({share:.1%})" if share else "kept"
+
+
+def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
+    """Correlate ranks of each pair of measures within ladder and seed, with 95 % intervals.
+
+    Intervals resample the networks of one ladder and seed together.
+    """
+    known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok") & (cells.part == "")]
+    all_senses = {name: sense_of(description) for name, description in descriptions.items()}
+    senses = {name: sense for name, sense in all_senses.items() if sense}
+    wide = known[known.measure.isin(senses)].pivot_table(
+        index=["ladder", "seed", "rung"], columns="measure", values="value"
+    )
+    wide = wide.map(round_digits) * pd.Series(senses)
+    groups = [group for _, group in wide.groupby(level=["ladder", "seed"])]
+    texts = {name: {name: "1"} for name in wide.columns}
+    for number, a in enumerate(wide.columns):
+        for b in wide.columns[:number]:
+            text = _rank_correlation([group[[a, b]].dropna() for group in groups])
+            texts[a][b] = texts[b][a] = text
+    return pd.DataFrame([{"measure": a, **{b: texts[a][b] for b in wide}} for a in wide.columns])
+
+
+def _rank_correlation(groups: Iterable[pd.DataFrame]) -> str:
+    """Return the pooled rank correlation within groups, with its interval, as text."""
+    moments = []
+    for both in groups:
+        if len(both) > 2 and not any(is_constant(both[name]) for name in both):
+            x, y = (both.rank() - both.rank().mean()).to_numpy().T
+            moments.append((x @ y, x @ x, y @ y))
+    if len(moments) < 2:
+        return ""
+    sums = np.array(moments)
+    weights = np.random.default_rng(0).multinomial(
+        len(sums), [1 / len(sums)] * len(sums), RESAMPLES
+    )
+    drawn = weights @ sums
+    low, high = np.quantile(drawn[:, 0] / np.sqrt(drawn[:, 1] * drawn[:, 2]), [0.025, 0.975])
+    xy, xx, yy = sums.sum(0)
+    return f"{xy / math.sqrt(xx * yy):.2f} ({low:.2f} to {high:.2f})"
+
+
+def fit_table(runs: Runs) -> pd.DataFrame:
+    """Return the explained variance of fitted networks and the accuracies of trained ones."""
+    rows: dict[tuple[str, int, int], tuple[Any, ...]] = {}
+    names = ("train_accuracy", "test_accuracy", "explained", "linear_share")
+    for part, run in runs.items():
+        ladder = ALL_LADDERS[part.partition(".")[0]]
+        for record in run.records:
+            header = record.subject.weights_metadata or {}
+            if not {"train_accuracy", "explained"} & set(header):
+                continue
+            rung, seed = ladder.rung_of(record.subject), record.subject.seed
+            numbers = (float(header.get(name, "nan")) for name in names)
+            rows[ladder.name, rung, seed] = (ladder.name, ladder.rungs[rung].label, *numbers)
+    columns = ["ladder", "rung", "training accuracy", "test accuracy", "explained", "linear share"]
+    table = pd.DataFrame(rows.values(), columns=columns)
+    return table.groupby(["ladder", "rung"], sort=False).mean().reset_index()
