@@ -120,7 +120,7 @@ def weights_of_calls(
 
 
 class Removal:
-    """A network of which calls are removed in some order.
+    """A network whose activation calls are removed one by one.
 
     Parameters
     ----------

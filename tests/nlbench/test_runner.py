@@ -354,7 +354,7 @@ def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_pa
         ({"device": "cuda:99"}, "device 'cuda:99' is absent"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"weights": "no/such/file.pt"}, "no such file"),
-        ({"weights": "trained", "models": "tiny"}, "no trained checkpoint of tiny on digits"),
+        ({"weights": "trained", "models": "tiny"}, "tiny has no checkpoint trained on digits"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_leaves_nothing(names, tmp_path, changes, says):

@@ -202,7 +202,7 @@ def test_a_trained_checkpoint_that_is_missing_is_asked_for(plugins, tmp_path):
     with pytest.raises(RequestError) as caught:
         choose_weights(SubjectSpec("mine", "trained", "digits"))
     assert str(caught.value) == (
-        f"the weights of mine on digits are not here: {tmp_path / 'gone.pth'} is missing; fetch it"
+        f"the weights of mine on digits are missing: no {tmp_path / 'gone.pth'}; fetch it"
     )
     assert choose_weights(SubjectSpec("mine", "auto", "digits")).label == "init"
 
