@@ -190,7 +190,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         environment()
         .get_template("page.html.j2")
         .render(
-            title=title or _names(named),
+            title=title or (_network_title(rows[0]) if is_single else _names(named)),
             head=head or Markup(),
             measured=what_was_measured(named, scores, all_rows),
             findings=findings(all_rows, scores, measures, missing, correlations["spearman"]),
@@ -280,6 +280,16 @@ def _fitting(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
             f"{len(rows):,} networks; scores.csv has all."
         )
     return folded, sentences
+
+
+def _network_title(row: Row) -> str:
+    """Return the title of a page with one network, such as ``vgg8 trained on digits``."""
+    subject = row.subjects[0]
+    if subject.data == "given":  # a model in memory, by `nlbench.evaluate`
+        return subject.model
+    weights = subject.group[2]
+    words = weights if weights in ("trained", "calibrated") else f"({weights})"
+    return f"{subject.model} {words} on {subject.data}"
 
 
 def _names(named: Sequence[NamedRun]) -> str:

@@ -235,6 +235,16 @@ def test_seeds_of_a_network_make_one_row(conftest) -> None:
     assert "6 networks (18 with their seeds)" in page.text
 
 
+@pytest.mark.parametrize(
+    ("weights", "title"), [("trained", "vgg8 trained on digits"), ("init", "vgg8 (init) on digits")]
+)
+def test_the_page_of_one_network_is_titled_by_it(conftest, weights, title) -> None:
+    rows = conftest.cell_rows(("vgg8", weights, "digits", 0), "affinity", {"relu": 0.5})
+    scores = conftest.frame(rows)
+    run = conftest.FakeRun("whole", None, scores, conftest.manifest_of(scores, ["affinity"]))
+    assert f"<title>{title}: how nonlinear</title>" in render_page(run)
+
+
 def test_rows_of_several_runs_carry_the_names_of_their_runs(conftest) -> None:
     first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
     page = Page(render_page([first, second]))
