@@ -320,7 +320,7 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
     folder = Run(Manifest(device="cpu").of_records([record]), [record]).save(tmp_path / "saved")
     html = render_page(load_run(folder))
     page = Page(html)
-    assert "saved" in page.texts
+    assert "saved" in page.text
     assert "0.39 ± 0.27" in page.texts  # standard error over two sites
     assert "0.654321" in html
     assert "constant output" in page.texts
