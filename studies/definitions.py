@@ -1,0 +1,118 @@
+"""How much counts of linear regions differ by definition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from nlbench.request import Request
+
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS, page_figure
+from .framework.verdicts import ordered, within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+
+NAMES = ("activation", "connected", "affine")
+TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelling")}
+TRAINED = "vgg8, trained"
+EXACT = {"lines.method": "exact"}
+
+
+class Definitions(Study):
+    """Regions of a trained network and of variants of one function, by three definitions."""
+
+    question = "How far do counts of linear regions depend on the definition of a region?"
+    needs = "digits"
+    minutes, quick_minutes = 0.8, 0.3
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Runs:
+        """Measure regions between normal points, and of VGG8 around images of digits."""
+        twins = Request(
+            ("regions",),
+            tuple(TWINS.values()),
+            ("normal/0:1",),
+            ("init",),
+            seeds=context.seeds_or(8, 4),
+            samples=16,
+            settings={
+                **EXACT,
+                "normal.shape": "8",
+                "normal.spacing": "random",
+                "lines.paths": "pairs",
+                "lines.number": 8,
+            },
+            precision="float64",
+        )
+        trained = Request(
+            ("regions",),
+            ("vgg8",),
+            ("digits",),
+            samples=16,
+            settings={**EXACT, "lines.number": 1, "lines.anchors": 2 if context.quick else 8},
+        )
+        return {"twins": context.run(twins, "twins"), "vgg8": context.run(trained, "vgg8")}
+
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the three counts, and those of one function written in three ways."""
+        table = pd.concat([_counts(runs["twins"]), _counts(runs["vgg8"])], ignore_index=True)
+        means = table.groupby("network", sort=False)[list(NAMES)].mean()
+        vgg8, plain, cancelling = (means.loc[name] for name in (TRAINED, "plain", "cancelling"))
+        spread = 1 - vgg8.affine / vgg8.activation
+        by_network = table.set_index(["network", "seed"])
+        same = by_network.connected["cancelling"] - by_network.connected["plain"]
+        verdicts = [
+            Verdict(
+                "In a trained network the three counts agree",
+                "",
+                f"{vgg8.activation:,.0f} activation regions, {vgg8.affine:,.0f} affine maps on the "
+                f"path: {spread:.2%} apart",
+                within(spread, 0, 0.01),
+                "one network",
+            ),
+            Verdict(
+                "Units that cancel add activation regions, and no others",
+                "by construction",
+                f"{cancelling.activation:.1f} for {plain.activation:.1f} activation regions; "
+                f"connected ones differ by at most {same.abs().max():.0f}",
+                bool(
+                    ordered(plain.activation, cancelling.activation) and within(same, 0, 0) is True
+                ),
+                f"{len(same)} networks with and without 16 pairs of such units",
+            ),
+            Verdict(
+                "Units that are doubled add no region",
+                "by construction",
+                f"{means.loc['doubled'].activation:.1f} for {plain.activation:.1f}",
+                within(by_network.activation["doubled"] - by_network.activation["plain"], 0, 0),
+            ),
+        ]
+        figures = {"Regions of each network by definition": _figure(means)}
+        return Findings(verdicts, {"Regions per path": means.reset_index().round(1)}, figures)
+
+
+def _counts(run: Run) -> pd.DataFrame:
+    scores = run.scores
+    rows = scores[(scores.place == "") & scores.statistic.isin(NAMES)]
+    table = rows.pivot_table(index=["model", "seed"], columns="statistic", values="value")
+    names = {model: name for name, model in TWINS.items()} | {"vgg8": TRAINED}
+    table = table.reset_index()
+    table.insert(0, "network", table.model.map(names))
+    return table
+
+
+def _figure(means: pd.DataFrame) -> Figure:
+    figure, panels = page_figure(2.6, columns=2, width_ratios=[3, 1.2])
+    for axes, part in zip(panels, (means.drop(index=TRAINED), means.loc[[TRAINED]]), strict=True):
+        for place, (name, colour) in enumerate(zip(NAMES, COLOURS, strict=False)):
+            positions = [row + 0.25 * (place - 1) for row in range(len(part))]
+            axes.bar(positions, part[name], 0.23, color=colour, label=name)
+        axes.set_xticks(range(len(part)), part.index)
+    panels[0].set_ylabel("regions per path")
+    panels[0].legend()
+    return figure

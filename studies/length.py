@@ -1,0 +1,137 @@
+"""Whether random networks stretch paths: Raghu's growth against Hanin's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.request import Request
+
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS, page_figure
+from .framework.verdicts import below, rises, within
+from .networks.drawn import WIDTH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+
+DEPTH = 8
+PATHS = 4
+VARIANCES = {"2": "He's initialisation", "4": "weights √2 times as large"}
+LENGTHS = Source(
+    "B. Hanin, R. Jeong, D. Rolnick, Deep ReLU Networks Preserve Expected Length, ICLR 2022, and "
+    "M. Raghu et al., On the Expressive Power of Deep Neural Networks, ICML 2017",
+    "expected length of trajectories in random networks",
+)
+
+
+class Length(Study):
+    """Length distortion of random ReLU networks by depth, with its closed form."""
+
+    question = "Does the image of a path grow exponentially with depth in a random network?"
+    source = LENGTHS
+    needs = "nothing"
+    minutes, quick_minutes = 0.5, 0.2
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Runs:
+        """Measure the length distortion of segments between normal points."""
+        request = Request(
+            ("length-distortion",),
+            tuple(f"drawn/depth{DEPTH}-variance{variance}" for variance in VARIANCES),
+            ("normal/0:1",),
+            ("init",),
+            seeds=context.seeds_or(60, 20),
+            samples=2 * PATHS,
+            settings={
+                "normal.shape": str(WIDTH),
+                "normal.spacing": "random",
+                "lines.paths": "pairs",
+                "lines.number": PATHS,
+            },
+            precision="float64",
+        )
+        return {"run": context.run(request)}
+
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the mean length at each layer with the first and with theory."""
+        table = _table(runs["run"])
+        he, large = (table[table.variance == variance] for variance in VARIANCES)
+        networks = int(table.networks.min())
+        off = ((table["mean"] - table.theory) / table["standard error"]).abs().max()
+        growth = np.exp(np.polyfit(large.layer, np.log(large["mean"]), 1)[0])
+        ends = he["mean"].iloc[-1] + 2 * he["standard error"].iloc[-1] * np.array([-1, 1])
+        verdicts = [
+            Verdict(
+                "What is measured is what was derived",
+                "Π √(v / n) χ_B, B binomial",
+                f"at most {off:.1f} standard errors off, {len(table)} layers",
+                within(off, 0, 4),
+                f"{networks} networks, {PATHS} segments each",
+            ),
+            Verdict(
+                "Under He's initialisation the expected length does not grow with depth",
+                "at most 1",
+                f"{he['mean'].iloc[-1]:.2f} of the path's length after {DEPTH} layers, "
+                f"interval {ends[0]:.2f} to {ends[1]:.2f}",
+                None if ends[0] < 1 < ends[1] else below(ends, 1),
+            ),
+            Verdict(
+                "With larger weights it grows exponentially with depth",
+                "exponential",
+                f"{growth:.2f} times a layer",
+                rises(large["mean"]),
+                "variance 4; √2 is the factor of the weights",
+            ),
+        ]
+        figures = {"Length of the image over the path's, by layer": _figure(table)}
+        return Findings(verdicts, {"Mean length of images": table.round(4)}, figures)
+
+
+def _table(run: Run) -> pd.DataFrame:
+    scores = run.scores
+    sites = scores[(scores.place == "") & scores.statistic.str.startswith("site:")]
+    rows = []
+    for variance in VARIANCES:
+        mine = sites[sites.model.str.endswith(f"variance{variance}")]
+        theory = 1.0
+        for layer in range(1, DEPTH + 1):
+            values = mine.value[mine.statistic == f"site:{2 * layer - 1}"].to_numpy()
+            theory *= layer_factor(float(variance))
+            error = values.std(ddof=1) / math.sqrt(len(values))
+            rows.append((variance, layer, values.mean(), error, theory, len(values)))
+    columns = ["variance", "layer", "mean", "standard error", "theory", "networks"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def layer_factor(variance: float) -> float:
+    """Compute E √(variance / n) χ_B with B ~ Binomial(n, 1/2) and n = `WIDTH`.
+
+    The sign of a unit's input says nothing of the size of its derivative, so that the derivatives
+    of the units that are on are independent normal numbers.
+    """
+    sizes = (
+        math.comb(WIDTH, k) * math.exp(math.lgamma((k + 1) / 2) - math.lgamma(k / 2))
+        for k in range(1, WIDTH + 1)
+    )
+    return math.sqrt(2 * variance / WIDTH) * sum(sizes) / 2**WIDTH
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    figure, axes = page_figure(2.8)
+    for colour, (variance, label) in zip(COLOURS, VARIANCES.items(), strict=False):
+        mine = table[table.variance == variance]
+        axes.plot(mine.layer, mine.theory, color="0.6")
+        axes.errorbar(
+            mine.layer, mine["mean"], 2 * mine["standard error"], fmt="o", color=colour, label=label
+        )
+    axes.set(yscale="log", xlabel="layer", ylabel="length over the path's")
+    axes.axhline(1, color="0.8", linewidth=0.8)
+    axes.legend()
+    return figure

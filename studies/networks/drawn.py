@@ -1,0 +1,69 @@
+"""Networks with drawn weights, ``drawn/depthD-varianceV``: the theory of random networks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, nearest
+from nlbench.registry import Family
+from nlbench.subjects.model import model
+
+from .perceptrons import vector_length
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["WIDTH", "Drawn"]
+
+WIDTH = 32
+_NAME = re.compile(r"depth([1-9]\d?)-variance(\d+(?:\.\d+)?)")
+
+
+class Drawn(Family):
+    """ReLU networks without biases, with weights from N(0, variance / fan-in)."""
+
+    description = "ReLU networks without biases and with normal weights; variance 2 is He's"
+
+    def names(self) -> Sequence[str]:
+        """Return examples of names; other numbers are valid, too."""
+        return ("depth8-variance2", "depth8-variance4")
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Return the function that builds a network.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the name does not specify one.
+        """
+        match = _NAME.fullmatch(name)
+        if not match or float(match[2]) == 0:
+            hint = nearest(name, self.names(), "drawn/")
+            raise RequestError(f"there is no model 'drawn/{name}'{hint}")
+        depth, variance = int(match[1]), float(match[2])
+
+        def build(num_classes: int = 10, input_shape: tuple[int, ...] = (16,)) -> nn.Module:
+            from torch import nn
+
+            widths = [vector_length(input_shape), *[WIDTH] * depth]
+            layers: list[nn.Module] = []
+            for fan_in, width in itertools.pairwise(widths):
+                layers += [nn.Linear(fan_in, width, bias=False), nn.ReLU()]
+            layers.append(nn.Linear(WIDTH, num_classes, bias=False))
+            for layer in layers[::2]:
+                fan_in = layer.in_features
+                nn.init.normal_(layer.weight, std=math.sqrt(variance / fan_in))
+            return nn.Sequential(*layers)
+
+        build.__doc__ = self.describe(name)
+        return model(source=Source("", "ours, for the theory of random networks"))(build)
+
+    def describe(self, name: str) -> str:
+        """Describe a network in one line."""
+        depth, _, variance = name.removeprefix("depth").partition("-variance")
+        return f"{depth} layers of {WIDTH} ReLUs without biases, weights N(0, {variance} / fan-in)"

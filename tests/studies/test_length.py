@@ -1,0 +1,40 @@
+"""The theory of the study `length`, and its networks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nlbench import registry
+from nlbench.errors import RequestError
+from nlbench.studies.length import layer_factor
+from nlbench.studies.networks.drawn import WIDTH
+
+
+@pytest.mark.parametrize("variance", [2.0, 4.0])
+def test_the_factor_of_a_layer_is_that_of_drawn_layers(variance):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4000, WIDTH, WIDTH, generator=generator) * math.sqrt(variance / WIDTH)
+    x, step = torch.randn(2, WIDTH, generator=generator)
+    moved = (weight @ step) * (weight @ x > 0)
+    factors = (moved.norm(dim=1) / step.norm()).numpy()
+    error = factors.std() / math.sqrt(len(factors))
+    assert abs(factors.mean() - layer_factor(variance)) < 4 * error
+
+
+def test_weights_have_the_variance_of_the_name():
+    torch.manual_seed(0)
+    build = registry.load("models", "drawn/depth3-variance4")
+    network = build(num_classes=5, input_shape=(WIDTH,))
+    layers = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
+    assert [layer.out_features for layer in layers] == [WIDTH] * 3 + [5]
+    assert all(layer.bias is None for layer in layers)
+    variances = [float(layer.weight.detach().var() * WIDTH) for layer in layers[:3]]
+    np.testing.assert_allclose(variances, 4, rtol=0.3)
+
+
+@pytest.mark.parametrize("name", ["depth0-variance2", "depth3", "depth3-variance0", "deep"])
+def test_other_names_are_refused(name):
+    with pytest.raises(RequestError, match=f"no model 'drawn/{name}'"):
+        registry.load("models", f"drawn/{name}")
