@@ -59,7 +59,6 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
         while right[top] < right.max():
             gap, gain = left[top] - left, (right - left) - (right[top] - left[top])
             meets = torch.where(gain > 0, gap / gain, torch.inf).clamp(min=share)
-            meets[top] = torch.inf
             share = float(meets.min())
             # Of several lines that meet, the steepest is on top from there on.
             top = int(torch.where(meets == share, gain, -torch.inf).argmax())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measure.contract import sound_result
 from nlbench.measures import cka
 from nlbench.measures.cka import CKA, linear_cka
 
@@ -29,6 +30,15 @@ def naive_cka(x, y):
     center = np.eye(n) - 1 / n
     k, l = (center @ v @ v.T @ center for v in (x, y))  # noqa: E741
     return np.trace(k @ l) / math.sqrt(np.trace(k @ k) * np.trace(l @ l))
+
+
+def test_independent_samples_are_within_the_bounds():
+    result = read(CKA(), [(normal(0, 500, 2), normal(1, 500, 3))])
+    assert result.summary["value"] < 0.02
+    for options in ({}, {"debiased": True}, {"kernel": "rbf"}):
+        measure = CKA(**options)
+        result = read(measure, [(normal(0, 60, 2), normal(1, 60, 3))])
+        assert sound_result(result, measure.bounds_of(measure.settings)) is result
 
 
 def u_hsic(x, y):

@@ -129,6 +129,17 @@ def test_without_looks_there_is_nothing_to_measure():
     assert measure.compute().status == "undefined"
 
 
+def test_sites_that_some_segments_lack_are_added_up():
+    t, values = torch.linspace(0, 1, 4).double(), torch.zeros(4, 1).double()
+    measure = Density()
+    measure.reset()
+    for names, origins in [(("a", "b"), [-1, 0, 1, -1]), (("b", "c"), [-1, 1, 1, -1])]:
+        trace = SegmentTrace(t, values, 1.0, torch.tensor(origins), names)
+        measure.update(TracedSegment(0, 0, trace))
+    sites = measure.compute().values[0].parts["site"]
+    assert {name: number for name, number in sites.items() if number} == {"a": 1, "b": 1, "c": 2}
+
+
 def test_more_regions_means_more_nonlinear():
     assert Density.more_means == "more nonlinear"
     assert Density.bounds == (0, pytest.approx(float("inf")))

@@ -3,6 +3,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -10,12 +11,14 @@ import pytest
 import torch
 from commands import started
 from hostile import write_plugin
+from made_runs import made_run
 from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution import dask_cluster, processes
 from nlbench.execution.dask_cluster import _call_within
+from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import Unit, UnmeasuredCells, WorkerEvent, to_message
 from nlbench.execution.worker_pool import WorkerPool
@@ -200,6 +203,11 @@ def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
     assert list(missing) == ["b"]
     assert received(result) == []
     assert list(missing) == ["b"]
+    record = made_run(1, measures=("nlc",)).records[0]
+    assert received(record) == []
+    record = replace(record, key="b")
+    assert received(record) == [record]
+    assert not missing
 
 
 def test_interruption_of_a_cluster_that_stops_is_deferred():
@@ -378,3 +386,28 @@ def test_a_system_without_room_for_a_process_is_one_line(monkeypatch):
     with pytest.raises(RequestError, match=r"--workers: no process can be started \(Resource"):
         next(items)
     assert ended == [True]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_calls_in_processes_wait_for_those_they_come_after(monkeypatch, workers):
+    def call(function, argument, is_wanted):
+        assert function == "module:name"
+        assert is_wanted()
+        yield {"value": argument["x"]}
+        if argument["x"] == 1:
+            raise WorkerCrash("it crashed", None)
+
+    supervisor = SimpleNamespace(call=call, end=lambda: None)
+    monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
+    arguments = {name: {"x": x} for x, name in enumerate("abcd")}
+    messages = list(
+        processes.call_in_processes(
+            "module:name", arguments, after={"a": "c", "d": "elsewhere"}, workers=workers, threads=1
+        )
+    )
+    for x, name in enumerate("abcd"):
+        done = {"done": "it crashed" if name == "b" else ""}
+        assert [m for n, m in messages if n == name] == [{"value": x}, done]
+    assert messages.index(("a", {"value": 0})) > messages.index(("c", {"done": ""}))
+    if workers == 1:
+        assert [name for name, message in messages if "done" in message] == list("bcda")
