@@ -1,6 +1,5 @@
 """Configuration of the documentation site; ``make docs`` builds it."""
 
-import shutil
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -16,6 +15,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # summaries are fetched, which a page opened from a folder may not
 exclude_patterns = ["_build", "tutorials"]
 
 extensions = [
@@ -26,6 +26,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "mathml",
     "measure_pages",
+    "tutorials",
 ]
 default_role = "code"
 myst_heading_anchors = 4
@@ -44,6 +45,8 @@ sphinx_gallery_conf = {
     "filename_pattern": r".*\.py",
     "within_subsection_order": "FileNameSortKey",
     "reset_modules": ("matplotlib",),
+    "image_scrapers": ("matplotlib", "tutorials.scrape_figure"),
+    "ignore_repr_types": r".*Figure",
     "download_all_examples": False,
     "show_signature": False,
     "show_memory": False,
@@ -52,24 +55,3 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "abort_on_example_error": True,
 }
-
-RUNS = Path(__file__).parent / "tutorials" / "runs"
-
-
-def remove_runs(app):
-    """Remove what the tutorials of an earlier build wrote."""
-    shutil.rmtree(RUNS, ignore_errors=True)
-
-
-def copy_pages(app, error):
-    """Copy the pages that the tutorials wrote into the site."""
-    pages = Path(app.outdir, "pages")
-    pages.mkdir(parents=True, exist_ok=True)
-    for page in RUNS.glob("*.html"):
-        shutil.copy(page, pages)
-
-
-def setup(app):
-    """Connect the two, before the gallery runs its scripts."""
-    app.connect("builder-inited", remove_runs, priority=1)
-    app.connect("build-finished", copy_pages)

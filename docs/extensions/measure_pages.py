@@ -76,9 +76,9 @@ def page_lines(measure: type[Measure], figures: Collection[str]) -> Iterator[str
     yield from [*title(name, "="), sections[""], ""]
     yield from [".. list-table::", "   :stub-columns: 1", "   :widths: 20 80", ""]
     yield from row("Larger values", measure.more_means)
-    yield from row("Bounds", f"{low:g} to {high:g}")
+    yield from row("Bounds", f"{low:g} to {high:g}".replace("inf", "∞"))
     yield from row("Units", sections.get("Units", ""))
-    yield from row("Observed", f"at {measure.probe}")
+    yield from row("Probe", measure.probe)
     yield from row("Version", measure.version)
     for option, about in measure.options.items():
         yield from row("Option", f"``{name}.{option} = {about.default}``: {about.help}")
@@ -102,7 +102,8 @@ def page_lines(measure: type[Measure], figures: Collection[str]) -> Iterator[str
     yield from [
         "",
         *title("Source", "-"),
-        " ".join(filter(None, [source.citation, source.equation])),
+        # An initial at the start of a line would begin a list.
+        rf"\ {source.citation} {source.equation}".rstrip(),
     ]
     if source.bibtex:
         yield from ["", ".. code-block:: bibtex", "", indented(source.bibtex)]
@@ -151,8 +152,8 @@ def invariances(measure: type[Measure]) -> dict[str, list[str]]:
     labels = {"kept": "Unchanged by", "not claimed": "Changed by"}
     checks = check_invariances(Trial(measure, {}), nlbench.Result({}))
     for check, description in zip(checks, INVARIANCES.values(), strict=True):
-        if check.verdict in labels:
-            verdicts.setdefault(labels[check.verdict], []).append(description)
+        if check.outcome in labels:
+            verdicts.setdefault(labels[check.outcome], []).append(description)
     return verdicts
 
 
@@ -187,7 +188,7 @@ def population_figure(measure: type[Measure]) -> Figure | None:
     axes.plot(np.median(values), 0, "|", color=BLUE, markersize=24, markeredgewidth=2)
     if np.isfinite(population.affine):
         axes.axvline(population.affine, color=GREY, linestyle=":")
-        axes.annotate("affine", (population.affine, 0.8), color=GREY, fontsize=8, ha="center",
+        axes.annotate("affine", (population.affine, 1.0), color=GREY, fontsize=8, ha="center",
                       xycoords=("data", "axes fraction"))  # fmt: skip
     axes.set_yticks([])
     axes.set_xlabel(f"{measure.name}{f', {statistic}' if statistic else ''}: "

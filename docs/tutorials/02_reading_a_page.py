@@ -6,6 +6,7 @@ A run is a page, too: one HTML file that needs nothing else. This one shows the 
 ships with nlbench, trained on scikit-learn's handwritten digits.
 """
 
+# sphinx_gallery_thumbnail_path = "report.png"
 import nlbench
 
 request = nlbench.Request(

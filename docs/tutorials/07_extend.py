@@ -20,7 +20,11 @@ def cosine(x, y):
 
 inputs = torch.randn(128, 8)
 network = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU())
-nlbench.evaluate(network, inputs, [cosine, "affinity"]).leaderboard()
+run = nlbench.evaluate(network, inputs, [cosine, "affinity"])
+run.leaderboard()
+
+# %%
+run.plot("cosine")
 
 # %%
 # ``check-measure`` tests bounds, direction, invariances, types and what happens to samples that
@@ -29,7 +33,7 @@ nlbench.evaluate(network, inputs, [cosine, "affinity"]).leaderboard()
 from nlbench.conformance import check_measure  # noqa: E402
 
 for check in check_measure(cosine):
-    print(f"{check.name:28} {check.verdict:12} {check.detail}")
+    print(f"{check.name:28} {check.outcome:12} {check.detail}")
 
 # %%
 # A model is a function that builds one; in a package, its entry point is its name.

@@ -21,6 +21,11 @@ run = nlbench.run(request, "runs/grid")
 run.leaderboard()
 
 # %%
+# Each network from its input to its output, darker where it is more nonlinear:
+
+run.fingerprint()
+
+# %%
 # The second time nothing is measured, and a larger grid measures only what is new:
 
 larger = nlbench.Request(**{**vars(request), "measures": ("affinity", "nlc", "r2")})

@@ -1090,7 +1090,7 @@ function drawnPath(one) {
     }
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
     figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in units of the input`, {anchor: "middle", size: 11});
-    const said = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : "the network is not piecewise affine and has no breakpoints";
+    const said = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "whose boundaries are estimated and not located" : "the network is not piecewise affine and has no breakpoints";
     return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${said}. Solid: the network, dashed: the chords; the shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
   } catch { return [h("p", {class: "missing"}, "The record's drawing of a path is damaged.")]; }
 }
