@@ -1,4 +1,7 @@
-"""Parsers of what users type: numbers, sizes, names, seeds, paths and settings."""
+"""Parsers of what users type: numbers, sizes, names, seeds, paths and settings.
+
+`nlbench.options` validates the parsed values, `nlbench.settings` assigns settings to their owners.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Settings of a run, resolved to the options of its measures, probes and datasets."""
+"""Settings of a run (``--set``), resolved to the options of its measures, probes and datasets.
+
+`nlbench.options` declares and validates single options, `nlbench.parsers` parses text.
+"""
 
 from __future__ import annotations
 

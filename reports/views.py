@@ -1,4 +1,4 @@
-"""Views of runs for the page's template: leaderboard, agreement, definitions of measures."""
+"""Tables of the HTML page, for its template: leaderboard, agreement, definitions of measures."""
 
 from __future__ import annotations
 
@@ -205,9 +205,10 @@ def _strip(
 ) -> Markup:
     about = content["measures"][measure]
     values = _mean_places([scores[subject.label, about["name"]] for subject in row.subjects])
-    if not values:
-        return Markup("")
     cell = content["cells"][index][measure]
+    # A page of very many places has none of their names.
+    if not values or "p" not in cell:
+        return Markup("")
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
     finite = [value for value in values if math.isfinite(value)]

@@ -1,4 +1,7 @@
-"""PyTorch as all probes see it: operations, calls, modules, axes, model state, precision, memory.
+"""PyTorch as all probes see it. The only folder that uses private parts of PyTorch.
 
-The only folder that uses private parts of PyTorch.
+Operations: `operations`, `function_calls`, `dispatch`, `attention`. Names of modules and calls:
+`module_stack`. Axes: `axes`, `axis_rules`. The model: `model_state` (evaluation mode, restored
+afterwards), `model_copy`, `float_types`. Random generators and seeds: `random_state`. Memory and
+batches: `memory`, `batch_independence`. The process: `process_state`, `precision`, `threads`.
 """

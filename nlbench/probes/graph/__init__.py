@@ -1,4 +1,8 @@
-"""The probe `graph`: the channel graph of a network, from input to output."""
+"""The probe `graph`: the channel graph of a network, from input to output.
+
+`tracker` follows channels through a forward pass by the `rules` of operations, `channel_graph` has
+the graph and the lengths of its paths.
+"""
 
 from __future__ import annotations
 

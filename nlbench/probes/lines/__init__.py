@@ -1,4 +1,9 @@
-"""The probe `lines`: the network restricted to straight segments of input space."""
+"""The probe `lines`: the network restricted to straight segments of input space.
+
+`recording` turns a network into a program, `rules` has the action of each operation on a segment.
+`exact` finds all breakpoints, `estimation` counts crossings on grids, `quadrature` integrates
+networks without breakpoints. `api` is the interface from Python, `paths` chooses the segments.
+"""
 
 from __future__ import annotations
 

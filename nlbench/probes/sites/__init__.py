@@ -1,4 +1,8 @@
-"""The probe `sites`: input and output of every activation call."""
+"""The probe `sites`: input and output of every activation call.
+
+`observation` runs the batches, `intercept` sees the calls, `roles` decides what kind of site a call
+is, `reduce` turns an activation into the (n, d) that measures receive.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Rules: how a recorded call acts on many points of a segment, and where it bends.
 
 The leading axis of a recorded tensor, of size 1, becomes the axis of points. `rounding` has the
-estimates of each tensor's rounding errors, `pieces` the pieces of its units.
+estimates of each tensor's rounding errors, `pieces` the pieces of its units. A rule is registered
+with `nlbench.introspection.operations.line_rule`, directly above the function that creates it, in
+`kinks`, `maxima`, `arithmetic` or `shapes`.
 """
 
 from __future__ import annotations
