@@ -1,1 +1,5 @@
-"""Training by recipes, and the commands `train` and `linearize`."""
+"""Training by recipes, and the commands `train` and `linearize`.
+
+`recipes` has the settings, `loop` the training loop, `tasks` the loss and accuracy of a dataset,
+`train` the files that a training leaves.
+"""

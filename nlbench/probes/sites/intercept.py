@@ -250,7 +250,9 @@ class CallInterceptor(SiteNames):
         with SoftmaxInterceptor(on_softmax):
             return call.run()
 
-    def _begin(self, x: Tensor, label: str, kind: str, axis: int | None = None) -> PendingCall:
+    def _begin(
+        self, x: Tensor, label: str, kind: str | None, axis: int | None = None
+    ) -> PendingCall:
         batch, channel, assumed = self._axes(x, label)
         if axis is not None and axis != batch:
             channel, assumed = axis, False
@@ -298,7 +300,7 @@ class CallInterceptor(SiteNames):
         finally:
             self._paused = before
 
-    def _is_selected(self, label: str, kind: str) -> bool:
+    def _is_selected(self, label: str, kind: str | None) -> bool:
         handwritten = self.handwritten
         if handwritten is None or self.policy.selects(label, kind):
             return self.policy.selects(label, kind)
@@ -320,9 +322,8 @@ class CallInterceptor(SiteNames):
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """Capture the input of a possible handwritten activation, which may overwrite it."""
-        kind = type(handwritten.module).__name__.lower()
         self._state_of(handwritten).pending = self._begin(
-            handwritten.source, self._paths[handwritten.module], kind
+            handwritten.source, self._paths[handwritten.module], None
         )
 
     def handwritten_ends(
