@@ -12,7 +12,9 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measures.effective_rank import effective_rank
+from nlbench.measures.effective_rank import EffectiveRank, effective_rank
+
+from streams import batches_of, read
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, 20])
@@ -54,10 +56,27 @@ def test_few_and_many_samples_give_the_function_of_all(n):
     assert run["effective-rank"].summary["value"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("y", [torch.ones(4, 2), torch.ones(1, 2)], ids=["constant", "one sample"])
-def test_without_spread_there_is_no_rank(y):
-    with pytest.raises(Undefined):
+@pytest.mark.parametrize(
+    ("y", "reason"),
+    [(torch.ones(4, 2), "constant output"), (torch.ones(1, 2), "n = 1: at least 2 samples")],
+)
+def test_without_spread_there_is_no_rank(y, reason):
+    with pytest.raises(Undefined, match=reason):
         effective_rank(y)
+    found = read(EffectiveRank(), [(y, y)]).values[0]
+    assert found.status == "undefined"
+    assert found.reason.startswith(reason)
+
+
+def test_a_site_without_samples_has_no_rank():
+    y = torch.ones(0, 2)
+    found = read(EffectiveRank(), [(y, y)]).values[0]
+    assert found.reason == "n = 0: at least 2 samples are needed"
+
+
+def test_many_constant_samples_have_no_rank():
+    y = torch.ones(40, 2)
+    assert read(EffectiveRank(), batches_of(y, y, 10)).values[0].reason == "constant output"
 
 
 def test_samples_that_are_not_finite_are_refused():

@@ -50,6 +50,16 @@ def test_the_measure_is_the_mean_over_samples():
     assert run["geometric-complexity"].summary == {"value": 0.75, "error": 0.25}
 
 
+@pytest.mark.parametrize("directions", [3, 16])
+def test_the_measure_takes_its_option(directions):
+    torch.manual_seed(0)
+    network, x = nn.Linear(4, 12).double(), torch.randn(5, 4).double()
+    settings = {"geometric-complexity.directions": directions}
+    run = nlbench.evaluate(network, x, "geometric-complexity", settings=settings)
+    expected = squared_jacobian_norms(network, x, directions=directions).mean().item()
+    assert run["geometric-complexity"].summary["value"] == pytest.approx(expected, rel=1e-9)
+
+
 def test_an_output_without_derivative_is_undefined():
     with pytest.raises(Undefined, match="does not depend on the input"):
         squared_jacobian_norms(lambda x: x.detach(), torch.ones(2, 2))

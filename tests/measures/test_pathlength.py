@@ -44,6 +44,8 @@ def test_the_effective_width_of_every_layer_is_reported():
     widths = [int((layer.slopes() != 1).sum()) for layer in (model[1], model[3])]
     assert [value.statistics["value"] for value in found.values] == widths
     assert [value.statistics["units"] for value in found.values] == [4, 6]
+    shares = [value.statistics["linear_share"] for value in found.values]
+    assert shares == pytest.approx([1 - widths[0] / 4, 1 - widths[1] / 6])
 
 
 @pytest.mark.parametrize("normalized", [True, False])
