@@ -3,7 +3,7 @@ r"""Take the pictures of the page that README and docs show.
 ``python docs/screenshots.py RUN`` takes them of a run's folder, into this folder. Needs playwright
 and Chromium. The run behind those that are there:
 
-    nlbench run --measures affinity,r2,cka,norm,sparsity,pathlength --data digits --samples 64 \
+    nlbench run --measures affinity,cka,sparsity,pathlength --data digits --samples 64 \
         --model vgg8,resnet18-w8,resnet20,torchvision/resnet18,torchvision/mobilenet_v3_small,\
     torchvision/googlenet,torchvision/convnext_tiny --out runs/networks
 """

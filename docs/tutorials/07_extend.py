@@ -27,8 +27,7 @@ run.leaderboard()
 run.plot("cosine")
 
 # %%
-# ``check-measure`` tests bounds, direction, invariances, types and what happens to samples that
-# are constant, empty or not finite. Here from Python:
+# ``nlbench check-measure`` tests bounds, direction, invariances, types and odd samples:
 
 from nlbench.conformance import check_measure  # noqa: E402
 
@@ -40,14 +39,11 @@ for check in check_measure(cosine):
 
 
 def mynet(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
-    """Small network of convolutions."""
-    layers = nn.Conv2d(in_channels, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(num_classes)
-    return nn.Sequential(*layers)
+    return nn.Sequential(nn.Conv2d(in_channels, 8, 3), nn.Flatten(), nn.LazyLinear(num_classes))
 
 
 # %%
-# An operation that nlbench doesn't know is refused by name. Registered, it has a place in the
-# network, and its kinks are traced on lines:
+# An unknown operation is refused by name. Registered, it is a site, and its kinks are traced:
 
 hat = torch.library.custom_op("tutorial::hat", lambda x: (1 - x.abs()).relu(), mutates_args=(),
                               schema="(Tensor x) -> Tensor")  # fmt: skip
