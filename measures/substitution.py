@@ -228,7 +228,11 @@ class Substitution(Measure):
         values = []
         for place in dict.fromkeys(place for place, _ in self._terms):
             maps = {name: terms for (at, name), terms in self._terms.items() if at == place}
-            first = maps.get("channel") or next(iter(maps.values()))
+            first = maps.get("channel")
+            if first is None:
+                reason = "no map per channel was fitted"
+                values.append(Value.missing(place, "undefined", reason))
+                continue
             mean, error = first.mean(self._cost, scale)
             statistics = {"value": mean, "error": error}
             for name, terms in maps.items():

@@ -8,11 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
+from nlbench.probes.sites.modules import find_places
 from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.select import Selection
 
 from .interception import CallId, CallInterception, ReplaceableCall, activation_input
 
@@ -23,10 +26,11 @@ def find_calls(
     model: nn.Module,
     example: Tensor,
     *,
+    of: str = "activations",
     select: str = "*",
     on_unseen: Callable[[str], None] = lambda description: None,
 ) -> list[ReplaceableCall]:
-    """Find the activation calls of a network, named as by the probe `sites`.
+    """Find the calls of a network that can be replaced, named as by the probe `sites`.
 
     Parameters
     ----------
@@ -34,6 +38,9 @@ def find_calls(
         Restored afterwards.
     example : tensor
         A batch of inputs, on the model's device.
+    of : str
+        Kind of places, as for ``sites.of``; see `nlbench.probes.sites.modules.find_places`. Places
+        of several modules are left out.
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
     on_unseen : callable
@@ -57,6 +64,8 @@ def find_calls(
     [('1', 3), ('3', 1)]
     """
     refuse_unobservable(model)
+    if of != "activations":
+        return _module_calls(model, example, of, Selection.parse(select))
     selected: set[str] = set()
     observe_sites(
         model,
@@ -77,6 +86,31 @@ def find_calls(
 
         interception.run(inputs, replace, inner=names)
     return [place for call in names.calls if (place := call.place()).name in selected]
+
+
+def _module_calls(
+    model: nn.Module, example: Tensor, of: str, selection: Selection
+) -> list[ReplaceableCall]:
+    paths = {module: path for path, module in model.named_modules()}
+    calls = []
+    for place in find_places(model, example, of):
+        if place.module is not place.last or not selection.may_take(place.name, place.kind):
+            continue
+        # The axis is counted with the batch axis moved to 0.
+        axis, batch = place.before.channel, place.before.batch
+        calls.append(
+            ReplaceableCall(
+                place.name,
+                place.kind,
+                CallId(paths[place.module], place.call),
+                axis - 1 if 0 < axis <= batch else axis,
+                place.shape[axis - 1],
+                place.shape,
+            )
+        )
+    if not calls:
+        raise Undefined(f"the network has no {of} that are single modules and match the selection")
+    return calls
 
 
 @dataclass

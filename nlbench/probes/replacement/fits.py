@@ -96,16 +96,24 @@ class AffineFit:
             (d,), (k,) = self._shift[0].shape, self._shift[1].shape
             self._sums = [x.new_zeros(d), x.new_zeros(k)]
             # Σx², Σxy per channel; XᵀX, XᵀY of all pairs.
-            paired = [(d, d), (d, k)] if self.is_full else [(d,), (d,)]
+            paired: list[tuple[int, ...]] = [(d, d), (d, k)] if self.is_full else [(d,), (d,)]
             self._products = [x.new_zeros(shape) for shape in paired]
         x, y = x - self._shift[0], y - self._shift[1]
         self.rows += len(x)
         for total, values in zip(self._sums, (x, y), strict=True):
             total += values.sum(0)
         for total, values in zip(self._products, (x, y), strict=True):
-            total += x.T @ values if self.is_full else (x * values).sum(0)
+            if self.is_full:
+                total += x.T @ values
+            elif self.keeps_channels:
+                total += (x * values).sum(0)
         if not all(torch.isfinite(total).all() for total in (*self._sums, *self._products)):
             raise NotFinite("an input or an output is not finite")
+
+    @property
+    def keeps_channels(self) -> bool:
+        """True if the output has the input's channels."""
+        return self._shift is not None and self._shift[0].shape == self._shift[1].shape
 
     def per_channel(self) -> AffineMap:
         """Return the best slope and intercept of each channel; a constant channel has slope 0.
@@ -116,7 +124,7 @@ class AffineFit:
             Without rows, or if input and output have different channels.
         """
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
-        if mean_x.shape != mean_y.shape:
+        if not self.keeps_channels:
             raise Undefined(
                 f"the input has {len(mean_x)} channels and the output {len(mean_y)}, so there is "
                 "no map per channel"

@@ -87,10 +87,14 @@ def observe(
         size = min(size, 2 * memory_limit)
     try:
         places = find_calls(
-            model, first, select=str(options["select"]), on_unseen=unseen.setdefault
+            model,
+            first,
+            of=str(options["of"]),
+            select=str(options["select"]),
+            on_unseen=unseen.setdefault,
         )
     except RequestError as error:
-        raise RequestError(str(error).replace("sites.select", "replacement.select")) from error
+        raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error
     if not places:
         raise Undefined("the model calls no known activation function")
     with exact_by_default(), evaluation_mode(model), without_fast_path():
@@ -234,6 +238,8 @@ def maps_of(
     """Yield the named maps that may replace a place."""
     fitted = {"channel": fit.per_channel, "mean": fit.mean, "affine": fit.full}
     for name in names:
+        if name in ("channel", "identity") and not fit.keeps_channels:
+            continue
         if name == "identity":
             # A copy: the network may go on to change it in place.
             yield name, torch.clone

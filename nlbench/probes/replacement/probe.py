@@ -8,6 +8,7 @@ from typing import ClassVar
 from nlbench.errors import RequestError, nearest
 from nlbench.options import Option
 from nlbench.probes.probe import LazyProbe, ProbeOptions
+from nlbench.probes.sites.place_options import parse_places
 from nlbench.probes.sites.select import Selection
 
 __all__ = ["MAPS", "REPLACEMENT", "Replacements", "parse_maps"]
@@ -47,6 +48,11 @@ class Replacements(LazyProbe):
     home = "nlbench.probes.replacement.observation"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(128, "samples per batch", minimum=2, maximum=1e9),
+        "of": Option(
+            "activations",
+            "places to replace, as for sites.of: activations, blocks, mlp, attention or "
+            "modules:GLOB",
+        ),
         "select": Option("*", "sites to replace, as for sites.select"),
         "maps": Option("channel,identity,affine", f"maps to fit, of {', '.join(MAPS)}"),
         "affine": Option(
@@ -62,9 +68,10 @@ class Replacements(LazyProbe):
         return (4 if options["crossed"] else 2) * -(-samples // int(options["batch"]))
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:
-        """Validate ``replacement.select`` and ``replacement.maps``."""
+        """Validate ``of``, ``select`` and ``maps``."""
         parse_maps(str(options["maps"]))
         try:
+            parse_places(str(options["of"]))
             Selection.parse(str(options["select"]))
         except RequestError as error:
             raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error

@@ -285,3 +285,94 @@ def test_batch_that_skips_a_place_is_undefined():
     run = nlbench.evaluate(model, inputs, ["substitution"], settings={"replacement.batch": 4})
     assert run["substitution"].status == "undefined"
     assert "relu" in run["substitution"].reason
+
+
+class Residual(nn.Module):
+    """A block of tokens with an MLP and attention, the MLP a module of its own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x):
+        x = x + self.attn(x, x, x, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Residual(8) for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def tokens():
+    torch.manual_seed(0)
+    return Tokens().double().eval()
+
+
+SEQUENCES = torch.randn(60, 7, 8, generator=torch.Generator().manual_seed(2)).double()
+
+
+@pytest.mark.parametrize(
+    ("of", "names"),
+    [
+        ("blocks", ["layers.0", "layers.1", "layers.2"]),
+        ("mlp", ["layers.0.mlp", "layers.1.mlp", "layers.2.mlp"]),
+        ("attention", ["layers.0.attn", "layers.1.attn", "layers.2.attn"]),
+        ("modules:head", ["head"]),
+    ],
+)
+def test_modules_are_places(tokens, of, names):
+    calls = find_calls(tokens, SEQUENCES[:2], of=of)
+    assert [call.name for call in calls] == names
+    assert {(call.channel_axis, call.channels) for call in calls} == {(2, 8)}
+
+
+@pytest.mark.parametrize("of", ["blocks", "mlp", "attention"])
+def test_removed_module_equals_a_network_without_it(tokens, of):
+    class Twice(nn.Module):
+        def forward(self, x, *others, **options):
+            return (2 * x,) if of == "attention" else 2 * x
+
+    with evaluation_mode(tokens):
+        calls = find_calls(tokens, SEQUENCES[:2], of=of)
+        prefix = SharedPrefix(tokens, calls, SEQUENCES[:2])
+        prefix.record(SEQUENCES)
+        replaced = prefix.run(calls[1], lambda x: 2 * x)
+        changed = copy.deepcopy(tokens)
+        owner = changed.layers if of == "blocks" else changed.layers[1]
+        setattr(owner, {"blocks": "1", "mlp": "mlp", "attention": "attn"}[of], Twice())
+        torch.testing.assert_close(replaced, changed(SEQUENCES))
+
+
+def test_best_map_of_an_mlp_costs_what_its_activations_best_map_costs(tokens):
+    def cost(of, select):
+        settings = {"replacement.of": of, "replacement.select": select, "replacement.batch": 30}
+        labels = torch.arange(60 * 7).reshape(60, 7) % 5
+        run = nlbench.evaluate(
+            tokens, SEQUENCES, ["substitution"], labels=labels, settings=settings
+        )
+        (value,) = run["substitution"].values
+        return value.statistics["affine"]
+
+    at_activation = cost("activations", "layers.1.mlp.1")
+    assert at_activation == pytest.approx(cost("mlp", "layers.1.mlp"), rel=1e-6)
+    assert abs(at_activation) > 1e-6
+
+
+def test_place_that_changes_its_channels_has_no_map_per_channel(tokens):
+    settings = {"replacement.of": "modules:layers.*.mlp.0,modules:layers.0.mlp"}
+    run = nlbench.evaluate(tokens, SEQUENCES, ["substitution"], settings=settings)
+    statuses = {value.place: value.status for value in run["substitution"].values}
+    assert statuses["layers.0.mlp"] == "ok"
+    assert statuses["layers.1.mlp.0"] == "undefined"
