@@ -1,0 +1,445 @@
+"""Criteria for removing activations, against the cost of removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from nlbench.citation import Source
+from nlbench.request import Request
+
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.trends import bootstrap_mean, holm
+from .framework.verdicts import above
+from .shared.small_networks import trained_network
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+
+
+TASKS = {"mnist1d": "signal-cnn", "digits": "vgg8"}
+SITE_MEASURES = (
+    "affinity", "r2", "cka", "norm", "sparsity", "entropy", "activation-state", "effective-rank",
+)  # fmt: skip
+LESS_NONLINEAR = ("affinity", "r2", "cka", "linear-units")
+SCALE_FREE = ("affinity", "r2", "cka")
+SAMPLES = 512
+MASKS_OMEGA = 0.001
+
+SIGNIFICANCE = 0.05
+
+LABELS = {
+    "activation-state": "activation-state entropy (EASIER)",
+    "senet": "sensitivity (SENet, by magnitudes)",
+    "taylor": "first-order Taylor term",
+    "fisher": "Fisher term E(g·(ŷ − y))²",
+    "residual": "unexplained variance",
+    "change": "relative change ‖y − x‖/‖x‖",
+    "linear-units": "learned masks (SNL)",
+    "substitution": "substitution on training samples",
+    "identity": "substitution by the identity",
+    "depth": "calls that follow",
+    "size": "channels",
+}
+
+
+class Removal(Study):
+    """Which activations can go: criteria of eleven papers' kinds against the measured cost."""
+
+    question = "Which criterion predicts the cost of making an activation affine?"
+    source = Source(
+        "M. Cho et al. Selective Network Linearization. ICML, 2022; S. Kundu et al. Learning to "
+        "Linearize Deep Neural Networks (SENet). ICLR, 2023; V. Quétu et al. The Simpler The "
+        "Better (EASIER). ECML PKDD, 2024."
+    )
+    needs = "mnist1d, digits; trains 40 networks"
+    minutes, quick_minutes = 18.0, 0.9
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Runs:
+        """Measure criteria on training samples, costs on test samples, and curves of removal."""
+        networks = {
+            (task, seed): _trained(context, task, seed)
+            for task in TASKS
+            for seed in _seeds(context, task)
+        }
+        masked = {key: _masked(context, key, file) for key, file in networks.items()}
+        context.train_pending()
+        runs: dict[str, Run] = {}
+        for task, model in TASKS.items():
+            files = {seed: str(file) for (at, seed), file in networks.items() if at == task}
+            masks = [str(masked[task, seed]) for seed in files]
+
+            def run(
+                part: str,
+                measures: Sequence[str],
+                weights: Sequence[str],
+                settings: Mapping[str, str],
+                model: str = model,
+                task: str = task,
+            ) -> Run:
+                split = "train" if part == "criteria" else "test"
+                samples = SAMPLES // 2 if context.quick else SAMPLES
+                request = Request(
+                    tuple(measures), (model,), (task,), tuple(weights), (0,), samples,
+                    split=split, settings=settings,
+                )  # fmt: skip
+                return context.run(request, f"{part}-{task}")
+
+            weights = list(files.values())
+            kl = {"substitution.cost": "kl"}
+            runs[f"criteria-{task}"] = run(
+                "criteria",
+                [*SITE_MEASURES, "substitution"],
+                weights,
+                {**kl, "replacement.maps": "channel,identity"},
+            )
+            runs[f"cost-{task}"] = run(
+                "cost", ["substitution", "accuracy"], weights, {**kl, "replacement.crossed": "true"}
+            )
+            runs[f"masks-{task}"] = run("masks", ["linear-units"], masks, {})
+            for seed, file in files.items():
+                runs |= _curves(context, task, seed, file, runs)
+        return runs
+
+    def analyse(self, runs: Runs) -> Findings:
+        """Correlate criteria with costs within networks, and compare areas over networks."""
+        correlations, areas = _correlations(runs), _areas(runs)
+        table = _summary(correlations, areas)
+        order = list(table.criterion)
+        return Findings(
+            _verdicts(correlations, areas),
+            {
+                "Correlation with the cost, and area under the curve of accuracy": table,
+                "Differences from the best criterion, tested over networks": _separations(
+                    correlations, order
+                ),
+                "By task": _by_task(correlations, areas),
+            },
+            {"Correlation with the cost, and area under the curve": _figure(table)},
+            _remarks(runs),
+            headline=_headline(table, correlations, order),
+        )
+
+
+def _seeds(context: Context, task: str) -> tuple[int, ...]:
+    full, quick = (12, 3) if task == "mnist1d" else (8, 1)
+    return context.seeds_or(full, quick)
+
+
+def _trained(context: Context, task: str, seed: int) -> Path:
+    if task == "digits":
+        return trained_network(context, "vgg8", seed)
+    epochs = 5 if context.quick else 15
+    return context.request_training(
+        "signal-cnn", task, "adam", seed, name=f"{epochs}epochs", epochs=epochs, warmup_steps=20
+    )
+
+
+def _masked(context: Context, key: tuple[str, int], start: Path) -> Path:
+    """Request a network whose units are made linear under SNL's prior."""
+    task, seed = key
+    epochs = 1 if context.quick else 6
+    return context.request_training(
+        TASKS[task], task, "post-training", seed, weights=str(start),
+        name=f"masks{epochs}", epochs=epochs, omega=MASKS_OMEGA,
+    )  # fmt: skip
+
+
+def _curves(
+    context: Context, task: str, seed: int, file: str, runs: Mapping[str, Run]
+) -> dict[str, Run]:
+    """Measure the remaining criteria of one network, and its curve by each criterion."""
+    import torch
+
+    from nlbench.subjects.load import load_subject
+    from nlbench.subjects.spec import SubjectSpec
+
+    from .shared.removal_criteria import criteria_measure, curves_measure
+
+    samples = SAMPLES // 4 if context.quick else SAMPLES // 2
+    train, test = (
+        load_subject(
+            SubjectSpec(TASKS[task], file, task, 0, samples=samples, split=split),
+            torch.device("cpu"),
+        )
+        for split in ("train", "test")
+    )
+    name = f"{task}-seed{seed}"
+    inputs = train.inputs[:4]
+    own = context.evaluate(
+        train.model, inputs, [criteria_measure(train, seed)], f"own-{name}", name=name
+    )
+    parts = {**runs, f"own-{name}": own}
+    criteria = _criteria(parts, task, seed, file)
+    curves = context.evaluate(
+        train.model, inputs, [curves_measure(train, test, criteria)], f"curves-{name}", name=name
+    )
+    return {f"own-{name}": own, f"curves-{name}": curves}
+
+
+def _places(run: Run, measure: str, file: str = "", statistic: str = "value") -> dict[str, float]:
+    """Return a statistic of each place of a network."""
+    for record in run.records:
+        is_file = not file or record.subject.weights == file.rpartition("/")[2]
+        if record.measure.name == measure and is_file:
+            return {v.place: v.statistics[statistic] for v in record.result.values if v.statistics}
+    return {}
+
+
+def _criteria(
+    runs: Mapping[str, Run], task: str, seed: int, file: str
+) -> dict[str, dict[str, float]]:
+    """Return every criterion of a network's calls; a larger value predicts a larger cost."""
+    measured = runs[f"criteria-{task}"]
+    table = {name: _places(measured, name, file) for name in (*SITE_MEASURES, "substitution")}
+    table["identity"] = _places(measured, "substitution", file, "identity")
+    own = runs[f"own-{task}-seed{seed}"]
+    (record,) = own.records
+    for name in next(iter(record.result.values)).statistics:
+        if name != "value":
+            table[name] = _places(own, "removal-criteria", statistic=name)
+    # The masked networks stand in the order of the networks.
+    masks = _places_of_masks(runs[f"masks-{task}"], seed)
+    if set(masks) >= set(table["size"]):
+        table["linear-units"] = masks
+    complete = {name: values for name, values in table.items() if set(values) >= set(table["size"])}
+    return {
+        name: {place: -v if name in LESS_NONLINEAR else v for place, v in values.items()}
+        for name, values in complete.items()
+    }
+
+
+def _places_of_masks(run: Run, seed: int) -> dict[str, float]:
+    for record in run.records:
+        if record.subject.weights.endswith(f"-seed{seed}.safetensors"):
+            return _places(run, "linear-units", record.subject.weights)
+    return {}
+
+
+def _networks(runs: Runs) -> list[tuple[str, int, str]]:
+    """Return task, seed and checkpoint of each network."""
+    networks = []
+    for task in TASKS:
+        for record in runs[f"cost-{task}"].records:
+            if record.measure.name == "substitution":
+                file = record.subject.weights
+                seed = int(file.rpartition("seed")[2].partition(".")[0])
+                networks.append((task, seed, file))
+    return networks
+
+
+def _correlations(runs: Runs) -> pd.DataFrame:
+    """Return Spearman's correlation with the cost within each network, by criterion."""
+    rows = []
+    for task, seed, file in _networks(runs):
+        cost = _places(runs[f"cost-{task}"], "substitution", file)
+        for criterion, values in _criteria(runs, task, seed, file).items():
+            pairs = np.array([(values[place], cost[place]) for place in cost])
+            rho = stats.spearmanr(*pairs.T).statistic if len(set(pairs[:, 0])) > 1 else 0.0
+            rows.append((task, seed, criterion, float(rho)))
+    return pd.DataFrame(rows, columns=["task", "seed", "criterion", "spearman"])
+
+
+def _areas(runs: Runs) -> pd.DataFrame:
+    """Return the areas under the curves of each network, by criterion."""
+    rows = []
+    for task, seed, _ in _networks(runs):
+        (record,) = runs[f"curves-{task}-seed{seed}"].records
+        for value in record.result.values:
+            area = value.statistics
+            rows.append((task, seed, value.place, area["value"], area["kl"], area["value_flops"]))
+    return pd.DataFrame(rows, columns=["task", "seed", "criterion", "accuracy", "kl", "flops"])
+
+
+def _interval(frame: pd.DataFrame, column: str) -> tuple[float, float, float]:
+    """Return the mean over networks with its interval."""
+    values = frame[column].to_numpy(dtype=np.float64)
+    return (float(values.mean()), *bootstrap_mean(values))
+
+
+def _summary(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for criterion, frame in correlations.groupby("criterion", sort=False):
+        area = areas[areas.criterion == criterion]
+        rho = _interval(frame, "spearman")
+        rows.append((criterion, len(frame), *rho, *_interval(area, "accuracy"), area.kl.mean()))
+    columns = ["criterion", "networks", "spearman", "low", "high"]
+    columns += ["area", "area low", "area high", "area kl"]
+    return pd.DataFrame(rows, columns=columns).sort_values("spearman", ascending=False)
+
+
+def _by_task(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for (task, criterion), frame in correlations.groupby(["task", "criterion"], sort=False):
+        area = areas[(areas.criterion == criterion) & (areas.task == task)]
+        rho, accuracy = _interval(frame, "spearman"), _interval(area, "accuracy")
+        rows.append((task, criterion, len(frame), *rho, *accuracy, area.flops.mean()))
+    columns = ["task", "criterion", "networks", "spearman", "low", "high"]
+    columns += ["area", "area low", "area high", "area by flops"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.sort_values(["task", "spearman"], ascending=[True, False])
+
+
+def _wide(frame: pd.DataFrame, column: str = "spearman") -> pd.DataFrame:
+    return frame.pivot_table(index=["task", "seed"], columns="criterion", values=column)
+
+
+def _differences(
+    frame: pd.DataFrame, first: str, second: str, column: str = "spearman"
+) -> NDArray[np.float64]:
+    """Return the differences of two criteria over the networks that have both."""
+    wide = _wide(frame, column)
+    if first not in wide or second not in wide:
+        return np.empty(0)
+    return (wide[first] - wide[second]).dropna().to_numpy(dtype=np.float64)
+
+
+def signed_rank_p(values: NDArray[np.float64]) -> float:
+    """Compute the two-sided p-value of Wilcoxon's signed ranks; 1 if all values are 0.
+
+    Examples
+    --------
+    >>> signed_rank_p(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    0.03125
+    """
+    return float(stats.wilcoxon(values).pvalue) if np.any(values) else 1.0
+
+
+def decided(values: NDArray[np.float64]) -> bool | None:
+    """Return True, or False, if a mean over networks is above, or below, 0.
+
+    Both the bootstrap interval and Wilcoxon's test decide, the latter for at least six networks.
+
+    Examples
+    --------
+    >>> decided(np.array([1.0, 2.0, 3.0])), decided(-np.arange(1.0, 9.0))
+    (None, False)
+    """
+    return above(bootstrap_mean(values)) if signed_rank_p(values) < SIGNIFICANCE else None
+
+
+def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+    """Test each criterion against the best one over networks, by Wilcoxon's signed ranks."""
+    best = order[0]
+    differences = {other: _differences(correlations, best, other) for other in order[1:]}
+    adjusted = holm({other: signed_rank_p(values) for other, values in differences.items()})
+    rows = [
+        (best, other, values.mean(), *bootstrap_mean(values), adjusted[other])
+        for other, values in differences.items()
+    ]
+    columns = ["best", "criterion", "difference", "low", "high", "p (Holm)"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
+    def against_zero(claim: str, criterion: str, published: str = "") -> Verdict:
+        values = correlations[correlations.criterion == criterion].spearman.to_numpy()
+        ours = f"{_with_interval(values)}, {len(values)} networks"
+        return Verdict(claim, published, ours, decided(values), "mean Spearman above 0")
+
+    def against(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
+        frame = correlations if column == "spearman" else areas
+        values = _differences(frame, first, second, column)
+        ours = _with_interval(values)
+        kind = "Spearman" if column == "spearman" else "area under the curve of accuracy"
+        return Verdict(claim, "", ours, decided(values), f"paired difference of {kind}")
+
+    return [
+        *(against_zero(f"{LABELS.get(c, c)} predicts the cost", c) for c in SCALE_FREE),
+        against_zero("Activation-state entropy predicts the cost", "activation-state"),
+        against_zero("SENet's sensitivity predicts the cost", "senet"),
+        against_zero("The Fisher term predicts the cost", "fisher"),
+        against("Unexplained variance predicts the cost better than R²", "residual", "r2"),
+        against("The Fisher term predicts better than affinity", "fisher", "affinity"),
+        against("Learned masks predict better than affinity", "linear-units", "affinity"),
+        against("Learned masks predict better than the depth of a call", "linear-units", "depth"),
+        against(
+            "Removal by substitution keeps more accuracy than removal by affinity",
+            "substitution",
+            "affinity",
+            "accuracy",
+        ),
+        against(
+            "Removal by substitution keeps more accuracy than random removal",
+            "substitution",
+            "random",
+            "accuracy",
+        ),
+        against(
+            "Removal by activation-state entropy keeps more accuracy than random removal",
+            "activation-state",
+            "random",
+            "accuracy",
+        ),
+    ]
+
+
+def _with_interval(values: NDArray[np.float64]) -> str:
+    if not len(values):
+        return "not measured"
+    low, high = bootstrap_mean(values)
+    return f"{values.mean():.3f} ({low:.3f} to {high:.3f})"
+
+
+def _headline(
+    table: pd.DataFrame, correlations: pd.DataFrame, order: Sequence[str]
+) -> tuple[str, ...]:
+    separations = _separations(correlations, order)
+    alike = separations[~(separations["p (Holm)"] < 0.05)].criterion
+    best, row = order[0], table.iloc[0]
+    names = ", ".join(LABELS.get(c, c) for c in alike) or "none"
+    return (
+        f"{LABELS.get(best, best)} predicts the cost best: Spearman {row.spearman:.2f} "
+        f"({row.low:.2f} to {row.high:.2f}) within a network, over {row.networks} networks. "
+        f"Not separable from it: {names}.",
+    )
+
+
+def _remarks(runs: Runs) -> list[str]:
+    accuracies = {
+        task: [
+            record.result.summary["value"]
+            for record in runs[f"cost-{task}"].records
+            if record.measure.name == "accuracy" and record.result.status == "ok"
+        ]
+        for task in TASKS
+    }
+    return [
+        "Accuracy: "
+        + "; ".join(
+            f"{task} {np.mean(values):.3f} ({TASKS[task]}, {len(values)} networks)"
+            for task, values in accuracies.items()
+        )
+        + ".",
+        "The cost of a call is KL(f ‖ f_s) on test samples with the call replaced by the best map "
+        "per channel; criteria are computed on training samples. Intervals are over networks.",
+        "Learned masks: the share of units that stay nonlinear after a short training under SNL's "
+        "prior. SENet's sensitivity is computed with weight magnitudes in place of its pruning.",
+    ]
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    rows = table.iloc[::-1]
+    figure, (left, right) = page_figure(0.6 + 0.24 * len(rows), columns=2, sharey=True)
+    y = np.arange(len(rows))
+    for axes, columns, label in (
+        (left, ("spearman", "low", "high"), "Spearman with the cost"),
+        (right, ("area", "area low", "area high"), "area under the curve of accuracy"),
+    ):
+        value, low, high = (rows[column].to_numpy(dtype=np.float64) for column in columns)
+        axes.errorbar(value, y, xerr=np.abs([value - low, high - value]), fmt="o", capsize=2)
+        axes.set_xlabel(label)
+    left.axvline(0, color="0.7", zorder=0)
+    left.set_yticks(y, [LABELS.get(name, name) for name in rows.criterion])
+    return figure

@@ -1,0 +1,198 @@
+"""Criteria of removal that need gradients or weights, and the curves of a network by criterion."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.measure import Measure, Result, Value
+from nlbench.models.removal.curve import Removal, area_under
+from nlbench.probes.replacement import AffineFit, CallInterception, ReplaceableCall, find_calls
+from nlbench.probes.replacement.fits import rows_of
+from nlbench.probes.replacement.interception import CallId
+
+if TYPE_CHECKING:
+    from nlbench.subjects.subject import Subject
+
+__all__ = ["CRITERIA", "call_criteria", "criteria_measure", "curves_measure"]
+
+CRITERIA = ("residual", "change", "taylor", "fisher", "senet", "depth", "size", "random")
+"""Statistics of `call_criteria`."""
+
+LARGEST_WEIGHTS = 0.1
+"""Share of the weights that SENet's criterion keeps."""
+
+
+def call_criteria(
+    model: nn.Module,
+    calls: Sequence[ReplaceableCall],
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    seed: int = 0,
+) -> dict[str, dict[str, float]]:
+    """Compute criteria for which calls matter; a larger value predicts a larger cost.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    calls : sequence of ReplaceableCall
+    inputs : tensor of shape (n, ...)
+    labels : tensor of shape (n,)
+    seed : int
+        Of the random criterion.
+
+    Returns
+    -------
+    dict of str to dict of str to float
+        By call and criterion, with g the gradient of a sample's cross-entropy by the output y and
+        ŷ the best map per channel. ``residual``: mean square of y − ŷ. ``change``: mean norm of
+        y − x over that of x. ``taylor``: |E g·(ŷ − y)|, the first-order change of the loss.
+        ``fisher``: E (g·(ŷ − y))². ``senet``: 1 − the share of the weights before the call among
+        the largest tenth of all weights, SENet's sensitivity with magnitudes for its pruning.
+        ``depth``: number of calls that follow. ``size``: number of channels. ``random``.
+    """
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    by_call = {call.call: call for call in calls}
+
+    def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        if identity not in by_call:
+            return compute()
+        before = x.detach().clone()
+        # A new tensor: the network may go on to overwrite the output.
+        y = compute().clone()
+        y.retain_grad()
+        seen[by_call[identity].name] = before, y
+        return y.clone()
+
+    with torch.enable_grad():
+        copied = inputs.clone().requires_grad_()
+        logits = CallInterception(model).run(copied * 1, replace)
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        loss.backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+    draws = random.Random(seed)
+    density = _weight_density(model)
+    table = {}
+    for number, call in enumerate(calls):
+        x, y = seen[call.name]
+        assert y.grad is not None
+        fit = AffineFit()
+        fit.add(rows_of(x, call.channel_axis), rows_of(y, call.channel_axis))
+        error = fit.per_channel()(x, call.channel_axis) - y.detach()
+        terms = (y.grad * error).flatten(1).sum(1).double()
+        norms = (y.detach() - x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+        table[call.name] = {
+            "residual": float(error.square().mean()),
+            "change": float(norms.mean()),
+            "taylor": float(terms.mean().abs()),
+            "fisher": float(terms.square().mean()),
+            "senet": 1 - density[call.call.path],
+            "depth": float(len(calls) - 1 - number),
+            "size": float(call.channels),
+            "random": draws.random(),
+        }
+    return table
+
+
+def _weight_density(model: nn.Module) -> dict[str, float]:
+    """Return, for each module, the density of large weights in the layer before it."""
+    layers = {
+        path: module.weight.detach().abs().flatten()
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+    }
+    everything = torch.cat(list(layers.values()))
+    threshold = torch.quantile(everything, 1 - LARGEST_WEIGHTS)
+    density, latest = {}, 0.0
+    for path, _ in model.named_modules():
+        if path in layers:
+            latest = float((layers[path] >= threshold).double().mean())
+        density[path] = latest
+    return density
+
+
+class _SubjectMeasure(Measure):
+    """Base class of measures of one network, which need more than a probe observes."""
+
+    probe = "function"
+    train: ClassVar[Subject]
+
+    def update(self, observation: Any) -> None:
+        """Ignore the observation."""
+
+
+def criteria_measure(train: Subject, seed: int) -> type[Measure]:
+    """Return a measure of a network's `call_criteria`; ``value`` is the residual."""
+
+    class RemovalCriteria(_SubjectMeasure):
+        """Criteria of the activation calls of one network."""
+
+        name = "removal-criteria"
+
+        def compute(self) -> Result:
+            """Return the criteria of each call."""
+            model, labels = train.model, train.labels
+            assert labels is not None
+            calls = find_calls(model, train.inputs[:2])
+            table = call_criteria(model, calls, train.inputs, labels, seed=seed)
+            return Result.of(
+                [Value(name, {"value": row["residual"], **row}) for name, row in table.items()]
+            )
+
+    return RemovalCriteria
+
+
+def curves_measure(
+    train: Subject, test: Subject, criteria: Mapping[str, Mapping[str, float]]
+) -> type[Measure]:
+    """Return a measure of a network's curves of removal.
+
+    Parameters
+    ----------
+    train, test : Subject
+        Samples to fit on and to measure on.
+    criteria : mapping of str to mapping of str to float
+        By criterion and call; the smallest value is removed first.
+    """
+
+    class RemovalCurves(_SubjectMeasure):
+        """Areas under the curves of removal: ``value`` of the accuracy, ``kl`` of the divergence.
+
+        The parts are the curves over the calls left, from all to none.
+        """
+
+        name = "removal-curves"
+
+        def compute(self) -> Result:
+            """Return the areas of each criterion."""
+            calls = find_calls(train.model, train.inputs[:2])
+            removal = Removal(train.model, calls, train.inputs, test.inputs, test.labels)
+            cache: dict[frozenset[str], Any] = {}
+
+            def step(removed: Sequence[str]) -> Any:
+                key = frozenset(removed)
+                if key not in cache:
+                    cache[key] = removal.step(removed)
+                return cache[key]
+
+            values = []
+            for criterion, scores in criteria.items():
+                order = sorted((call.name for call in calls), key=lambda n: scores[n])
+                steps = [step(order[:count]) for count in range(len(order) + 1)]
+                areas = {
+                    "value": area_under(steps, "accuracy"),
+                    "kl": area_under(steps, "kl"),
+                    "value_flops": area_under(steps, "accuracy", "flops"),
+                    "value_units": area_under(steps, "accuracy", "units"),
+                }
+                accuracies = [float(step.accuracy or 0.0) for step in steps]
+                values.append(Value(criterion, areas, parts={"accuracy": accuracies}))
+            return Result.of(values)
+
+    return RemovalCurves
