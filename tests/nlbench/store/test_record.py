@@ -1,11 +1,14 @@
+import json
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_records import made_record
 
 from nlbench.errors import RequestError
-from nlbench.measure import Result, Value
-from nlbench.store.record import Record
+from nlbench.measure import Measure, Result, Value
+from nlbench.store.record import Record, RecordedMeasure
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
@@ -53,3 +56,28 @@ def test_a_record_cut_anywhere_is_refused_and_never_half_read(cut):
     whole = record().to_json().rstrip()
     with pytest.raises(RequestError):
         Record.from_json(whole[: min(cut, len(whole) - 1)], "cell.json")
+
+
+def test_optional_fields_of_a_record_are_empty():
+    content = json.loads(record().to_json())
+    for name in ("seconds", "finished"):
+        del content[name]
+    parsed = Record.from_json(json.dumps(content), "here")
+    assert (parsed.seconds, parsed.finished, parsed.traceback) == (0.0, "", "")
+    assert parsed.costs == {}
+
+
+def test_a_measure_is_recorded_with_its_finite_bounds():
+    class Half(Measure):
+        """Half of a number.
+
+        And more.
+        """
+
+        probe, bounds, more_means, version = "function", (-1.5, math.inf), "more nonlinear", "7"
+
+    recorded = RecordedMeasure.of(Half, {"a": 1})
+    assert (recorded.name, recorded.description) == ("half", "Half of a number.")
+    assert (recorded.probe, recorded.bounds) == ("function", (-1.5, None))
+    assert (recorded.more_means, recorded.version) == ("more nonlinear", "7")
+    assert (recorded.options, recorded.source) == ({"a": 1}, Half.source)

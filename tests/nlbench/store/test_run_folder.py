@@ -2,6 +2,9 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +16,7 @@ from nlbench.measure import Result, Value
 from nlbench.reports.manifest import manifest_text
 from nlbench.serialization.versioned import FORMAT
 from nlbench.store import run_folder
-from nlbench.store.manifest import Manifest
+from nlbench.store.manifest import Manifest, make_manifest
 from nlbench.store.merge import merge_runs
 from nlbench.store.run import Run, load_run
 from nlbench.store.run_folder import RunFolder
@@ -43,6 +46,34 @@ def test_the_table_has_one_number_a_row_and_the_columns_of_the_design():
     assert list(sites.place) == ["a", "b"]
     assert list(sites.value) == [0.25, 0.75]
     assert set(scores.n) == {8}
+
+
+def test_a_manifest_describes_its_records():
+    machine = SimpleNamespace(environment={"packages": {"nlbench": "1.2"}}, device="cpu")
+    before = datetime.now(UTC).replace(microsecond=0)
+    manifest = make_manifest({"measures": ["affinity"]}, machine, command="nlbench run")
+    assert before <= datetime.fromisoformat(manifest.created) <= datetime.now(UTC)
+    assert make_manifest({}, machine, created="yesterday").created == "yesterday"
+    assert (manifest.nlbench, manifest.device, manifest.command) == ("1.2", "cpu", "nlbench run")
+    failed = record("cka", "l", Result.missing("failed", "boom"))
+    other = replace(failed.machine, dtype="float64", environment={"python": "3.12"})
+    same, changed = (
+        manifest.of_records([record(), failed, record("r2", "m"), last])
+        for last in (record("nlc", "n"), replace(failed, key="n", machine=other))
+    )
+    assert same.cells == {"ok": 3, "failed": 1}
+    assert changed.cells == {"ok": 2, "failed": 2}
+    assert (same.order, same.dtype, changed.dtype) == (tuple("klmn"), "float32", "float32, float64")
+    assert list(same.measures) == ["affinity", "cka", "r2", "nlc"]
+    assert len(same.subjects) == 1
+    assert same.environments == ()
+    assert [e["python"] for e in changed.environments] == ["3.11", "3.12"]
+
+
+def test_a_runs_manifest_is_validated():
+    assert isinstance(Run({"device": "cpu"}, []).manifest, Manifest)
+    with pytest.raises(RequestError, match="not the manifest of a run"):
+        Run({"seconds": "many"}, [])
 
 
 def test_what_is_missing_is_a_row_with_its_reason():
