@@ -35,7 +35,14 @@ Send = Callable[[Message], object]
 THREADS_PER_TRAINING = 1
 """Small networks gain little from more, and the weights' last bits depend on the number."""
 
-_ERROR_CLASSES = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
+
+class _StartFailed(RequestError):
+    """The training that another one starts from has failed."""
+
+
+_ERROR_CLASSES = {
+    kind.__name__: kind for kind in (NotFinite, PluginError, RequestError, _StartFailed)
+}
 
 
 def run_trainings(
@@ -68,7 +75,8 @@ def run_trainings(
     Raises
     ------
     nlbench.NlbenchError
-        The first failure, with the network's name, after all trainings; later ones are warnings.
+        The first failure, with the network's name, after all trainings; later ones are warnings,
+        unless they only lack the checkpoint of a failed one.
     """
     pending = {
         file: request
@@ -82,10 +90,13 @@ def run_trainings(
     monitor = ProgressMonitor(progress)
     monitor.begin(sum(load_recipe(request).epochs for request in pending.values()))
     errors: list[NlbenchError] = []
+    skipped: list[str] = []
 
     def receive(file: Path, message: Message) -> None:
         if "step" in message:
             monitor.step(message["step"])
+        elif message.get("kind") == _StartFailed.__name__ and calls[file]["waits"]:
+            skipped.append(file.stem)
         elif text := message.get("failed") or message.get("done"):
             error_class = _ERROR_CLASSES.get(message.get("kind", ""), NlbenchError)
             errors.append(error_class(f"training {file.stem}: {text}"))
@@ -112,6 +123,9 @@ def run_trainings(
                     _train(call, partial(receive, file))
                 except NlbenchError as error:
                     receive(file, _failure(error))
+    if errors and skipped:
+        names = ", ".join(skipped)
+        raise type(errors[0])(f"{errors[0]}; skipped, as they start from failed ones: {names}")
     if errors:
         raise errors[0]
 
@@ -156,7 +170,7 @@ def _train(call: Mapping[str, Any], send: Send) -> None:
     if failure := training_failure(start):
         reason = f"it needs {start.stem}, whose training failed: {failure}"
         record_failure(file, request, reason)
-        raise RequestError(reason)
+        raise _StartFailed(reason)
     if call["waits"] and not start.exists():
-        raise RequestError(f"it needs {start.stem}, whose training failed")
+        raise _StartFailed(f"it needs {start.stem}, whose training failed")
     run_training(request, file, resume=True, progress=step, command=call["command"])
