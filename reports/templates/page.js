@@ -92,7 +92,7 @@ const level = p => Math.min(LEVELS - 1, Math.floor(p * LEVELS));
 const firstSorted = $("th[aria-sort]"), firstSites = M.find(m => m.probe === "sites" && m.strip);
 const START = {
   q: "", sort: firstSorted ? M[+firstSorted.dataset.column].name : "", back: "", show: "values", spread: "", base: "", hide: "",
-  strip: $("#strip-measure") ? $("#strip-measure").textContent : firstSites ? firstSites.name : "", over: "", agree: "", x: "", y: "", by: "", line: "", ref: "", stat: "", fact: "", subject: D.single ? ROWS[0].label : "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
+  strip: $("#strip-measure") ? $("#strip-measure").textContent : firstSites ? firstSites.name : "", over: "", agree: "", x: "", y: "", by: "", line: "", ref: "", stat: "", fact: "", one: firstSorted ? M[+firstSorted.dataset.column].name : (M[0] || {name: ""}).name, subject: D.single ? ROWS[0].label : "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
 };
 const state = {...START};
 const LISTS = ["hide", "over", "open", "family", "weights", "data", "seed", "run"];
@@ -222,7 +222,7 @@ function drawBoard() {
   }
   if (changed("sort", "sort", "back")) sortBoard();
   if (changed("rows", "all")) showRows();
-  if (changed("hide", "hide")) hideColumns();
+  if (changed("hide", "hide", "one")) hideColumns();
   if (changed("strip", "strip")) drawStrips();
   if (changed("open", "open")) openSeeds();
 }
@@ -255,7 +255,9 @@ function hideColumns() {
   const hidden = new Set(list("hide").map(measureIndex));
   let style = $("#hidden-columns");
   if (!style) document.head.append(style = h("style", {id: "hidden-columns"}));
-  style.textContent = [...hidden].filter(i => i >= 0).map(i => `.board tr:not(.groups) > :nth-child(${i + 1 + SHIFT}) { display: none; }`).join("\n");
+  const chosen = Math.max(0, measureIndex(state.one)) + 1 + SHIFT;
+  style.textContent = [...hidden].filter(i => i >= 0).map(i => `.board tr:not(.groups) > :nth-child(${i + 1 + SHIFT}) { display: none; }`).join("\n")
+    + `\n@media screen and (max-width: 720px) { .board .groups, .board .num { display: none; } .board tr:not(.groups) > .num:nth-child(${chosen}) { display: table-cell; } }`;
   let column = 0;
   $$(".groups th", board).forEach(head => {
     const size = +(head.dataset.size || (head.dataset.size = head.colSpan));
@@ -978,7 +980,7 @@ function drawSubject() {
     const interval = entry && entry.cells[i][OVER] && num(entry.cells[i][LOW]) < num(entry.cells[i][HIGH]) ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
     return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
   });
-  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
+  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data numbers"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
@@ -1127,6 +1129,7 @@ function controls() {
     ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
     segment("Content of the cells", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
     h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show the range over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Spread"),
+    h("label", {class: "narrow"}, "measure", h("select", {id: "one", "aria-label": "Measure shown", onchange: event => { state.one = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)))),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
     h("span", {class: "said", id: "shown", role: "status"}),
@@ -1178,6 +1181,7 @@ function showControls() {
   if (!filter) return;
   if (filter.value !== state.q) filter.value = state.q;
   $("#base").value = state.base;
+  $("#one").value = state.one;
   $("#spread").setAttribute("aria-pressed", String(!!state.spread));
   $$("[data-set]").forEach(button => button.setAttribute("aria-pressed", String(state[button.dataset.set] === button.dataset.value)));
   for (const [key] of FACETS) { const values = list(key); $$(`[data-facet="${key}"]`).forEach(box => { box.checked = values.includes(box.value); }); $(`[data-menu="${key}"] summary`).classList.toggle("on", values.length > 0); }

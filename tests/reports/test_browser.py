@@ -396,6 +396,23 @@ def test_no_width_makes_the_page_itself_scroll_sideways(eight, width):
     assert eight.page.locator("#board td.num b").first.is_visible()
 
 
+def test_a_narrow_page_shows_the_selected_measure_without_scrolling(eight):
+    eight.page.set_viewport_size({"width": 390, "height": 900})
+    eight.open()
+    names = eight.page.locator("#one option").all_inner_texts()
+    for index in (0, len(names) - 1):
+        eight.page.select_option("#one", names[index])
+        eight.page.wait_for_timeout(50)
+        shown = eight.page.locator("#board thead th.num:visible")
+        assert shown.count() == 1
+        assert names[index] in shown.inner_text()
+        wide = eight.page.locator(".wide:has(#board)")
+        assert wide.evaluate("box => box.scrollWidth <= box.clientWidth")
+    eight.page.set_viewport_size({"width": 1440, "height": 900})
+    assert eight.page.locator("#board thead th.num:visible").count() == len(names)
+    assert not eight.page.locator("#one").is_visible()
+
+
 def test_dark_is_dark_and_light_is_light(eight):
     brightness = {}
     for scheme in ("light", "dark"):
