@@ -128,6 +128,8 @@ def test_bad_requests_and_numbers_are_named():
     x, y = layer(0, 12, 2, 2)
     with pytest.raises(RequestError, match="folds = 1"):
         score(x, y, folds=1)
+    with pytest.raises(RequestError, match="x has 12 samples and y has 11"):
+        score(x, y[1:])
     with pytest.raises(RequestError, match="out of bounds"):
         R2(folds=1)
     changed = streamed([(x, y), (x[:, :1], y)])

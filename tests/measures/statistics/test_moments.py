@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.measures.statistics.moments import Moments, SamplePairs
+from nlbench.measures.statistics.moments import Moments, PairsAccumulator, SamplePairs
 
 
 def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):
@@ -118,6 +118,33 @@ def test_a_column_far_smaller_than_its_neighbours_keeps_its_scatter():
     common = other.in_common_units()
     assert len(common.unit[:3].unique()) == len(common.unit[3:].unique()) == 1
     assert torch.equal(common.xx[2, 2], plain.xx[2, 2])
+
+
+@pytest.mark.parametrize("batch", [3, 20])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_coarsest_rounding_of_each_side_is_kept(batch, side, first):
+    stream = SamplePairs()
+    for is_coarse in (first, not first):
+        samples = list(pair(8, batch))
+        if is_coarse:
+            samples[side] = samples[side].float()
+        stream = stream.with_samples(*samples)
+    rounding = [2.0**-52] * 2
+    rounding[side] = 2.0**-23
+    assert stream.moments.rounding == tuple(rounding)
+
+
+def test_an_accumulator_has_the_samples_of_all_batches():
+    x, y = pair(9, 12)
+    counting = type("Counting", (PairsAccumulator,), {"statistics": lambda self: {}})
+    accumulator = counting()
+    assert accumulator.pairs.n == 0
+    accumulator.add(x[:5], y[:5])
+    accumulator.add(x[5:], y[5:])
+    expected = streamed(x, y, [5, 7]).moments
+    assert accumulator.pairs.n == 12
+    assert torch.equal(accumulator.pairs.moments.scatter, expected.scatter)
 
 
 def test_a_range_beyond_float64_is_refused():

@@ -7,8 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import NotFinite, Undefined
-from nlbench.measures.statistics.samples import as_samples, centered, power_of_two, varying_columns
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measures.statistics.prepared import prepared
+from nlbench.measures.statistics.samples import (
+    as_samples,
+    centered,
+    check_count,
+    power_of_two,
+    varying_columns,
+)
 
 
 @given(st.floats(-1e300, 1e300, allow_subnormal=False), st.integers(2, 50))
@@ -55,3 +62,31 @@ def test_gradients_pass_the_conversion():
     x = torch.ones(3, 2, requires_grad=True)
     as_samples(x, "x").sum().backward()
     assert torch.equal(x.grad, torch.ones(3, 2))
+
+
+def test_a_single_sample_is_centred_to_zero():
+    assert torch.equal(centered(torch.full((1, 3), 7.0)), torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize(("n", "m", "error"), [(3, 4, RequestError), (1, 1, Undefined)])
+def test_both_sides_need_as_many_samples(n, m, error):
+    with pytest.raises(error, match=f"x has {n} samples and y has {m}" if n != m else "n = 1: at"):
+        check_count(torch.zeros(n, 2), torch.zeros(m, 2))
+    assert check_count(torch.zeros(n, 1), torch.zeros(n, 2), at_least=n) == n
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding"),
+    [
+        (torch.float64, 2.0**-52),
+        (torch.float32, 2.0**-23),
+        (torch.bfloat16, 2.0**-23),
+        (torch.float16, 2.0**-23),
+        (torch.int64, 2.0**-52),
+        (torch.bool, 2.0**-52),
+    ],
+)
+def test_samples_know_the_spacing_of_their_type(dtype, rounding):
+    samples = prepared(torch.ones(4, 2, dtype=dtype), "x")
+    assert (samples.rounding, samples.values.dtype) == (rounding, torch.float64)
+    assert prepared(samples, "x") is samples

@@ -118,6 +118,21 @@ def test_failed_excludes_undefined_cells():
     assert [r.result.reason for r in run.failed] == ["boom"]
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1, "seconds": "many"}'])
+def test_a_folder_with_an_unreadable_manifest_is_not_overwritten(tmp_path, content):
+    (tmp_path / "cells").mkdir()
+    for file in (tmp_path / "manifest.json", tmp_path / "cells" / "k.json"):
+        file.write_text(content)
+    with pytest.raises(RequestError, match="holds something else"):
+        Run({}, [record()]).save(tmp_path)
+    assert (tmp_path / "cells" / "k.json").read_text() == content
+
+
+def test_a_manifest_may_hold_any_number(tmp_path):
+    Run({"device": "cpu", "someones": {"loss": math.inf}}, [record()]).save(tmp_path / "run")
+    assert load_run(tmp_path / "run").manifest["someones"] == {"loss": math.inf}
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(RequestError, match=r"is not a run: it has no manifest.json"):
         load_run(tmp_path)
