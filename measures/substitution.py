@@ -144,12 +144,46 @@ class _Terms:
 
 
 class Substitution(Measure):
-    """Cost of replacing each place by its best affine map, fitted on other samples.
+    r"""Cost of replacing each place by its best affine map, fitted on other samples.
 
-    ``value`` is the cost of the best slope and intercept per channel, ``error`` its paired
-    standard error over samples. ``identity``, ``mean`` and ``affine`` are the costs of these maps.
-    ``loss``, ``kl`` and ``accuracy`` are the changes of these, where they are defined, whichever
-    of them is the cost.
+    ``value`` is the cost of the best slope and intercept per channel, ``error`` its standard error
+    over paired samples. ``identity``, ``mean`` and ``affine`` are the costs of these maps.
+    ``loss``, ``kl`` and ``accuracy`` are the changes of these by the map per channel.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{1}{n} \sum_i \ell(f_s(x_i), t_i) - \ell(f(x_i), t_i)
+
+    f_s is the network with the place's output replaced by a_c x_c + b_c, and ℓ the cross-entropy of
+    label t; or, by ``cost``, KL(f ‖ f_s), or ‖f_s − f‖² over the variance of f.
+
+    Units
+    -----
+    Nats; none for the squared change.
+
+    Undefined
+    ---------
+    Fewer than two judged samples, a batch that skips a place, labels that don't fit the cost.
+
+    Cost
+    ----
+    A pass to fit all places, and for each place and map a pass from the place on.
+
+    Limits
+    ------
+    Costs of several places don't add up, and those of an untrained network mean little. A change of
+    the loss can be negative.
+
+    Examples
+    --------
+    >>> import nlbench
+    >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(1, 1))
+    >>> x = torch.tensor([-3.0, -1.0, 1.0, 3.0]).repeat_interleave(2)[:, None]
+    >>> run = nlbench.evaluate(network, x, ["substitution"], labels=x)
+    >>> round(run["substitution"].summary["value"], 6)
+    0.166667
     """
 
     name: ClassVar[str] = "substitution"
