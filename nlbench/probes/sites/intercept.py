@@ -22,12 +22,16 @@ from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
 
+from .hidden_calls import hidden_calls
 from .place_options import RowPolicy
 from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 from .rows import PositionSelector
 
 __all__ = ["CallInterceptor", "CapturePolicy", "PendingCall", "SiteCall"]
+
+# Activations that multiply the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
+_GATED_UNITS = ("gelu", "relu", "silu")
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,9 @@ class CallInterceptor(SiteNames):
             output = self._attend(call) if is_attention else call.run()
             self.follow(call, output)
             if hides == "activations":
-                self._on_unseen(f"{call.name} of {self._path_or_model}")
+                number = hidden_calls(call)
+                calls = f" ({number} calls)" if number else ""
+                self._on_unseen(f"{call.name} of {self._path_or_model}{calls}")
             return output
         site, source = self.name(kind), call.input
         axis = softmax_axis(call) if kind in ("glu", "softmax") else 0
@@ -213,7 +219,7 @@ class CallInterceptor(SiteNames):
         site_call = SiteCall(site, pending, self._end(pending, output))
         if kind == "softmax":
             site_call.problem = self._problem_of_logits(source)
-        if call.operation.gates:
+        if call.operation.gates or kind in _GATED_UNITS:
             site_call.trackers.append(self._gates.begin(source, output))
         elif kind == "glu":
             site_call.role = "gate"
@@ -335,12 +341,16 @@ class CallInterceptor(SiteNames):
         if name is None:
             self._waiting += state.calls
             return
-        self._unseen.forget(state.unseen_before, output)
+        place = self._paths[handwritten.module]
+        self._unseen.forget(state.unseen_before, place, output)
         if handwritten.is_one_call and state.calls:
             self._waiting.append(state.calls[0])
         else:
             assert state.pending is not None
-            self._waiting.append(SiteCall(name, state.pending, self._end(state.pending, output)))
+            call = SiteCall(name, state.pending, self._end(state.pending, output))
+            if name.kind in _GATED_UNITS:
+                call.trackers.append(self._gates.begin(handwritten.source, output))
+            self._waiting.append(call)
 
     def _report(self, call: SiteCall) -> None:
         for tracker in call.trackers:

@@ -301,18 +301,21 @@ class UnseenActivations:
             if isinstance(tensor, Tensor) and tensor in self._open:
                 self.operations[self._open[tensor]] = None
 
-    def forget(self, since: int, output: object) -> None:
+    def forget(self, since: int, place: str, output: object) -> None:
         """Drop the operations inside a handwritten activation, which is a site.
 
         Parameters
         ----------
         since : int
             Number of operations before it.
+        place : str
+            Path of the module. An operation before it, whose result it uses, is kept.
         output : tensor
             Output of the activation.
         """
         for origin in list(self.operations)[since:]:
-            del self.operations[origin]
+            if origin[0] == place:
+                del self.operations[origin]
         if isinstance(output, Tensor):
             self._open.pop(output, None)
 
