@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
+from torch.autograd import gradcheck, gradgradcheck
 
 from nlbench.measures.statistics.samples import centered
 from nlbench.measures.transport.covariance import (
@@ -73,3 +74,14 @@ def test_coordinates_keep_all_inner_products_even_of_duplicates(differentiated):
     inside = torch.cat(joint_coordinates(x.requires_grad_(differentiated), y)).detach()
     assert inside.shape == (10, 10)
     torch.testing.assert_close(inside @ inside.T, rows @ rows.T, rtol=0, atol=1e-13)
+
+
+def test_functions_of_inner_products_have_two_derivatives():
+    x, y = normal(8, 4, 11).requires_grad_(), normal(9, 4, 11)
+
+    def score(x):
+        inside = torch.cat(joint_coordinates(centered(x), y))
+        return (inside @ inside.T).tanh().sum()
+
+    assert gradcheck(score, (x,))
+    assert gradgradcheck(score, (x,))
