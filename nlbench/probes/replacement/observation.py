@@ -18,6 +18,8 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.probes.sites.place_options import RowPolicy
+from nlbench.probes.sites.rows import PositionSelector
 
 from .calls import find_calls
 from .fits import AffineFit, AffineMap, rows_of
@@ -181,7 +183,7 @@ def fit_places(
     *,
     full_channels: int = 0,
 ) -> dict[str, AffineFit]:
-    """Accumulate the moments of places over batches.
+    """Accumulate the moments of places over the positions of batches that are not padding.
 
     Parameters
     ----------
@@ -206,6 +208,7 @@ def fit_places(
     by_call = {place.call: place for place in places}
     fits = {place.name: AffineFit(place.channels <= full_channels) for place in places}
     interception = CallInterception(model)
+    selector = PositionSelector(RowPolicy(tokens=True))
     called: set[CallId] = set()
 
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
@@ -215,15 +218,21 @@ def fit_places(
         place = by_call[call]
         # Copied before the call, which may work in place.
         rows = rows_of(x, place.channel_axis)
+        index = None
+        if place.channel_axis and len(x) == selector.samples:
+            selected = selector.select(x, place.channel_axis)
+            index = None if selected is None else selected.index
         output = compute()
         y = first_tensor((output,))
         assert y is not None
-        fits[place.name].add(rows, rows_of(y, place.channel_axis))
+        pair = rows, rows_of(y, place.channel_axis)
+        fits[place.name].add(*(pair if index is None else (side[index] for side in pair)))
         return output
 
     for inputs in batches:
         called.clear()
-        with preserve_rng_state(inputs.device):
+        selector.begin(0, len(inputs))
+        with preserve_rng_state(inputs.device), selector.hooked(model):
             interception.run(inputs.clone(), replace)
         if missing := [place.name for place in places if place.call not in called]:
             raise Undefined(

@@ -56,7 +56,10 @@ class Replacements(LazyProbe):
         "select": Option("*", "sites to replace, as for sites.select"),
         "maps": Option("channel,identity,affine", f"maps to fit, of {', '.join(MAPS)}"),
         "affine": Option(
-            128, "largest number of channels for which a full affine map is fitted", minimum=0
+            128,
+            "largest number of channels for which a full affine map is fitted",
+            minimum=0,
+            maximum=1e6,
         ),
         "crossed": Option(
             False, "also judge the half that maps were fitted on, by maps of the other half"

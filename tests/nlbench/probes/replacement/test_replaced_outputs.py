@@ -376,3 +376,29 @@ def test_place_that_changes_its_channels_has_no_map_per_channel(tokens):
     statuses = {value.place: value.status for value in run["substitution"].values}
     assert statuses["layers.0.mlp"] == "ok"
     assert statuses["layers.1.mlp.0"] == "undefined"
+
+
+class Padded(nn.Module):
+    """A network of token vectors with a padding mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x, attention_mask):
+        return self.head((self.inner(x) * attention_mask[..., None]).sum(1))
+
+
+def test_padding_is_not_fitted():
+    torch.manual_seed(0)
+    model, x = Padded().eval(), torch.randn(24, 6, 3)
+    mask = (torch.arange(6) < torch.arange(24)[:, None] % 5 + 2).float()
+    labels = torch.arange(24) % 2
+
+    def value(filled):
+        inputs = {"x": torch.where(mask[..., None] > 0, x, filled), "attention_mask": mask}
+        run = nlbench.evaluate(model, inputs, ["substitution"], labels=labels)
+        return run["substitution"].summary["value"]
+
+    assert value(7.0) == pytest.approx(value(-3.0), rel=1e-6)
