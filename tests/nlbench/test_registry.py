@@ -1,5 +1,6 @@
 import importlib.metadata
 import inspect
+import math
 import subprocess
 import sys
 
@@ -361,3 +362,18 @@ def test_a_suggestion_keeps_the_family():
     pytest.importorskip("timm")
     with pytest.raises(RequestError, match="'timm/resnet5'; did you mean 'timm/resnet5"):
         registry.load("models", "timm/resnet5")
+
+
+def test_numbers_of_options_have_bounds_on_both_sides():
+    options = {
+        f"{name}.{key}": option
+        for group in ("measures", "probes")
+        for name in registry.entries(group)
+        for key, option in registry.load(group, name).options.items()
+        if isinstance(option.default, (int, float)) and not isinstance(option.default, bool)
+    }
+    assert len(options) > 20
+    for name, option in options.items():
+        assert math.isfinite(option.minimum), name
+        assert math.isfinite(option.maximum), name
+        assert option.minimum >= 1 or not name.endswith(".batch"), name
