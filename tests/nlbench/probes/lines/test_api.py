@@ -1,6 +1,7 @@
 """Tracing is checked against networks evaluated and observed by plain PyTorch."""
 
 import copy
+import inspect
 import math
 
 import numpy as np
@@ -14,10 +15,12 @@ from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
 from nlbench.probes.lines import (
     SegmentTrace,
     TracedSegment,
+    estimate_segment,
     observe_paths,
     trace_segment,
     trace_segments,
 )
+from nlbench.probes.lines.probe import LINES
 
 from segments import Functional, assert_exact, mlp, networks, on_segment, small_residual
 
@@ -415,3 +418,14 @@ def test_memory_that_is_handed_out_is_refused(read):
 
     with pytest.raises(UnsupportedOperation, match="depends on the values of the input"):
         trace_segment(Functional(forward), *torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    "function", [trace_segment, trace_segments, estimate_segment, observe_paths]
+)
+def test_defaults_are_those_of_the_probes_options(function):
+    parameters = inspect.signature(function).parameters
+    shared = {"sensitivity", "resolution", "tolerance", "evaluations"} & set(parameters)
+    assert shared
+    for name in shared:
+        assert parameters[name].default == LINES.options[name].default
