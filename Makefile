@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
+SITE := $(addprefix docs/,_build api gallery measures tutorials/runs)
 
 .PHONY: run test check studies docs bench gpu zoo clean FORCE
 
@@ -33,7 +34,7 @@ studies: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
 		--requirements pyproject.toml --extra docs
-	rm -rf docs/_build/html
+	rm -rf $(SITE)
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 
@@ -51,7 +52,7 @@ zoo: $(VENV)/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $$($(BIN)/python -m nlbench.models.zoo)
 
 clean:
-	rm -rf $(VENV) build docs/_build docs/api docs/gallery docs/measures *.egg-info
+	rm -rf $(VENV) build $(SITE) *.egg-info
 
 # uv installs the large default build of torch in seconds where pip takes minutes. Compiling
 # while installing spares the first command the ten seconds that torch takes to compile.

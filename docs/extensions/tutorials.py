@@ -26,11 +26,6 @@ def scrape_figure(block: object, block_vars: dict[str, Any], gallery_conf: dict[
     return str(figure_rst([path], gallery_conf["src_dir"]))
 
 
-def remove_runs(app: Sphinx) -> None:
-    """Remove what the tutorials of an earlier build wrote."""
-    shutil.rmtree(RUNS, ignore_errors=True)
-
-
 def copy_pages(app: Sphinx, error: Exception | None) -> None:
     """Copy the pages that the tutorials wrote into the site."""
     pages = Path(app.outdir, "pages")
@@ -40,7 +35,6 @@ def copy_pages(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect both; the gallery runs its scripts in between."""
-    app.connect("builder-inited", remove_runs, priority=1)
+    """Copy the pages when the site is written."""
     app.connect("build-finished", copy_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
