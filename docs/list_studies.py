@@ -1,18 +1,21 @@
 """Update the tables of docs/studies.md from the classes of the studies and their verdicts.
 
 With a folder of studies that ran in full, as in ``python docs/list_studies.py studies``, their
-verdicts are copied to docs/studies/verdicts.csv first.
+verdicts are copied to docs/studies/verdicts.csv first, and the tables and the figure of the
+benchmark of measures to docs/benchmark and to the results that ship.
 """
 
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nlbench import registry
+from nlbench.studies.shared.benchmark_results import save_results
 
 PAGE = Path(__file__).with_name("studies.md")
 VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
@@ -98,7 +101,21 @@ def copy_verdicts(studies: Path) -> None:
         writer.writerows(rows)
 
 
+def copy_benchmark(study: Path) -> None:
+    """Copy the tables and the figure of the benchmark of measures, and renew what ships."""
+    target = PAGE.with_name("benchmark")
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for table in study.glob("*.csv"):
+        shutil.copy(table, target)
+    shutil.copy(study / "criteria-by-measures.png", PAGE.with_name("benchmark.png"))
+    save_results(study)
+
+
 if __name__ == "__main__":
-    for folder in sys.argv[1:]:
-        copy_verdicts(Path(folder))
+    for folder in map(Path, sys.argv[1:]):
+        if (folder / "verdicts.csv").is_file():
+            copy_verdicts(folder)
+        if (folder / "measures").is_dir():
+            copy_benchmark(folder / "measures")
     PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -165,6 +165,8 @@ def _report(
     from .page import add_verdicts, verdict_table, write_findings
 
     print(f"{name}: {study.question}")
+    for line in findings.headline:
+        print(line)
     for remark in findings.remarks:
         print(f"  ({remark})")
     _print_rows(verdict_table(findings).drop(columns="remark").to_dict("split")["data"])

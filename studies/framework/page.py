@@ -92,6 +92,7 @@ def _head(name: str, study: Study, findings: Findings) -> Markup:
     view: dict[str, Any] = {
         "question": study.question,
         "source": study.source.citation,
+        "headline": findings.headline,
         "remarks": findings.remarks,
         "verdicts": findings.verdicts,
         "figures": figures,

@@ -38,12 +38,15 @@ class Findings:
         By title.
     remarks : sequence of str
         Caveats for the reader: random weights, small data.
+    headline : sequence of str
+        The answer in words. Figures and the first table then precede the verdicts.
     """
 
     verdicts: Sequence[Verdict]
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     remarks: Sequence[str] = ()
+    headline: Sequence[str] = ()
 
 
 class Study(ABC):

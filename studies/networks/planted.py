@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
 from nlbench.registry import Family
-from nlbench.subjects.model import ModelInfo, model, model_info
+from nlbench.subjects.model import model
 
+from .constructed import CONSTRUCTED, OURS, constructed
 from .perceptrons import perceptron, vector_length
 
 if TYPE_CHECKING:
@@ -23,18 +23,26 @@ __all__ = ["ACTIVATIONS", "DEPTHS", "GAINS", "SLOPES", "TWINS", "Ladders"]
 
 
 ACTIVATIONS = ("relu", "tanh", "gelu")
-SLOPES = (1, 0.9, 0.75, 0.5, 0.25, 0.1, 0)
+SLOPES = (1, 0.75, 0.5, 0.25, 0)
 GAINS = (0.5, 1, 2, 4, 8)
 DEPTHS = (1, 2, 3, 4, 6)
-TWINS = ("plain", "hidden-units", "outputs-scaled", "outputs-moved", "outputs-rotated", "doubled")
+TWINS = (
+    "plain",
+    "hidden-units",
+    "outputs-scaled",
+    "outputs-moved",
+    "outputs-rotated",
+    "doubled",
+    "cancelling",
+)
 """Variants of one function that differ in nothing that concerns its nonlinearity; see `_twin`."""
 
-OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
-
 _NUMBER = r"(\d+(?:\.\d+)?)"
-_SLOPE = re.compile(rf"(cnn|vgg8)-slope{_NUMBER}")
+_SLOPE = re.compile(rf"cnn-slope{_NUMBER}")
+_CONSTRUCTED = re.compile(rf"({'|'.join(CONSTRUCTED)})-{_NUMBER}")
 _MLP = re.compile(rf"mlp-({'|'.join(ACTIVATIONS)})-gain{_NUMBER}-depth(\d+)")
 _TWIN_SCALE = 3.7
+EXTRA_PAIRS = 16
 
 
 class Ladders(Family):
@@ -46,7 +54,8 @@ class Ladders(Family):
         """Return the names of the benchmark's networks; other numbers are valid, too."""
         return (
             "cnn",
-            *(f"{base}-slope{slope:g}" for base in ("cnn", "vgg8") for slope in SLOPES),
+            *(f"cnn-slope{slope:g}" for slope in SLOPES),
+            *(f"{kind}-1" for kind in CONSTRUCTED),
             *(f"mlp-{name}-gain{gain:g}-depth3" for name in ACTIVATIONS for gain in GAINS),
             *(f"mlp-{name}-gain3-depth{depth}" for name in ACTIVATIONS for depth in DEPTHS),
             *(f"twin-{twin}" for twin in TWINS),
@@ -64,8 +73,9 @@ class Ladders(Family):
         if name == "cnn":
             return _cnn(0.0)
         if match := _SLOPE.fullmatch(name):
-            slope = float(match[2])
-            return _cnn(slope) if match[1] == "cnn" else _vgg8(slope)
+            return _cnn(float(match[1]))
+        if match := _CONSTRUCTED.fullmatch(name):
+            return constructed(match[1], float(match[2]))
         if (match := _MLP.fullmatch(name)) and int(match[3]) > 0:
             weights = f"weights times {match[2]}"
             gain, depth = float(match[2]), int(match[3])
@@ -80,7 +90,9 @@ class Ladders(Family):
         if name == "cnn":
             return "small network of convolutions, average pooling and ReLUs"
         if match := _SLOPE.fullmatch(name):
-            return f"{match[1]} whose ReLUs have the slope {match[2]} below 0"
+            return f"cnn whose ReLUs have the slope {match[1]} below 0"
+        if match := _CONSTRUCTED.fullmatch(name):
+            return f"{CONSTRUCTED[match[1]][0]}, amount {match[2]}"
         if match := _MLP.fullmatch(name):
             return f"random perceptron: {match[1]}, weights times {match[2]}, {match[3]} layers"
         return f"perceptron, one of several variants of one function: {name[5:]}"
@@ -116,24 +128,6 @@ def _cnn(slope: float) -> Callable[..., nn.Module]:
     return model(source=OURS, recipe="adam")(build)
 
 
-def _vgg8(slope: float) -> Callable[..., nn.Module]:
-    from nlbench.models.networks.vgg import vgg8
-
-    def build(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> nn.Module:
-        from torch import nn
-
-        network = vgg8(in_channels, num_classes, image_size)
-        for section in (network.features, network.classifier):
-            for index, layer in enumerate(section):
-                if isinstance(layer, nn.ReLU):
-                    section[index] = _leaky(slope)
-        return network
-
-    info: ModelInfo = model_info(vgg8)
-    build.__doc__ = f"VGG8 whose ReLUs have the slope {slope:g} below 0."
-    return model(trained=info.trained, source=info.source)(build)
-
-
 def _twin(twin: str) -> Callable[..., nn.Module]:
     def build(num_classes: int = 10, input_shape: tuple[int, ...] = (8,)) -> nn.Module:
         import torch
@@ -158,6 +152,8 @@ def _twin(twin: str) -> Callable[..., nn.Module]:
                 last.bias.copy_((rotation @ last.bias.double()).float())
             elif twin == "doubled":
                 first, second, last = _doubled(first, second, last)
+            elif twin == "cancelling":
+                second, last = _cancelling(second, last)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
     build.__doc__ = f"Perceptron of two hidden layers, a variant of one function: {twin}."
@@ -185,3 +181,19 @@ def _doubled(*layers: Any) -> list[Any]:
         wide.bias.copy_(bias)
         doubled.append(wide)
     return doubled
+
+
+def _cancelling(layer: Any, last: Any) -> list[Any]:
+    """Add pairs of random hidden units of opposite weights in the next layer."""
+    import torch
+    from torch import nn
+
+    weight, bias = torch.randn(EXTRA_PAIRS, layer.in_features), torch.randn(EXTRA_PAIRS)
+    loads = torch.randn(last.out_features, EXTRA_PAIRS)
+    wider = nn.Linear(layer.in_features, layer.out_features + 2 * EXTRA_PAIRS)
+    wider.weight.copy_(torch.cat([layer.weight, weight, weight]))
+    wider.bias.copy_(torch.cat([layer.bias, bias, bias]))
+    after = nn.Linear(wider.out_features, last.out_features)
+    after.weight.copy_(torch.cat([last.weight, loads, -loads], 1))
+    after.bias.copy_(last.bias)
+    return [wider, after]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def order_table(orders: Orders) -> pd.DataFrame:
 
 
 def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:
-    """Return how many ladders of each question a measure recovers, and its cost.
+    """Return how many ladders of each question a measure sees, and its cost.
 
     Parameters
     ----------
@@ -75,16 +76,15 @@ def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame
 
 
 def _count(words: pd.Series[Any]) -> str:
-    """Summarise verdicts as text: recovered and seen of those judged, inversions, blind spots."""
-    counts = words.value_counts()
-    judged = [word for word in WORDS if word in counts]
-    total = int(counts[judged].sum())
+    """Summarise verdicts as text: ladders seen of those judged, recovered, inverted, blind."""
+    counts = Counter(words)
+    total = sum(counts[word] for word in WORDS)
     if not total:
         return "–"
-    text = f"{counts.get('recovers', 0)} of {total}"
-    for word in judged:
-        text += f", {word} {counts[word]}" if word != "recovers" else ""
-    return text + (f"; no value on {len(words) - total}" if len(words) > total else "")
+    text = f"{counts['recovers'] + counts['sees']} of {total}"
+    for word in ("recovers", "inverts"):
+        text += f", {word} {counts[word]}" if counts[word] else ""
+    return text + (f"; not judged on {len(words) - total}" if len(words) > total else "")
 
 
 def ladder_table(cells: pd.DataFrame, orders: Orders) -> pd.DataFrame:
@@ -220,12 +220,13 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
     )
     wide = wide.map(round_digits) * pd.Series(senses)
     groups = [group for _, group in wide.groupby(level=["ladder", "seed"])]
-    texts = {name: {name: "1"} for name in wide.columns}
-    for number, a in enumerate(wide.columns):
-        for b in wide.columns[:number]:
+    names = [str(name) for name in wide.columns]
+    texts = {name: {name: "1"} for name in names}
+    for number, a in enumerate(names):
+        for b in names[:number]:
             text = _rank_correlation([group[[a, b]].dropna() for group in groups])
             texts[a][b] = texts[b][a] = text
-    return pd.DataFrame([{"measure": a, **{b: texts[a][b] for b in wide}} for a in wide.columns])
+    return pd.DataFrame([{"measure": a, **{b: texts[a][b] for b in names}} for a in names])
 
 
 def _rank_correlation(groups: Iterable[pd.DataFrame]) -> str:

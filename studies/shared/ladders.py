@@ -7,27 +7,51 @@ assigned to its ladder, rung and seed by its model, the name of its weights and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from nlbench.studies.networks.constructed import MAPS
 from nlbench.studies.networks.planted import ACTIVATIONS, DEPTHS, GAINS, SLOPES, TWINS
 
 if TYPE_CHECKING:
     from nlbench.studies.framework import Context
     from nlbench.subjects.facts import SubjectFacts
 
-__all__ = ["LADDERS", "RELU_RUNG", "SEEDS", "TWIN_LADDER", "Ladder", "Rung", "weights_of"]
+__all__ = [
+    "AFFINE_MAPS",
+    "LADDERS",
+    "MIN_EXPLAINED",
+    "QUESTIONS",
+    "QUICK",
+    "TWIN_LADDER",
+    "Kind",
+    "Ladder",
+    "Rung",
+    "weights_of",
+]
 
+Kind = Literal["planted", "regime", "published"]
 
-SEEDS = (0, 1, 2)
-RELU_RUNG = len(SLOPES) - 1
-"""Rung of `slope` with plain ReLUs."""
+CONSTRUCTED_SEEDS, TRAINED_SEEDS, QUICK_SEEDS = tuple(range(8)), tuple(range(5)), (0, 1, 2)
 CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
+MIN_EXPLAINED = 0.99
+"""Share of a target's variance that a fitted network must explain."""
 
-# Epochs of a full and a quick study. Memorising wrong labels takes about 100; networks that are
-# compared with them are trained as long.
-EPOCHS = {"digits": (100, 100), "curves": (250, 60), "post-training": (20, 4), "random": (5, 2)}
+# Memorising wrong labels takes about 100 epochs; networks that are compared with them are trained
+# as long.
+EPOCHS = {"plain": 100, "noise": 100, "shifted": 100, "sine": 600, "omega": 20, "random": 5}
+
+QUICK = ("relu", "gelu", "cubic", "sine", "zigzag", "residual", "attention", "sums", "tent")
+"""Ladders of a quick study."""
+
+QUESTIONS: Mapping[str, str] = {
+    "activations": "How nonlinear are a network's activations?",
+    "function": "How nonlinear is the function that a network computes?",
+    "network": "How much of a network is nonlinear: its branches, attention, units?",
+    "pairs": "Is it the function, where the activations alone mislead?",
+}
+"""Questions that a measure may answer, by the name of the ladders' group."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +65,7 @@ class Rung:
     model : str
         Registered name.
     weights : str
-        ``init``, ``trained`` (shipped) or the name of a training, see `weights_of`.
+        ``init`` or the name of a training, see `weights_of`.
     """
 
     label: str
@@ -52,7 +76,7 @@ class Rung:
         """Return True if a recorded subject is on this rung, with any seed."""
         if subject.model != self.model:
             return False
-        if self.weights in ("init", "trained"):
+        if self.weights == "init":
             return subject.weights == self.weights
         pattern = rf"-{re.escape(self.weights)}-seed\d+\.safetensors$"
         return re.search(pattern, subject.weights) is not None
@@ -68,14 +92,13 @@ class Ladder:
     data : str
         Registered dataset.
     rungs : tuple of Rung
-    is_planted : bool
-        True if the order is known by construction, False if a paper claims it.
+    question : str
+        Key of `QUESTIONS`; empty unless the ladder is planted.
+    kind : {"planted", "regime", "published"}
+        Planted: the order is known by construction. Regime: an amount that changes the network,
+        without a known order. Published: a paper claims the order.
     is_affine : bool
-        True if the networks of the first rung are affine.
-    quick : tuple of int
-        Rungs of a quick study; empty for all.
-    only_full : bool
-        True if a quick study leaves the ladder out.
+        True if the networks of the first rung are affine, and so is each of their units.
     seeds : tuple of int
     settings : mapping of str to value
         Settings of the run.
@@ -84,16 +107,16 @@ class Ladder:
     name: str
     data: str
     rungs: tuple[Rung, ...]
-    is_planted: bool = True
+    question: str = ""
+    kind: Kind = "planted"
     is_affine: bool = False
-    quick: tuple[int, ...] = ()
-    only_full: bool = False
-    seeds: tuple[int, ...] = SEEDS
+    seeds: tuple[int, ...] = CONSTRUCTED_SEEDS
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def chosen(self, *, quick: bool) -> tuple[Rung, ...]:
-        """Return the rungs of a full or a quick study."""
-        return tuple(self.rungs[i] for i in self.quick) if quick and self.quick else self.rungs
+    @property
+    def is_trained(self) -> bool:
+        """True if a rung's networks are trained."""
+        return any(rung.weights != "init" for rung in self.rungs)
 
     def rung_of(self, subject: SubjectFacts) -> int:
         """Return the number of a recorded subject's rung, from 0 for the least nonlinear."""
@@ -107,102 +130,100 @@ def weights_of(context: Context, rung: Rung, seed: int) -> str:
     """Return the weights of a rung's network, requesting their training if needed.
 
     Trained weights are ``plain`` (on the digits), ``noise0.4`` (on wrong labels), ``shifted`` (with
-    augmentation), ``omega0.01`` or ``random0.5`` (linearised from the plain ones), ``sine3`` or
-    ``kinks2`` (fitted). Trainings of a quick study are shorter and have different names.
+    translated images), ``omega0.01`` or ``random0.5`` (linearised from the plain ones) and
+    ``sine3`` (fitted).
     """
-    if rung.weights in ("init", "trained"):
+    if rung.weights == "init":
         return rung.weights
     kind, amount = re.fullmatch(r"([a-z]+)([\d.]*)", rung.weights).groups()  # type: ignore[union-attr]
-    is_short = context.quick and kind not in ("plain", "noise", "shifted")
-    name = f"quick-{rung.weights}" if is_short else rung.weights
-
-    def epochs(kind: str) -> int:
-        return EPOCHS[kind][int(context.quick)]
-
-    def train(recipe: str, model: str = CNN, data: str = "digits", **changes: Any) -> str:
-        return str(context.request_training(model, data, recipe, seed, name=name, **changes))
-
-    if kind in ("sine", "kinks"):
-        options = {"target": kind, "k": int(amount)}
-        return train(
-            "adam", FITTED, "curves", options=options, epochs=epochs("curves"), learning_rate=0.01
-        )
-    if kind in ("omega", "random"):
-        start = weights_of(context, Rung("", CNN, "plain"), seed)
-        if kind == "omega":
-            steps = epochs("post-training")
-            return train("post-training", weights=start, omega=float(amount), epochs=steps)
-        return train(
-            "post-training", weights=start, random_share=float(amount), epochs=epochs("random")
-        )
-    changes: dict[str, Any] = {"epochs": epochs("digits")}
-    if kind == "noise":
+    model, data, recipe = rung.model, "digits", "adam"
+    changes: dict[str, Any] = {"epochs": EPOCHS[kind]}
+    if kind == "sine":
+        model, data = FITTED, "curves"
+        changes |= {"options": {"k": int(amount)}, "learning_rate": 0.01}
+    elif kind in ("omega", "random"):
+        recipe = "post-training"
+        changes["weights"] = weights_of(context, Rung("", CNN, "plain"), seed)
+        changes["omega" if kind == "omega" else "random_share"] = float(amount)
+    elif kind == "noise":
         changes["label_noise"] = float(amount)
-    if kind == "shifted":
-        changes |= {"shift": 4, "flip": True, "weight_decay": 5e-4}
-    return train("adam", **changes)
+    elif kind == "shifted":
+        changes |= {"shift": 4, "weight_decay": 5e-4}
+    return str(context.request_training(model, data, recipe, seed, name=rung.weights, **changes))
 
 
-def _random_perceptrons(name: str, kind: str) -> Ladder:
+def _constructed(
+    kind: str,
+    question: str,
+    amounts: Sequence[float],
+    data: str = "normal/0:1",
+    shape: int = 8,
+    *,
+    is_affine: bool = True,
+) -> Ladder:
+    rungs = tuple(Rung(f"{amount:g}", f"ladders/{kind}-{amount:g}") for amount in amounts)
+    family = data.partition("/")[0]
+    settings = {f"{family}.shape": str(shape), f"{family}.spacing": "random"}
+    return Ladder(kind, data, rungs, question, is_affine=is_affine, settings=settings)
+
+
+def _regime(kind: str, activation: str) -> Ladder:
     amounts = GAINS if kind == "gain" else DEPTHS
-    shape = "gain{}-depth3" if kind == "gain" else "gain3-depth{}"
-    rungs = tuple(
-        Rung(f"{amount:g}", f"ladders/mlp-{name}-{shape.format(f'{amount:g}')}")
-        for amount in amounts
+    shape = "gain{:g}-depth3" if kind == "gain" else "gain3-depth{:g}"
+    rungs = tuple(Rung(f"{a:g}", f"ladders/mlp-{activation}-{shape.format(a)}") for a in amounts)
+    return Ladder(f"{kind}-{activation}", "grid", rungs, kind="regime")
+
+
+def _trained(
+    name: str, rungs: Sequence[Rung], kind: Kind = "planted", data: str = "digits", **fields: Any
+) -> Ladder:
+    question = "network" if kind == "planted" else ""
+    return Ladder(
+        name, data, tuple(rungs), **{"question": question, **fields}, kind=kind, seeds=TRAINED_SEEDS
     )
-    return Ladder(f"{kind}-{name}", "grid", rungs, quick=(0, 2, 4), seeds=tuple(range(5)))
 
 
-def _trained(kind: str, amounts: tuple[float, ...]) -> tuple[Rung, ...]:
-    model = FITTED if kind in ("sine", "kinks") else CNN
-    return tuple(Rung(f"{amount:g}", model, f"{kind}{amount:g}") for amount in amounts)
+def _amounts(kind: str, amounts: Sequence[float], model: str = CNN) -> list[Rung]:
+    return [Rung(f"{amount:g}", model, f"{kind}{amount:g}") for amount in amounts]
 
 
-_NOISE = (Rung("0", CNN, "plain"), *_trained("noise", (0.1, 0.2, 0.3, 0.4)))
+_SHARES = (0, 0.25, 0.5, 0.75, 1)
+_PLAIN = Rung("0", CNN, "plain")
 
-LADDERS = {
+LADDERS: Mapping[str, Ladder] = {
     ladder.name: ladder
     for ladder in (
-        Ladder(
+        *(_constructed(name, "activations", _SHARES) for name in ("relu", "gelu", "silu", "tanh")),
+        _constructed("softplus", "activations", (0.125, 0.5, 1, 2, 8), is_affine=False),
+        _constructed("swish", "activations", (0, 0.25, 0.5, 1, 4)),
+        _constructed("cubic", "function", _SHARES),
+        _constructed("degree", "function", (1, 2, 3, 4)),
+        _constructed("sine", "function", (1, 2, 3, 4), "interval/-1:1", 4, is_affine=False),
+        _constructed("product", "function", (1, 2, 3, 4)),
+        _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4),
+        _constructed("tents", "function", (0, 1, 2, 3, 4), "interval/0:1", 4),
+        _trained(
+            "fitted",
+            _amounts("sine", (1, 2, 3), FITTED),
+            data="curves",
+            question="function",
+        ),
+        _constructed("residual", "network", (0, 0.1, 0.25, 0.5, 1), is_affine=False),
+        _constructed("attention", "network", (0, 1, 2, 4, 8), shape=48),
+        _trained(
             "slope",
-            "digits",
-            tuple(Rung(f"{s:g}", f"ladders/cnn-slope{s:g}", "plain") for s in SLOPES),
+            [Rung(f"{s:g}", f"ladders/cnn-slope{s:g}", "plain") for s in SLOPES],
             is_affine=True,
-            quick=(0, 2, 4, 6),
         ),
-        Ladder(
-            "slope-vgg8",
-            "digits",
-            tuple(Rung(f"{s:g}", f"ladders/vgg8-slope{s:g}", "trained") for s in SLOPES),
-            is_affine=True,
-            only_full=True,
-        ),
-        Ladder(
-            "random",
-            "digits",
-            _trained("random", (1, 0.75, 0.5, 0.25, 0)),
-            is_affine=True,
-            quick=(0, 2, 4),
-        ),
-        Ladder(
-            "omega", "digits", _trained("omega", (0.01, 0.003, 0.001, 0.0003, 0)), quick=(0, 2, 4)
-        ),
-        *(_random_perceptrons(name, kind) for kind in ("gain", "depth") for name in ACTIVATIONS),
-        Ladder("sine", "curves", _trained("sine", (1, 2, 3, 4)), quick=(0, 1, 3)),
-        Ladder("kinks", "curves", _trained("kinks", (0, 1, 2, 3, 5)), quick=(0, 1, 3)),
-        Ladder("noise", "digits", _NOISE, is_planted=False, quick=(0, 4)),
-        Ladder(
-            "trained",
-            "digits",
-            (Rung("initialised", CNN), Rung("trained", CNN, "plain")),
-            is_planted=False,
-        ),
-        Ladder(
-            "augmented",
-            "digits",
-            (Rung("augmented", CNN, "shifted"), Rung("plain", CNN, "plain")),
-            is_planted=False,
-            only_full=True,
+        _trained("random", _amounts("random", (1, 0.75, 0.5, 0.25, 0)), is_affine=True),
+        _trained("omega", _amounts("omega", (0.01, 0.003, 0.001, 0.0003, 0))),
+        _constructed("sums", "pairs", (0, 0.5, 1), is_affine=False),
+        _constructed("tent", "pairs", (0, 5), "interval/0:1", 1),
+        *(_regime(kind, name) for kind in ("gain", "depth") for name in ACTIVATIONS),
+        _trained("noise", [_PLAIN, *_amounts("noise", (0.1, 0.2, 0.3, 0.4))], "published"),
+        _trained("trained", [Rung("initialised", CNN), Rung("trained", CNN, "plain")], "published"),
+        _trained(
+            "augmented", [Rung("shifted", CNN, "shifted"), Rung("plain", CNN, "plain")], "published"
         ),
     )
 }
@@ -212,6 +233,16 @@ TWIN_LADDER = Ladder(
     "twins",
     "random",
     tuple(Rung(twin, f"ladders/twin-{twin}") for twin in TWINS),
+    seeds=QUICK_SEEDS,
     settings={"random.shape": "8"},
 )
 """Variants of one function, to test invariances; they have no order."""
+
+AFFINE_MAPS = Ladder(
+    "maps",
+    "exponential/0:1",
+    tuple(Rung(name, f"ladders/map-{number}") for number, name in enumerate(MAPS)),
+    seeds=QUICK_SEEDS,
+    settings={"exponential.shape": "16", "exponential.spacing": "random"},
+)
+"""Affine maps as activations, of skewed samples; they have no order."""

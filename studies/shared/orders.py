@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from nlbench.reports.leaderboard import CONFIDENCE, sense_of
+from nlbench.reports.leaderboard import sense_of
+from nlbench.studies.framework.trends import (
+    LEVEL,
+    bootstrap_mean,
+    holm,
+    intraclass,
+    sign_test,
+    trend_test,
+)
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-__all__ = ["MIN_TAU", "Order", "intraclass", "is_constant", "order_of", "round_digits"]
+__all__ = ["MIN_TAU", "WORDS", "Order", "adjusted", "is_constant", "order_of", "round_digits"]
 
 
 MIN_TAU = 0.9
-"""Kendall's tau from which an order counts as recovered."""
+"""Kendall's tau from which one network's order counts as recovered."""
 SIGNIFICANT_DIGITS = 9
+WORDS = ("recovers", "sees", "can't tell", "inverts")
+CONSTANT, NO_DIRECTION = "the same on every rung", "no direction"
 
 
 @dataclass(frozen=True)
@@ -33,52 +40,71 @@ class Order:
     tau : float
         Kendall's tau-b between rung and value, mean over seeds; NaN without values.
     low, high : float
-        Its 95 % interval.
-    seeds : int
-    icc : float
-        Intraclass correlation of values: rungs against seeds.
+        Its 95 % interval by bootstrap over seeds.
+    seeds, recovered : int
+        Number of seeds, and of those whose tau is at least `MIN_TAU`.
+    p_rises, p_falls : float
+        Exact p-values of `trend_test`; see `adjusted`.
+    residual_tau : float
+        Kendall's tau-b between the affine residual and the value, mean over seeds.
+    icc, icc_low, icc_high : float
+        Intraclass correlation of values: rungs against seeds, with its interval.
     mark : str
         Reason why it is not judged; empty if it is.
 
     Examples
     --------
-    >>> Order(0.95, 0.8, 1.0, 3, 0.9).word, Order(0.0, -0.4, 0.4, 3, 0.1).word
+    >>> Order(0.95, 0.9, 1.0, 8, 7, 1e-6, 1.0).word, Order(0.1, -0.4, 0.4, 8, 0, 0.3, 0.7).word
     ('recovers', "can't tell")
     """
 
     tau: float
     low: float
     high: float
-    seeds: int
-    icc: float
+    seeds: int = 0
+    recovered: int = 0
+    p_rises: float = 1.0
+    p_falls: float = 1.0
+    residual_tau: float = math.nan
+    icc: float = math.nan
+    icc_low: float = math.nan
+    icc_high: float = math.nan
     mark: str = ""
 
     @property
     def word(self) -> str:
-        """``recovers``, ``sees``, ``inverts`` or ``can't tell``, or the mark if not judged."""
+        """One of `WORDS`, or the mark if not judged.
+
+        A measure sees a ladder if its values rise significantly. It recovers it if, moreover, the
+        order of more than half of all networks is recovered significantly, which takes at least
+        five networks. It inverts the ladder if its values fall significantly.
+        """
         if self.mark:
             return self.mark
-        if self.low > 0:
-            return "recovers" if self.tau >= MIN_TAU else "sees"
-        return "inverts" if self.high < 0 else "can't tell"
+        if self.p_rises < LEVEL:
+            most = sign_test(self.recovered, self.seeds) < LEVEL
+            return "recovers" if most else "sees"
+        return "inverts" if self.p_falls < LEVEL else "can't tell"
 
     @property
     def text(self) -> str:
-        """Tau with its interval, which does not exist if all seeds agree.
+        """Tau with its interval, or the number of networks if all agree.
 
         Examples
         --------
-        >>> Order(0.95, 0.8, 1.0, 3, 0.9).text, Order(1.0, 1.0, 1.0, 3, 0.9).text
-        ('0.95 [0.80, 1.00]', '1.00 in each of 3 seeds')
+        >>> Order(0.95, 0.8, 1.0, 8).text, Order(1.0, 1.0, 1.0, 3).text
+        ('0.95 (0.80 to 1.00)', '1.00 for each of 3 seeds')
         """
         if math.isnan(self.tau):
             return "–"
-        if self.low == self.high:
-            return f"{self.tau:.2f} in each of {self.seeds} seeds"
-        return f"{self.tau:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        if not self.low < self.high:
+            return f"{self.tau:.2f} for each of {self.seeds} seeds"
+        return f"{self.tau:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def order_of(cells: pd.DataFrame, description: Mapping[str, Any]) -> Order:
+def order_of(
+    cells: pd.DataFrame, description: Mapping[str, Any], residuals: pd.Series[Any] | None = None
+) -> Order:
     """Compute how one measure orders one ladder.
 
     Parameters
@@ -87,6 +113,8 @@ def order_of(cells: pd.DataFrame, description: Mapping[str, Any]) -> Order:
         Cells of the measure on the ladder with the columns ``rung, seed, value, status, reason``.
     description : mapping
         Description of the measure, as recorded.
+    residuals : Series, optional
+        Affine residuals of the ladder's networks by ``seed, rung``.
 
     Examples
     --------
@@ -100,21 +128,57 @@ def order_of(cells: pd.DataFrame, description: Mapping[str, Any]) -> Order:
     rungs = cells.rung.nunique()
     if known.rung.nunique() < max(2, rungs / 2):
         reasons = [reason for reason in cells.reason[cells.status != "ok"] if reason]
-        return Order(math.nan, math.nan, math.nan, 0, math.nan, _most_frequent(reasons))
-    values = known.value.map(round_digits)
-    if is_constant(values):
-        return Order(math.nan, math.nan, math.nan, 0, math.nan, "the same on every rung")
-    sense = sense_of(description) or 1
-    taus = [
-        _tau(rows.rung, sense * values[rows.index])
-        for _, rows in known.groupby("seed")
-        if len(rows) > 1
-    ]
-    tau = float(np.mean(taus))
-    low, high = _interval(taus)
-    table = known.pivot_table(index="rung", columns="seed", values="value")
-    mark = "" if sense_of(description) else "no direction"
-    return Order(tau, low, high, len(taus), intraclass(table.dropna().to_numpy()), mark)
+        return Order(math.nan, math.nan, math.nan, mark=_most_frequent(reasons))
+    table = known.pivot_table(index="seed", columns="rung", values="value").map(round_digits)
+    if is_constant(known.value.map(round_digits)):
+        return Order(math.nan, math.nan, math.nan, mark=CONSTANT)
+    table *= sense_of(description) or 1
+    blocks = [row.dropna() for _, row in table.iterrows() if row.count() > 1]
+    trend = trend_test(blocks)
+    icc, icc_low, icc_high = intraclass(table.dropna().T.to_numpy())
+    return Order(
+        trend.tau,
+        *(bootstrap_mean(trend.taus) if len(blocks) > 1 else (-1.0, 1.0)),
+        len(blocks),
+        sum(tau >= MIN_TAU for tau in trend.taus),
+        trend.p_rises,
+        trend.p_falls,
+        math.nan if residuals is None else _residual_tau(table, residuals),
+        icc,
+        icc_low,
+        icc_high,
+        "" if sense_of(description) else NO_DIRECTION,
+    )
+
+
+def adjusted(orders: Mapping[str, Order]) -> dict[str, Order]:
+    """Adjust the p-values of one measure's orders, by ladder, for all its ladders and both sides.
+
+    Ladders that are not judged don't count. The family is a measure's own, so that a further
+    measure changes no verdict.
+    """
+    judged = {name: order for name, order in orders.items() if not order.mark}
+    smaller = holm({n: min(1, 2 * min(o.p_rises, o.p_falls)) for n, o in judged.items()})
+    changed = {
+        name: replace(
+            order,
+            p_rises=smaller[name] if order.p_rises < order.p_falls else 1.0,
+            p_falls=smaller[name] if order.p_falls < order.p_rises else 1.0,
+        )
+        for name, order in judged.items()
+    }
+    return {**orders, **changed}
+
+
+def _residual_tau(table: pd.DataFrame, residuals: pd.Series[Any]) -> float:
+    taus = []
+    for seed, row in table.iterrows():
+        if seed not in residuals.index.get_level_values(0):
+            continue
+        both = pd.concat([row, residuals.xs(seed).map(round_digits)], axis=1, keys=[0, 1]).dropna()
+        if len(both) > 1 and not any(is_constant(both[column]) for column in both):
+            taus.append(float(stats.kendalltau(*both.to_numpy().T).statistic))
+    return float(np.mean(taus)) if taus else math.nan
 
 
 def _most_frequent(reasons: Sequence[str]) -> str:
@@ -130,55 +194,3 @@ def round_digits(value: float) -> float:
 def is_constant(values: pd.Series[Any]) -> bool:
     """Return True if all values are equal."""
     return bool((values == values.iloc[0]).all())
-
-
-def _tau(rungs: pd.Series[Any], values: pd.Series[Any]) -> float:
-    """Compute Kendall's tau-b; 0 if all values are equal."""
-    if is_constant(values):
-        return 0.0
-    return float(stats.kendalltau(rungs, values).statistic)
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Compute Student's interval of a mean of correlations, clipped to [-1, 1]."""
-    n = len(values)
-    if n < 2:
-        return -1.0, 1.0
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n)
-    mean = float(np.mean(values))
-    return max(-1.0, mean - float(half)), min(1.0, mean + float(half))
-
-
-def intraclass(table: ArrayLike) -> float:
-    """Compute the intraclass correlation ICC(1), the share of variance between groups.
-
-    Parameters
-    ----------
-    table : array of shape (groups, k)
-        k values per group.
-
-    Returns
-    -------
-    float
-        At most 1; negative if groups differ less than their members; NaN without variance or with
-        one member per group.
-
-    References
-    ----------
-    P. E. Shrout, J. L. Fleiss. Intraclass Correlations: Uses in Assessing Rater Reliability.
-    Psychological Bulletin 86, 1979: ICC(1, 1).
-
-    Examples
-    --------
-    >>> intraclass([[1, 1], [2, 2]]), intraclass([[0, 2], [0, 2]])
-    (1.0, -1.0)
-    """
-    values = np.asarray(table, dtype=np.float64)
-    if values.ndim != 2 or min(values.shape) < 2:
-        return math.nan
-    groups, k = values.shape
-    means = values.mean(1)
-    between = k * means.var(ddof=1)
-    within = ((values - means[:, None]) ** 2).sum() / (groups * (k - 1))
-    total = between + (k - 1) * within
-    return float((between - within) / total) if total > 0 else math.nan

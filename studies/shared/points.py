@@ -1,4 +1,4 @@
-"""Datasets of points: curves to fit, a grid, and the families ``interval`` and ``normal``."""
+"""Datasets of points: curves to fit, a grid, and families of distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nlbench.subjects.data import Dataset, dataset
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-__all__ = ["Interval", "Normal", "curves", "grid", "target_values"]
+__all__ = ["Exponential", "Interval", "Normal", "curves", "grid", "target_values"]
 
 
 CURVE_POINTS = 512
@@ -255,6 +255,39 @@ class Normal(_Distribution):
         import torch
 
         return torch.randn(count, generator=generator, dtype=torch.float64) * second + first
+
+
+class Exponential(_Distribution):
+    """Points of a shifted exponential distribution, which is skewed.
+
+    Examples
+    --------
+    >>> points = Exponential().load("0:2")(count=501).sample(None).inputs
+    >>> round(points.mean().item(), 2)
+    2.0
+    """
+
+    description = "exponential/LOW:STD, points of the exponential distribution above LOW"
+    family, form, condition = "exponential", "LOW:STD", "numbers with STD > 0"
+    words = "from {} on, exponentially with mean excess {}"
+
+    def is_valid(self, first: float, second: float) -> bool:
+        """Return True if the standard deviation is positive."""
+        return second > 0
+
+    def even(self, first: float, second: float, count: int) -> Tensor:
+        """Return the quantiles."""
+        import torch
+
+        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        return first - second * (1 - steps).log()
+
+    def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
+        """Draw from the exponential distribution."""
+        import torch
+
+        share = torch.rand(count, generator=generator, dtype=torch.float64)
+        return first - second * (1 - share).log()
 
 
 def _unlabelled(

@@ -2,10 +2,10 @@
 
 import importlib.metadata
 import math
+import statistics
 import sys
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 import nlbench
@@ -16,34 +16,34 @@ from nlbench.store.run import Run
 from nlbench.studies import measures as study
 from nlbench.studies.framework import Context
 from nlbench.studies.measures import Measures
-from nlbench.studies.shared.ladders import LADDERS, TWIN_LADDER, Rung
+from nlbench.studies.shared import benchmark_results
+from nlbench.studies.shared.ladders import LADDERS, TWIN_LADDER
+from nlbench.studies.shared.orders import WORDS
+
+NAMES = ("affinity", "absdev", "nlc", "affine-residual", "sparsity")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run of two measures of random perceptrons, small enough for a test."""
+    """Runs of a few measures of constructed networks, small enough for a test."""
     folder = tmp_path_factory.mktemp("measures")
-    names = ("affinity", "accuracy", "absdev", "nlc")
-    runs = {}
-    for part, gains in (("gain-relu", (0.5, 2, 8)),):
-        models = tuple(f"ladders/mlp-relu-gain{gain:g}-depth3" for gain in gains)
-        request = Request(
-            names, models, "grid", "init", (0, 1), 32,
-            settings={"lines.paths": "pairs", "lines.number": 1},
-        )  # fmt: skip
-        runs[part] = run(request, folder / part)
-    models = tuple(rung.model for rung in TWIN_LADDER.rungs)
-    request = Request(
-        names, models, "random", "init", (0,), 48,
-        settings={**TWIN_LADDER.settings, "lines.paths": "pairs", "lines.number": 1},
-    )  # fmt: skip
-    return {**runs, "twins": run(request, folder / "twins")}
+    lines = {"lines.paths": "pairs", "lines.number": 1}
+    ladder = LADDERS["relu"]
+    models = tuple(rung.model for rung in ladder.rungs)
 
+    def on_ladder(part, names=NAMES, seeds=(0, 1, 2, 3, 4), **options):
+        settings = {**ladder.settings, **(lines if "absdev" in names else {}), **options}
+        request = Request(names, models, ladder.data, "init", seeds, 128, settings=settings)
+        return run(request, folder / part)
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Without the conformance checks, which have tests of their own."""
-    monkeypatch.setattr(study, "_declared", lambda names: pd.DataFrame())
+    models_of_twins = tuple(rung.model for rung in TWIN_LADDER.rungs)
+    settings = {**TWIN_LADDER.settings, **lines}
+    twins = Request(NAMES, models_of_twins, "random", "init", (0,), 48, settings=settings)
+    again = {
+        f"relu.{name}": on_ladder(name, (name,), (0, 1), **{"normal.seed": 1})
+        for name in ("nlc", "affinity")
+    }
+    return {"relu": on_ladder("relu"), "twins": run(twins, folder / "twins"), **again}
 
 
 def changed(runs, measure, change):
@@ -58,22 +58,79 @@ def changed(runs, measure, change):
     return {n: Run(r.manifest, [of(record) for record in r.records]) for n, r in runs.items()}
 
 
-def test_the_analysis_orders_and_judges_recorded_cells(made, unchecked):
+ORDER = "Order: Kendall's tau by ladder"
+QUESTIONS = "Measures by questions: ladders seen"
+
+
+def test_the_analysis_orders_and_judges_recorded_cells(made, monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark_results, "FILE", tmp_path / "none.json")
     found = Measures().analyse(made)
-    order = found.tables["Order: Kendall's tau by ladder"].set_index(["measure", "ladder"])
-    assert order.loc["affinity", "gain-relu"].tau == 1
-    assert order.loc["accuracy", "gain-relu"]["what it does"] != "recovers"
+    order = found.tables[ORDER].set_index(["measure", "ladder"])
+    assert order.loc["affine-residual", "relu"].tau == 1
+    assert order.loc["affinity", "relu"]["what it does"] == "recovers"
+    assert order.loc["parameters", "relu"]["what it does"] == "the same on every rung"
     assert {"absdev range", "absdev chord"} <= set(order.reset_index().measure)
-    (verdict,) = [v for v in found.verdicts if "gain-relu" in v.claim]
-    assert "affinity" in verdict.ours.partition("recovers: ")[2].partition(";")[0]
-    turned = Measures().analyse(changed(made, "affinity", lambda value: -value))
-    (verdict,) = [v for v in turned.verdicts if "gain-relu" in v.claim]
+    (verdict,) = [v for v in found.verdicts if v.claim.startswith("Ladder relu")]
+    assert verdict.agrees
+    assert "affinity" in verdict.remark.partition("recovers: ")[2].partition(";")[0]
+    turned = Measures().analyse(changed(made, "affine-residual", lambda value: -value))
+    (verdict,) = [v for v in turned.verdicts if v.claim.startswith("Ladder relu")]
     assert verdict.agrees is False
-    assert verdict.ours.endswith("inverts: affinity")
-    assert set(found.figures) == {"Measures by ladders"}
+    assert set(found.figures) == {"Criteria by measures"}
+    assert any("affine-residual" in line for line in found.headline)
 
 
-def test_invariances_are_kept_or_broken(made, unchecked):
+def test_precision_is_that_of_networks_measured_twice(made):
+    table = Measures().analyse(made).tables["Precision and cost"].set_index(["measure", "ladder"])
+    row = table.loc["nlc", "relu"]
+    values = {
+        part: {
+            (r.subject.model, r.subject.seed): r.result.summary["value"]
+            for r in made[part].records
+            if r.measure.name == "nlc"
+        }
+        for part in ("relu", "relu.nlc")
+    }
+    differences = [values["relu"][key] - value for key, value in values["relu.nlc"].items()]
+    models = [rung.model for rung in LADDERS["relu"].rungs]
+    means = [
+        statistics.mean(v for (m, _), v in values["relu"].items() if m == model) for model in models
+    ]
+    error = (statistics.mean(d**2 for d in differences) / 2) ** 0.5
+    assert row["standard error / spread"] == pytest.approx(error / statistics.stdev(means))
+    needed = row.seconds * (row["standard error / spread"] / 0.02) ** 2
+    assert row["seconds to 2 %"] == pytest.approx(needed)
+
+
+def test_shipped_results_stand_next_to_measured_ones(made, monkeypatch, tmp_path):
+    found = Measures().analyse(made)
+    orders, precision = found.tables[ORDER], found.tables["Precision and cost"]
+    orders.to_csv(tmp_path / "order-kendall-s-tau-by-ladder.csv", index=False)
+    precision.to_csv(tmp_path / "precision-and-cost.csv", index=False)
+    file = tmp_path / "shipped.json"
+    benchmark_results.save_results(tmp_path, file)
+    monkeypatch.setattr(benchmark_results, "FILE", file)
+    records = [r for r in made["relu"].records if r.measure.name in ("nlc", "affine-residual")]
+    alone = Measures().analyse({"relu": Run(made["relu"].manifest, records)})
+    order = alone.tables[ORDER].set_index(["measure", "ladder"])
+    assert order.loc["affinity", "relu"]["what it does"] == "recovers"
+    assert set(alone.tables[QUESTIONS].measure) == set(orders.measure)
+    assert any("shipped" in remark and "affinity" in remark for remark in alone.remarks)
+    assert set(alone.tables["Precision and cost"].measure) == {"nlc", "affinity"}
+
+
+def test_the_shipped_results_are_complete_and_small():
+    shipped = benchmark_results.shipped_results({})
+    assert benchmark_results.FILE.stat().st_size < 100_000
+    constructed = {n for n, ladder in LADDERS.items() if ladder.question and not ladder.is_trained}
+    assert constructed <= set(shipped.orders.ladder)
+    assert {"affinity", "nlc", "affine-residual", "parameters"} <= set(shipped.names)
+    judged = shipped.orders[shipped.orders["what it does"].isin(WORDS)]
+    assert judged.low.le(judged.tau + 1e-3).all()
+    assert judged.high.ge(judged.tau - 1e-3).all()
+
+
+def test_invariances_are_kept_or_broken(made):
     table = Measures().analyse(made).tables["Invariance to what should not matter"]
     table = table.set_index("measure")
     scaled, turned, doubled = "outputs-scaled", "outputs-rotated", "doubled"
@@ -82,10 +139,12 @@ def test_invariances_are_kept_or_broken(made, unchecked):
     assert table.loc["nlc", scaled].startswith("kept")
     assert table.loc["nlc", turned].startswith("kept")
     assert table.loc["absdev", doubled].startswith("kept")
+    assert table.loc["affine-residual", "cancelling"].startswith("kept")
+    assert table.loc["affinity", "cancelling"].startswith("broken")
     assert table.loc["affinity", "hidden-units"].startswith("kept")
 
 
-def test_published_claims_are_judged_by_cells(unchecked, made):
+def test_published_claims_are_judged_by_cells(made):
     """Cells of another ladder stand for those of `slope` here: claims follow from numbers."""
     ladder = LADDERS["slope"]
 
@@ -99,17 +158,19 @@ def test_published_claims_are_judged_by_cells(unchecked, made):
         summary = {"value": value, "over_range": value, "over_chord": value}
         return replace(record, subject=subject, result=replace(record.result, summary=summary))
 
-    (like, *_) = [r for r in made["gain-relu"].records if r.measure.name == "absdev"]
+    (like, *_) = [r for r in made["relu"].records if r.measure.name == "absdev"]
 
-    def claim(values):
-        records = [cell(like, r, s, v + s) for s in range(3) for r, v in enumerate(values)]
-        found = Measures().analyse({"slope": Run(made["gain-relu"].manifest, records)})
-        exact = found.tables["Exactness at the affine end"].set_index("measure").exact
-        (verdict,) = [v for v in found.verdicts if "leaky (slope)" in v.claim]
-        return verdict.agrees, exact["absdev"]
+    def claim(values, seeds):
+        records = [cell(like, r, s, v + s) for s in range(seeds) for r, v in enumerate(values)]
+        found = Measures().analyse({"slope": Run(made["relu"].manifest, records)})
+        table = found.tables["Exactness on affine networks and maps"]
+        (verdict,) = [v for v in found.verdicts if "made leaky" in v.claim]
+        return verdict.agrees, table.set_index("measure").exact["absdev"]
 
-    assert claim([0, 832, 1301, 1133, 770, 565, 449]) == (False, "no")
-    assert claim([0, 1, 2, 3, 4, 5, 6])[0] is True
+    assert claim([0, 5, 4, 3, 1], 5) == (None, "no")
+    assert claim([9, 5, 4, 3, 1], 5)[0] is False
+    assert claim([0, 1, 2, 3, 4], 5)[0] is True
+    assert claim([0, 1, 2, 3, 4], 1)[0] is True  # 120 orders of one network are equally likely.
 
 
 class Theirs:
@@ -118,7 +179,7 @@ class Theirs:
     name, version = "theirs", "1.0"
 
 
-def test_a_plugin_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
+def test_a_plugin_measure_goes_up_a_ladder(tmp_path, monkeypatch):
     @nlbench.site_measure(bounds=(0, math.inf), more_means="more nonlinear")
     def mine(x, y):
         """Mean change, in units of the input's spread."""
@@ -135,14 +196,14 @@ def test_a_plugin_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
         "entry_points",
         lambda group: [*listed(group=group), *([own] if group == own.group else [])],
     )
-    rungs = tuple(Rung(f"{g:g}", f"ladders/mlp-tanh-gain{g:g}-depth3") for g in (0.5, 8))
-    short = {"gain-tanh": replace(LADDERS["gain-tanh"], rungs=rungs, quick=(), seeds=(0, 1))}
-    twins = replace(TWIN_LADDER, rungs=TWIN_LADDER.rungs[:2], seeds=(0,))
+    short = {"gelu": replace(LADDERS["gelu"], rungs=LADDERS["gelu"].rungs[::2])}
     monkeypatch.setattr(study, "LADDERS", short)
-    monkeypatch.setattr(study, "TWIN_LADDER", twins)
-    monkeypatch.setattr(study, "SAMPLES", 32)
+    monkeypatch.setattr(
+        study, "TWIN_LADDER", replace(TWIN_LADDER, rungs=TWIN_LADDER.rungs[:2], seeds=(0,))
+    )
+    monkeypatch.setattr(study, "SAMPLES", 64)
     context = Context(tmp_path, "measures", quick=True, measures=("mine",))
     runs = Measures().measure(context)
-    assert set(runs) == {"gain-tanh", "twins", "twins.batches", "twins.half"}
-    table = Measures().analyse(runs).tables["Order: Kendall's tau by ladder"]
-    assert table.set_index("measure").loc["mine"]["what it does"] == "recovers"
+    assert set(runs) == {"gelu", "maps", "twins", "twins.batches", "twins.half"}
+    table = Measures().analyse(runs).tables[ORDER]
+    assert table.set_index(["measure", "ladder"]).loc["mine", "gelu"]["what it does"] == "sees"

@@ -3,22 +3,24 @@
 import pytest
 
 from nlbench.studies.framework import Context
-from nlbench.studies.shared.ladders import LADDERS, Rung, weights_of
+from nlbench.studies.shared.ladders import LADDERS, QUESTIONS, Rung, weights_of
 from nlbench.subjects.facts import SubjectFacts
 
 
 def test_rungs_are_distinct_and_ordered():
     for ladder in LADDERS.values():
         for number, rung in enumerate(ladder.rungs):
-            name = f"{rung.model.replace('/', '-')}-{ladder.data}-quick-{rung.weights}-seed3"
-            shipped = rung.weights in ("init", "trained")
+            name = f"{rung.model.replace('/', '-')}-{ladder.data}-{rung.weights}-seed3"
+            shipped = rung.weights == "init"
             label = rung.weights if shipped else f"{name}.safetensors"
             subject = SubjectFacts(model=rung.model, weights=label, data="digits", seed=0)
             assert ladder.rung_of(subject) == number
     with pytest.raises(ValueError, match="on no rung"):
         LADDERS["slope"].rung_of(SubjectFacts(model="vgg8", weights="init", data="", seed=0))
-    assert [rung.label for rung in LADDERS["slope"].rungs][::6] == ["1", "0"]
-    assert all(len(ladder.seeds) >= 3 for ladder in LADDERS.values())
+    assert [rung.label for rung in LADDERS["slope"].rungs][::4] == ["1", "0"]
+    for ladder in LADDERS.values():
+        assert len(ladder.seeds) >= 5
+        assert (ladder.question in QUESTIONS) == (ladder.kind == "planted")
 
 
 def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
@@ -29,16 +31,16 @@ def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
         return tmp_path / changes["name"]
 
     monkeypatch.setattr(Context, "request_training", trained)
-    context = Context(tmp_path, "measures", quick=True)
-    assert weights_of(context, Rung("", "vgg8", "trained"), 0) == "trained"
+    context = Context(tmp_path, "measures")
+    assert weights_of(context, Rung("", "vgg8"), 0) == "init"
     found = weights_of(context, Rung("", "ladders/cnn", "omega0.01"), 2)
-    assert found == str(tmp_path / "quick-omega0.01")
+    assert found == str(tmp_path / "omega0.01")
     plain, omega = asked
     assert plain[2:4] == ("adam", 2)
     assert (omega[2], omega[4]["omega"]) == ("post-training", 0.01)
     assert omega[4]["weights"] == str(tmp_path / "plain")
     weights_of(context, Rung("", "", "noise0.3"), 0)
     assert asked[-1][4]["label_noise"] == 0.3
-    weights_of(context, Rung("", "", "kinks2"), 0)
+    weights_of(context, Rung("", "", "sine2"), 0)
     assert asked[-1][1] == "curves"
-    assert asked[-1][4]["options"] == {"target": "kinks", "k": 2}
+    assert asked[-1][4]["options"] == {"k": 2}

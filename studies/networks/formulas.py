@@ -1,0 +1,161 @@
+"""Activations with an exact amount of nonlinearity, which the probes recognise as sites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from nlbench import register_op
+
+__all__ = ["FORMULAS", "Formula", "LinearMap"]
+
+Curve: TypeAlias = Callable[[Tensor, float], tuple[Tensor, Tensor]]
+
+
+def _blend(curve: Curve) -> Curve:
+    """Return (1 - t) x + t φ(x) of the amount t, with its derivative."""
+
+    def blended(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        value, slope = curve(x, 1.0)
+        return torch.lerp(x, value, t), 1 - t + t * slope
+
+    return blended
+
+
+def _swish(x: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    gate = (beta * x).sigmoid()
+    return x * gate, gate * (1 + beta * x * (1 - gate))
+
+
+def _gelu(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
+    share = torch.special.ndtr(x)
+    return x * share, share + x * (-x.square() / 2).exp() / math.sqrt(2 * math.pi)
+
+
+def _tanh(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
+    value = x.tanh()
+    return value, 1 - value.square()
+
+
+def _hermite(x: Tensor, degree: float) -> tuple[Tensor, Tensor]:
+    """Return He_k(x) / √k!, of unit variance under the standard normal, and its derivative."""
+    before, value = torch.zeros_like(x), torch.ones_like(x)
+    for k in range(int(degree)):
+        before, value = value, x * value - k * before
+    scale = math.sqrt(math.factorial(int(degree)))
+    return value / scale, degree * before / scale
+
+
+def _cubic(x: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Return √(1 - s) x + √s He₃(x) / √6, which has the affine residual s."""
+    value, slope = _hermite(x, 3)
+    affine, cubic = math.sqrt(1 - share), math.sqrt(share)
+    return affine * x + cubic * value, affine + cubic * slope
+
+
+def _tent(x: Tensor, times: float) -> tuple[Tensor, Tensor]:
+    """Return the iterated tent map of [0, 1], with 2ⁿ pieces."""
+    phase = x * 2 ** (times - 1)
+    falls = phase.frac() >= 0.5
+    return 2 * (phase - phase.round()).abs(), torch.where(falls, -(2**times), 2.0**times).to(x)
+
+
+FORMULAS: Mapping[str, Curve] = {
+    "gelu": _blend(_gelu),
+    "silu": _blend(_swish),
+    "tanh": _blend(_tanh),
+    "swish": _swish,
+    "degree": _hermite,
+    "cubic": _cubic,
+    "tent": _tent,
+    "negation": lambda x, _: (-x, -torch.ones_like(x)),
+}
+"""Value and derivative of an elementwise function at an amount, by name."""
+
+
+class _Formula(torch.autograd.Function):
+    # A separate operation, so that the probes see one activation in place of its parts.
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, name: str, amount: float) -> Tensor:
+        return FORMULAS[name](x, amount)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str, float], output: Tensor) -> None:
+        x, *ctx.formula = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Formula.jvp(ctx, gradient), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (x,), (name, amount) = ctx.saved_tensors, ctx.formula
+        return tangent * FORMULAS[name](x, amount)[1]
+
+
+class _LinearMap(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, matrix: Tensor) -> Tensor:
+        return x @ matrix
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (matrix,) = ctx.saved_tensors
+        return gradient @ matrix.T, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (matrix,) = ctx.saved_tensors
+        moved: Tensor = tangent @ matrix
+        return moved
+
+
+class Formula(nn.Module):
+    """Activation of an exact amount of nonlinearity, number by number.
+
+    Examples
+    --------
+    >>> Formula("tent", 1)(torch.tensor([0.0, 0.25, 0.5, 1.0])).tolist()
+    [0.0, 0.5, 1.0, 0.0]
+    """
+
+    def __init__(self, name: str, amount: float = 0.0) -> None:
+        super().__init__()
+        self.name, self.amount = name, amount
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the formula."""
+        value: Tensor = _Formula.apply(x, self.name, self.amount)
+        return value
+
+
+class LinearMap(nn.Module):
+    """Activation that is a linear map of the channels: a rotation or a permutation."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply by the matrix."""
+        mapped: Tensor = _LinearMap.apply(x, self.matrix)
+        return mapped
+
+
+register_op(_Formula, kind="formula", modules=(Formula,))
+register_op(_LinearMap, kind="map", modules=(LinearMap,))

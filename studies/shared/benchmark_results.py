@@ -1,0 +1,73 @@
+"""Results of the benchmark of measures that ship with nlbench."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nlbench.serialization.files import write_atomically
+
+from .ladder_tables import ICC_COLUMNS, ORDER_COLUMNS
+
+__all__ = ["ShippedResults", "save_results", "shipped_results"]
+
+
+FILE = Path(__file__).with_name("benchmark_results.json")
+DIGITS = 4
+_TABLES = {
+    "orders": ("order-kendall-s-tau-by-ladder.csv", [*ORDER_COLUMNS, *ICC_COLUMNS, "what it does"]),
+    "precision": (
+        "precision-and-cost.csv",
+        [
+            *("measure", "ladder", "seconds", "standard error / spread"),
+            *("seconds to 2 %", "error / spread after 1 s"),
+        ],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ShippedResults:
+    """Rows of measures that a study has not measured itself.
+
+    Parameters
+    ----------
+    orders, precision : DataFrame
+        As `order_table` and `precision_table` return them.
+    names : tuple of str
+        Measures of `orders`.
+    """
+
+    orders: pd.DataFrame
+    precision: pd.DataFrame
+    names: tuple[str, ...]
+
+
+def shipped_results(measured: Mapping[str, Any]) -> ShippedResults:
+    """Return the shipped orders of all measures but the measured ones, and all precisions."""
+    stored = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+    orders, precision = (
+        pd.DataFrame(stored.get(name, []), columns=columns)
+        for name, (_, columns) in _TABLES.items()
+    )
+    orders = orders[~orders.measure.isin(list(measured))]
+    return ShippedResults(orders, precision, tuple(dict.fromkeys(orders.measure)))
+
+
+def save_results(study: Path, file: Path = FILE) -> None:
+    """Store the tables of a full study's folder as the results that ship."""
+    stored = {}
+    for name, (table, columns) in _TABLES.items():
+        rows = pd.read_csv(study / table)[columns]
+        floats = rows.select_dtypes("float").map(lambda x: float(f"{x:.{DIGITS}g}"))
+        stored[name] = json.loads(rows.assign(**floats).to_json(orient="values"))
+    lines = (
+        f'"{name}": [\n' + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"
+        for name, rows in stored.items()
+    )
+    write_atomically(file, "{" + ",\n".join(lines) + "}\n")

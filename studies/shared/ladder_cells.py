@@ -1,0 +1,86 @@
+"""The cells of the benchmark of measures: runs as one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from nlbench.serialization.fields import to_plain
+from nlbench.studies.framework import Runs
+
+from .ladders import AFFINE_MAPS, LADDERS, MIN_EXPLAINED, TWIN_LADDER, Ladder
+
+if TYPE_CHECKING:
+    from nlbench.store.record import Record
+
+__all__ = ["ALL_LADDERS", "NORMALIZED", "PARAMETERS", "cells_of", "descriptions_of", "residuals_of"]
+
+
+NORMALIZED = ("range", "chord")
+PARAMETERS = "parameters"
+"""Baseline: the number of parameters, recorded with every accuracy."""
+ALL_LADDERS: Mapping[str, Ladder] = {
+    **LADDERS,
+    TWIN_LADDER.name: TWIN_LADDER,
+    AFFINE_MAPS.name: AFFINE_MAPS,
+}
+
+
+def _values(record: Record) -> Iterable[tuple[str, float]]:
+    """Yield the name and value of each judged number of a cell, baselines and variants included."""
+    name, summary = record.measure.name, record.result.summary
+    yield name, summary.get("value", math.nan)
+    if name == "absdev":
+        for kind in NORMALIZED:
+            yield f"{name} {kind}", summary.get(f"over_{kind}", math.nan)
+
+
+def cells_of(runs: Runs) -> pd.DataFrame:
+    """Return the cells of all ladders as a table.
+
+    Parts are named by the ladder, with a variant after a dot. Rungs count from 0 for the least
+    nonlinear. Fitted networks that explain too little of their target are left out.
+    """
+    rows = []
+    for part, run in runs.items():
+        name, _, variant = part.partition(".")
+        for record in run.records:
+            rung, seed = ALL_LADDERS[name].rung_of(record.subject), record.subject.seed
+            explained = float((record.subject.weights_metadata or {}).get("explained", "nan"))
+            if explained < MIN_EXPLAINED:
+                continue
+            status, reason = record.result.status, record.result.reason
+            seconds = max(record.costs.get("wall_seconds", math.nan), record.seconds)
+            key = (name, variant, rung, seed)
+            for measure, value in _values(record):
+                is_empty = status == "ok" and math.isnan(value)
+                shown = "undefined" if is_empty else status
+                why = "nothing to divide by" if is_empty else reason
+                number = value if shown == "ok" else math.nan
+                rows.append((*key, measure, number, shown, why, seconds))
+            if record.measure.name == "affine-residual" and record.subject.parameters:
+                parameters = float(record.subject.parameters)
+                rows.append((*key, PARAMETERS, parameters, "ok", "", math.nan))
+    columns = ["ladder", "part", "rung", "seed", "measure", "value", "status", "reason", "seconds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def descriptions_of(runs: Runs) -> dict[str, Mapping[str, Any]]:
+    """Return the recorded description of each measure; variants share that of their measure."""
+    descriptions: dict[str, Mapping[str, Any]] = {}
+    for run in runs.values():
+        for record in run.records:
+            names = (name for name, _ in _values(record))
+            descriptions |= dict.fromkeys(names, to_plain(record.measure))
+    descriptions[PARAMETERS] = {"more_means": "more nonlinear", "version": "1"}
+    return dict(sorted(descriptions.items()))
+
+
+def residuals_of(cells: pd.DataFrame, ladder: str) -> pd.Series[Any]:
+    """Return the affine residuals of a ladder's networks by seed and rung."""
+    rows = cells[(cells.ladder == ladder) & (cells.measure == "affine-residual")]
+    rows = rows[(rows.part == "") & (rows.status == "ok")]
+    return rows.set_index(["seed", "rung"]).value

@@ -1,0 +1,104 @@
+"""Trend tests against all permutations, SciPy and published examples."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nlbench.studies.framework.trends import (
+    bootstrap_mean,
+    holm,
+    intraclass,
+    sign_test,
+    trend_test,
+)
+
+
+def concordance(values):
+    return sum(np.sign(b - a) for a, b in itertools.combinations(values, 2))
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [[1, 3, 2, 4]],
+        [[1, 3, 2], [2, 1, 3], [1, 2, 3]],
+        [[1, 1, 2], [2, 2, 1]],
+        [[0, 0, 1, 1, 1], [3, 2, 2]],
+        [[5, 5, 5], [1, 2, 3]],
+    ],
+)
+def test_p_values_are_those_of_all_permutations(blocks):
+    observed = sum(concordance(block) for block in blocks)
+    every = [
+        sum(map(concordance, orders))
+        for orders in itertools.product(*(list(itertools.permutations(b)) for b in blocks))
+    ]
+    trend = trend_test(blocks)
+    assert trend.p_rises == pytest.approx(np.mean([s >= observed for s in every]))
+    assert trend.p_falls == pytest.approx(np.mean([s <= observed for s in every]))
+
+
+def test_one_block_is_kendalls_exact_test():
+    values = np.random.default_rng(0).normal(size=9)
+    expected = stats.kendalltau(range(9), values, alternative="greater", method="exact")
+    trend = trend_test([values])
+    assert trend.p_rises == pytest.approx(expected.pvalue)
+    assert trend.tau == pytest.approx(expected.statistic)
+
+
+def test_the_exact_test_agrees_with_pages_where_both_are_extreme():
+    table = np.tile(np.arange(5), (4, 1))
+    page = stats.page_trend_test(table, method="exact").pvalue
+    assert trend_test(list(table)).p_rises == pytest.approx(page) == pytest.approx(120.0**-4)
+
+
+def test_tau_handles_ties_as_tau_b_with_distinct_positions():
+    values = [1, 2, 2, 3, 1, 4]
+    expected = stats.kendalltau(range(6), values, variant="b").statistic
+    assert trend_test([values]).tau == pytest.approx(expected)
+    assert trend_test([[7, 7, 7]]).taus == (0.0,)
+
+
+def test_the_size_of_the_test_is_its_level():
+    rng = np.random.default_rng(1)
+    rejected = [trend_test(list(rng.normal(size=(4, 4)))).p_rises < 0.05 for _ in range(2000)]
+    assert 0.015 < np.mean(rejected) < 0.055  # Attainable levels are discrete.
+
+
+def test_holm_is_that_of_a_published_example():
+    # Wright, "Adjusted P-values for simultaneous inference", Biometrics 48, 1992: three tests.
+    adjusted = holm({"a": 0.0099, "b": 0.0131, "c": 0.9847})
+    assert adjusted["a"] == pytest.approx(0.0297)
+    assert adjusted["b"] == pytest.approx(0.0297)
+    assert adjusted["c"] == pytest.approx(0.9847)
+    assert holm({}) == {}
+
+
+def test_the_sign_test_needs_five_networks():
+    assert sign_test(4, 4) > 0.05 > sign_test(5, 5)
+    assert sign_test(7, 8) == pytest.approx(9 / 256)
+    assert sign_test(0, 0) == 1
+
+
+def test_the_bootstrap_covers_the_mean():
+    rng = np.random.default_rng(2)
+    covered = []
+    for _ in range(200):
+        low, high = bootstrap_mean(rng.normal(size=25))
+        covered.append(low < 0 < high)
+    assert 0.88 < np.mean(covered) <= 0.98
+
+
+def test_the_intraclass_correlation_is_that_of_a_published_example():
+    # Shrout and Fleiss, table 2: six targets, four judges; ICC(1, 1) is 0.17.
+    table = [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]]
+    value, low, high = intraclass(table)
+    assert value == pytest.approx(0.166, abs=1e-3)
+    f = stats.f_oneway(*table).statistic
+    assert value == pytest.approx((f - 1) / (f + 3))
+    # The interval that R's psych::ICC prints for this table.
+    assert (low, high) == pytest.approx((-0.13, 0.72), abs=5e-3)
+    assert math.isnan(intraclass([[1, 1], [1, 1]])[0])
