@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from nlbench.errors import Undefined
+from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
@@ -20,6 +20,8 @@ from nlbench.probes.replacement.interception import CallId
 from nlbench.probes.replacement.prefix import replaced, run_replaced
 
 __all__ = ["SHARES", "Removal", "Step", "area_under", "refitted_maps", "weights_of_calls"]
+
+IGNORED_LABEL = -100
 
 SHARES = ("calls", "units", "flops")
 """Weights of calls, for the share of a network that is left."""
@@ -133,6 +135,12 @@ class Removal:
     inputs : tensor
         Samples to measure networks on.
     labels : tensor or None
+        -100 where there is nothing to predict.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the outputs are not logits of classes, or the labels don't fit them.
 
     Examples
     --------
@@ -154,7 +162,17 @@ class Removal:
         self._model, self._fitting, self._inputs, self._labels = model, fitting, inputs, labels
         self._calls = {call.name: call for call in calls}
         self._weights = weights_of_calls(model, calls, inputs[:2])
-        self._original = self._outputs({})
+        self._original = outputs = self._outputs({})
+        if outputs.ndim < 2 or outputs.shape[-1] < 2:
+            raise RequestError(
+                f"the network's outputs have shape {tuple(outputs.shape)}, expected logits of "
+                "classes"
+            )
+        if labels is not None and labels.shape != outputs.shape[:-1]:
+            raise RequestError(
+                f"labels of shape {tuple(labels.shape)} don't fit logits of shape "
+                f"{tuple(outputs.shape)}"
+            )
 
     def curve(self, order: Sequence[str]) -> list[Step]:
         """Remove calls in an order, refitting all maps after each, and measure each network."""
@@ -180,8 +198,9 @@ class Removal:
         }
         accuracy = loss = None
         if self._labels is not None:
-            accuracy = float((outputs.argmax(-1) == self._labels).double().mean())
-            loss = float(-after.gather(-1, self._labels[..., None]).mean())
+            counted = self._labels != IGNORED_LABEL
+            accuracy = float((outputs.argmax(-1) == self._labels)[counted].double().mean())
+            loss = float(nn.functional.nll_loss(after[counted], self._labels[counted]))
         kl = float((before.exp() * (before - after)).sum(-1).mean())
         return Step(removed[-1] if removed else "", left, accuracy, kl, loss)
 

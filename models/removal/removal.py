@@ -156,6 +156,6 @@ def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> Remov
 
 def _class_labels(subject: Subject, device: Any) -> Tensor | None:
     labels = subject.labels
-    if labels is None or labels.is_floating_point() or labels.ndim != 1:
+    if labels is None or labels.is_floating_point():
         return None
     return labels.to(device)

@@ -75,6 +75,27 @@ def test_accuracy_and_loss_are_those_of_the_network_that_is_left(model):
     assert step.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), rel=1e-5)
 
 
+def test_ignored_labels_do_not_count(model):
+    labels = torch.arange(60) % 3
+    half = torch.where(torch.arange(60) < 30, labels, -100)
+    whole = Removal(model, find_calls(model, INPUTS), INPUTS, INPUTS[:30], labels[:30])
+    some, all_of_half = removal(model, half).step(["5"]), whole.step(["5"])
+    assert some.accuracy == pytest.approx(all_of_half.accuracy)
+    assert some.loss == pytest.approx(all_of_half.loss)
+
+
+@pytest.mark.parametrize(
+    ("network", "labels", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 1), nn.Tanh()), None, "expected logits of classes"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.zeros(60, 2).long(), "don't fit"),
+    ],
+)
+def test_outputs_that_are_no_logits_are_refused(network, labels, message):
+    with pytest.raises(RequestError, match=message):
+        removal(network, labels)
+
+
 def test_area_is_that_of_numpy():
     lefts, values = [1.0, 0.7, 0.2, 0.0], [0.9, 0.8, 0.5, 0.1]
     steps = [Step("", {"units": u}, v, 0.0, None) for u, v in zip(lefts, values, strict=True)]
