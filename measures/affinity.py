@@ -79,7 +79,7 @@ def affinity_score(
     ------
     nlbench.Undefined
         For fewer than two samples, a constant output, a constant input, or a singular Σx with
-        ``ridge=0``. Constant are samples whose spread is within rounding of their type.
+        ``ridge=0``. Samples whose spread is within rounding of their type count as constant.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
@@ -181,7 +181,7 @@ class Affinity(FunctionMeasure):
 
     Limits
     ------
-    It compares the laws of input and output, not their pairs: an independent copy of the input
+    It compares the distributions of input and output, not their pairs: an independent copy of the input
     scores 0.97, although no sample is mapped to its own. Maps that are not positive semidefinite
     score low although they are linear: 0.46 for a rotation in 16 dimensions. Many small kinks are
     invisible to it. The score has no scale, so it doesn't say which sites can be removed.

@@ -192,7 +192,7 @@ class NonlinearityCoefficient(Measure):
     Limits
     ------
     It is at least 1 on normal inputs, by the Poincaré inequality; on clustered inputs a network
-    that is steep only between the clusters is below. The samples define Σx, so networks on
+    that is steep only between the clusters may be below 1. The samples define Σx, so networks on
     different data are not comparable.
 
     Examples

@@ -127,7 +127,7 @@ class PathMeasure(Measure):
         """Measure one segment; results are added up with ``+``."""
 
     def of_observation(self, observation: TracedSegment) -> Any:
-        """Measure one segment and what else was observed of it: by default `of` its trace."""
+        """Measure one segment from its observation; by default `of` its trace."""
         return self.of(observation.trace)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Sparsity: the share of entries near zero after an activation minus the share before."""
+"""Sparsity: the change of the share of entries near zero at an activation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
 
 NEAR_ZERO = 1e-3
 
-# Entries processed at once, to fit into a CPU's cache or a GPU's memory.
+# Entries processed at a time, to fit into a CPU's cache or a GPU's memory.
 CPU_CHUNK_ENTRIES, GPU_CHUNK_ENTRIES = 2**19, 2**27
 
 NUMPY_TYPES = (torch.float32, torch.float64)
 
-# Entries of a sample from which on NumPy counts row by row.
+# Entries per sample from which NumPy counts row by row.
 MIN_ROW_ENTRIES = 512
 
 

@@ -1,4 +1,4 @@
-"""The functions that runs, results and commands call to report, and the plugin that has them."""
+"""The interface of reports for runs, results and commands, and its installed plugin."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from nlbench import Signature
 from nlbench.errors import RequestError, nearest, one_line
 
 from .agreement import agreement, agreement_frame
-from .exports import to_parquet
 from .figures import figure_of
 from .fingerprint import Scale, strip
 from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
@@ -36,7 +35,6 @@ __all__ = [
     "fingerprint_of",
     "html_of",
     "leaderboard_of",
-    "parquet_of",
     "plot_of",
     "signature_of",
 ]
@@ -226,11 +224,6 @@ def plot_of(run: Run, measure: str) -> Figure:
     scores, measures = _read(run)
     _check(measure, scores.measures, "measure")
     return figure_of(run.scores, measures, measure)
-
-
-def parquet_of(run: Run, path: Any) -> Any:
-    """Write a run's tidy table as Parquet and return its path; needs pyarrow."""
-    return to_parquet(run.scores, path)
 
 
 def html_of(shown: Run | Result) -> str:

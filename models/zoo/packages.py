@@ -84,7 +84,7 @@ class PackagedFile:
         return folder / self.name
 
     def verified(self) -> Path:
-        """Return the path of the file, after a comparison with its published SHA-256.
+        """Return the path of the file after verifying its published SHA-256.
 
         Raises
         ------

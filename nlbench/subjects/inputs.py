@@ -1,8 +1,8 @@
 """The inputs of a model: a tensor, several arguments, or the batches of a loader.
 
-Probes know only models from one tensor (n, ...) to one tensor. The arguments of other models are
-packed into one tensor and unpacked by a forward pre-hook; a forward hook extracts the logits from
-their output.
+Probes support only models that map one tensor (n, ...) to one tensor. The arguments of other models
+are packed into one tensor and unpacked by a forward pre-hook; a forward hook extracts the logits
+from their output.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Arguments:
         Raises
         ------
         nlbench.RequestError
-            If the batch has other arguments than the first.
+            If the batch has different arguments than the first.
         """
         tensors, constants = _tensors_and_constants(batch)
         if tuple(tensors) != self.names or tuple(constants.items()) != self.constants:

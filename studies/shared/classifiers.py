@@ -156,7 +156,7 @@ def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str,
         if not available:
             raise RequestError(
                 f"none of the {len(trained)} networks' published weights are available "
-                f"({next(iter(files.values()))} is missing, for one)"
+                f"(for example, {next(iter(files.values()))} is missing)"
             )
         load_dataset(data, {})
     except RequestError as error:

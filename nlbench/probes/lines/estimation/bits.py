@@ -1,4 +1,4 @@
-"""Bit-packed flags: 64 booleans to an int64 word."""
+"""Bit-packed flags: 64 booleans per int64 word."""
 
 from __future__ import annotations
 
