@@ -181,10 +181,11 @@ class Affinity(FunctionMeasure):
 
     Limits
     ------
-    It compares the distributions of input and output, not their pairs: an independent copy of the input
-    scores 0.97, although no sample is mapped to its own. Maps that are not positive semidefinite
-    score low although they are linear: 0.46 for a rotation in 16 dimensions. Many small kinks are
-    invisible to it. The score has no scale, so it doesn't say which sites can be removed.
+    It compares the distributions of input and output, not their pairs: an independent copy of the
+    input scores 0.97, although no sample is mapped to its own. Maps that are not positive
+    semidefinite score low although they are linear: 0.46 for a rotation in 16 dimensions. Many
+    small kinks are invisible to it. The score has no scale, so it doesn't show which sites can be
+    removed.
 
     Published code
     --------------

@@ -102,7 +102,7 @@ def test_missing_weights_or_images_are_one_line(tmp_path, library, monkeypatch):
     instead = "use --weights init to measure the networks with random weights"
     with pytest.raises(nlbench.RequestError, match=instead) as caught:
         asked(tmp_path, weights="trained")
-    assert f"({file} is missing, for one)" in str(caught.value)
+    assert f"(for example, {file} is missing)" in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(nlbench.RequestError, match=f"for imagenet, not for digits; {instead}"):
         asked(tmp_path, weights="trained", data="digits")
