@@ -89,7 +89,7 @@ def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
     >>> facts = SubjectFacts(model="vgg8", weights="init", data="digits", seed=0, sample_hash="a")
     >>> changed_subject(facts, {"sample_hash": "a"})
     ''
-    >>> changed_subject(facts, {"sample_hash": "b"}).partition(" is no")[0]
+    >>> changed_subject(facts, {"sample_hash": "b"}).partition(" differs")[0]
     'vgg8 on digits: the sample hash'
     """
     known = {entry.name: getattr(facts, entry.name) for entry in fields(facts)}
