@@ -18,7 +18,7 @@ from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, op
 from nlbench.signals import check_interruption
 
 from .common import Interrupted, command_line, completed, show_run
-from .startup import fast_imports
+from .imports import fast_imports
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview

@@ -1,16 +1,15 @@
-"""Start of a command, with fast imports."""
+"""The start of the program: interruptions and errors of its first imports."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from nlbench.signals import ignore_interruptions, interruptible
 
-__all__ = ["fast_imports", "main"]
+from .imports import fast_imports
+
+__all__ = ["main"]
 
 
 def main() -> None:
@@ -30,18 +29,3 @@ def main() -> None:
             sys.exit(130)
         finally:
             ignore_interruptions()
-
-
-@contextmanager
-def fast_imports() -> Iterator[None]:
-    """Import without garbage collection, and exclude what exists afterwards from it.
-
-    Imported modules are never garbage: collecting would take a fifth of ``nlbench --help``, and
-    0.3 s of a command that imports PyTorch.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -1,0 +1,24 @@
+"""Imports that are not slowed down by garbage collection."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["fast_imports"]
+
+
+@contextmanager
+def fast_imports() -> Iterator[None]:
+    """Import without garbage collection, and exclude what exists afterwards from it.
+
+    Imported modules are never garbage: collecting would take a fifth of ``nlbench --help``, and
+    0.3 s of a command that imports PyTorch.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
