@@ -218,7 +218,8 @@ def _check_enough(n: int, d: int) -> None:
     if n <= d + 1:
         raise Undefined(
             f"n = {n} samples are too few for d = {d} inputs: the fit is exact for any data; "
-            "r2.kind=crossvalidated has a value"
+            "r2.kind=crossvalidated has a value, and so has sites.rows=tokens where each sample "
+            "has many"
         )
 
 

@@ -99,7 +99,8 @@ def prepared(samples: Samples, name: str) -> Prepared:
 def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
-    # For types shorter than float32 the spacing of float32: means over positions have its digits.
+    # For types shorter than float32 the spacing of float32: means over positions have its digits,
+    # and a pass knows how many were averaged.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
@@ -113,4 +114,7 @@ def prepare(batch: Pair) -> tuple[Prepared, Prepared]:
     >>> y.values
     tensor([[4.]], dtype=torch.float64)
     """
-    return prepared(batch.x.detach(), "x"), prepared(batch.y.detach(), "y")
+    x, y = prepared(batch.x.detach(), "x"), prepared(batch.y.detach(), "y")
+    roundings = getattr(batch, "rounding", (0.0, 0.0))
+    x.rounding, y.rounding = max(x.rounding, roundings[0]), max(y.rounding, roundings[1])
+    return x, y

@@ -182,6 +182,10 @@ class Layouts:
             if batch in (None, GONE) and layout.batch is not None:
                 batch = moved_axis(places, layout.batch)
                 merged = layout.batch == 0 and operation.arranges == "reshapes" and output.ndim > 0
+                is_folded = merged and source.ndim > 0 and len(source) != self._batch
+                if is_folded and len(output) == self._batch:
+                    # Tokens of all samples are tokens of samples again.
+                    batch = 0
                 if batch is None and merged and self._holds(len(output)):
                     batch = 0
                 if batch not in (None, GONE) and not self._holds(output.shape[batch]):
@@ -196,10 +200,15 @@ class Layouts:
         ):
             channel = output.ndim - 1
         elif channels == "product":
-            # A two-dimensional weight on the right makes channels of the last axis.
-            is_matrix = len(sources) == 2 and sources[1].ndim == 2
-            is_weight = is_matrix and not self.is_sampled(sources[1])
-            channel = output.ndim - 1 if is_weight else None
+            # A two-dimensional weight on the right makes channels of the last axis, one on the
+            # left of the last but one.
+            channel = None
+            if len(sources) == 2:
+                first, second = sources if call.name != "rmatmul" else sources[::-1]
+                if second.ndim == 2 and not self.is_sampled(second):
+                    channel = output.ndim - 1
+                elif first.ndim == 2 < second.ndim and not self.is_sampled(first):
+                    channel = output.ndim - 2
         elif channels == "mixed":
             channel = None
         return channel, batch

@@ -37,6 +37,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import Layouts
 from .function_calls import FunctionCall, tensors_in
+from .known_functions import known_kind
 from .operations import Operation, named_modules
 
 __all__ = ["HandwrittenCall", "SiteName", "SiteNames", "running_module"]
@@ -136,9 +137,12 @@ class HandwrittenCall:
 
     @property
     def kind(self) -> str:
-        """Kind of the only activation function that is called, else the class in lower case."""
+        """Kind of the only activation function that is called, else of the one that it equals.
+
+        Otherwise the class in lower case.
+        """
         kind = self._nonlinear[0].kind if len(self._nonlinear) == 1 else ""
-        return kind or type(self.module).__name__.lower()
+        return kind or known_kind(self.module) or type(self.module).__name__.lower()
 
     @property
     def is_one_call(self) -> bool:

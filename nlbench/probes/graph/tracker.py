@@ -12,7 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
-from nlbench.introspection.module_stack import SiteName, SiteNames
+from nlbench.introspection.known_functions import is_root_mean_square_norm, known_kind
+from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
 from nlbench.introspection.write_log import WriteLog
 
 from .channel_graph import Builder, ChannelGraph, Units
@@ -58,6 +59,8 @@ class ChannelTracker(SiteNames):
         self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
         self._nodes: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
+        # Nodes of the inputs of modules that may be one activation or norm.
+        self._sources: dict[int, Tensor | None] = {}
         self._writes: WriteLog[None] = WriteLog()
         self._tokens: set[int] = set()  # Nodes of integer inputs.
         # Results of comparisons of integer inputs.
@@ -77,6 +80,27 @@ class ChannelTracker(SiteNames):
             for step in graph.steps
         )
         return replace(graph, steps=tuple(steps))
+
+    def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
+        """Remember the nodes of the input, which the module may overwrite."""
+        self._add_inputs([handwritten.source])
+        if not self._refusals([handwritten.source]):
+            self._sources[id(handwritten)] = self._nodes_of(handwritten.source)
+
+    def handwritten_ends(
+        self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
+    ) -> None:
+        """Follow a module as a whole where its operations can't be followed."""
+        nodes = self._sources.pop(id(handwritten), None)
+        if nodes is None or not isinstance(output, Tensor) or output not in self._refused:
+            return
+        if name is not None and known_kind(handwritten.module):
+            nodes = self._builder.activated(nodes, self._site(name))
+        elif not is_root_mean_square_norm(handwritten.module, output.shape[-1]):
+            return
+        if nodes.shape == output.shape:
+            del self._refused[output]
+            self._bind(output, nodes, changed=False)
 
     def _site(self, name: SiteName | None) -> str:
         """Return a unique key for the current call, if it is an activation's."""

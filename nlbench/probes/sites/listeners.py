@@ -28,6 +28,9 @@ from .site import Site, SiteBatch
 
 __all__ = ["QUEUE_BYTES", "observe"]
 
+# Kinds of activations that multiply the other half of a gated unit.
+_GATED = ("gelu", "relu", "silu")
+
 QUEUE_BYTES = 2**28
 """Bytes of observations that may wait for the measures."""
 
@@ -87,7 +90,8 @@ def observe(
         for listener, names in zip(listeners, keys, strict=True):
             seen = _limited(observation, getattr(listener, "row_limit", None))
             shared = shared_by_package.setdefault(
-                (getattr(listener, "package", listener), len(seen.x)), Shared(seen.x, seen.y, clock)
+                (getattr(listener, "package", listener), len(seen.x)),
+                Shared(seen.x, seen.y, clock, seen.rounding),
             )
             batch = _copied(seen, names, shared)
             if order is None:
@@ -126,8 +130,7 @@ def observe(
             on_undefined=undefined.setdefault,
             **arguments,
         )
-    facts.update(_facts(sites, list(unseen), unresolved, options))
-    facts.update(_row_facts(rows, facts["samples"], options))
+    facts.update(_facts(sites, rows, facts["samples"], list(unseen), unresolved, options))
     if undefined:
         facts["undefined"] = undefined
     if not sites and undefined:
@@ -137,19 +140,10 @@ def observe(
         raise Undefined(f"the model calls no known activation function{inside}")
 
 
-def _row_facts(rows: Mapping[str, int], samples: int, options: ProbeOptions) -> dict[str, Any]:
-    """Return the number of rows of each place, where it is not the number of samples."""
-    policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
-    facts: dict[str, Any] = {}
-    if policy.description:
-        facts["row_policy"] = policy.description
-    if any(count != samples for count in rows.values()):
-        facts["rows"] = dict(rows)
-    return facts
-
-
 def _facts(
     sites: Mapping[str, Site],
+    rows: Mapping[str, int],
+    samples: int,
     unseen: Sequence[str],
     unresolved: Sequence[str],
     options: ProbeOptions,
@@ -168,14 +162,30 @@ def _facts(
     if unseen:
         facts["unseen"] = list(unseen)
         remarks.append(f"activations not seen: {_abbreviated(unseen)}")
+    gated = [name for name, site in sites.items() if site.role == "gate" and site.kind in _GATED]
+    if gated:
+        facts["gated"] = gated
+        remarks.append(f"products of gates are no places: at {_abbreviated(gated, 2)}")
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)
     if remarks:
         facts["remark"] = "; ".join(remarks)
-    notes = {name: channel_note([site]) for name, site in sites.items() if site.assumed}
-    if notes and (policy.tokens or options["reduction"] == "spatial"):
-        facts["remarks"] = notes
+    notes = {name: [channel_note([site])] for name, site in sites.items() if site.assumed}
+    if not (policy.tokens or options["reduction"] == "spatial"):
+        notes.clear()
+    for name, count in rows.items():
+        # Experts see the tokens that are routed to them; a table has one row.
+        if not policy.tokens and count not in (samples, 1):
+            notes.setdefault(name, []).append(
+                f"its rows are {count} tokens or windows of {samples} samples"
+            )
+    if notes:
+        facts["remarks"] = {name: "; ".join(texts) for name, texts in notes.items()}
+    if policy.description:
+        facts["row_policy"] = policy.description
+    if any(count != samples for count in rows.values()):
+        facts["rows"] = dict(rows)
     return facts
 
 

@@ -220,7 +220,16 @@ class _SitePass:
         assert y is not None
         unreduced = Unreduced(x.numbers, y.numbers)
         self._on_observation(
-            SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced, x.owners, self.samples)
+            SiteBatch(
+                site,
+                self._batch,
+                x.reduced,
+                y.reduced,
+                unreduced,
+                x.owners,
+                self.samples,
+                (x.rounding, y.rounding),
+            )
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,11 +107,14 @@ class Side:
         Result or error of each function of the whole tensor.
     owners : tensor of shape (rows,), optional
         Index of the sample of each row, if rows are tokens.
+    rounding : float
+        Relative error of the entries, where their type is shorter than float32; else 0.
     """
 
     reduced: Tensor
     numbers: Mapping[str, Tensor | Exception]
     owners: Tensor | None = None
+    rounding: float = 0.0
 
 
 def capture(
@@ -144,16 +148,22 @@ def capture(
     if selected is not None and tensor.ndim > 0:
         return _captured_positions(tensor, axis, reduction, functions, selected)
     if not functions or tensor.ndim == 0:
-        return Side(reduce_site(tensor, axis, reduction), {})
-    return joined(
-        [
-            Side(
-                reduce_site(chunk, axis, reduction),
-                {name: _applied(function, chunk) for name, function in functions.items()},
-            )
-            for chunk in _chunks(tensor)
-        ]
-    )
+        reduced = reduce_site(tensor, axis, reduction)
+        return Side(reduced, {}, rounding=_rounding(tensor, reduced.numel()))
+    sides = []
+    for chunk in _chunks(tensor):
+        reduced = reduce_site(chunk, axis, reduction)
+        numbers = {name: _applied(function, chunk) for name, function in functions.items()}
+        sides.append(Side(reduced, numbers, rounding=_rounding(chunk, reduced.numel())))
+    return joined(sides)
+
+
+def _rounding(tensor: Tensor, reduced: int) -> float:
+    """Return the relative error of means of short floats, from the number of means."""
+    if not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64):
+        return 0.0
+    # Roundings of different positions are independent.
+    return torch.finfo(tensor.dtype).eps * math.sqrt(reduced / max(1, tensor.numel()))
 
 
 def _captured_positions(
@@ -180,7 +190,8 @@ def _captured_positions(
         numbers = {name: _applied(function, tensor) for name, function in functions.items()}
     else:
         numbers = {name: _applied_at(function, rows, valid) for name, function in functions.items()}
-    return Side(reduced, numbers, selected.owners)
+    counted = reduced.numel() if selected.owners is None else tensor.numel()
+    return Side(reduced, numbers, selected.owners, _rounding(tensor, counted))
 
 
 def _applied_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exception:
@@ -229,7 +240,10 @@ def joined(sides: Sequence[Side]) -> Side:
         numbers[name] = errors[0] if errors else torch.cat(tensors)
     owners = [side.owners for side in sides if side.owners is not None]
     return Side(
-        torch.cat([side.reduced for side in sides]), numbers, torch.cat(owners) if owners else None
+        torch.cat([side.reduced for side in sides]),
+        numbers,
+        torch.cat(owners) if owners else None,
+        max(side.rounding for side in sides),
     )
 
 

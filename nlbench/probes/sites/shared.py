@@ -31,6 +31,10 @@ class Pair(Protocol):
     def y(self) -> Tensor:
         """Output (n, d)."""
 
+    @property
+    def rounding(self) -> tuple[float, float]:
+        """Relative errors of x and y; 0 where their type has them."""
+
     def shared(self, function: Callable[[Pair], T]) -> T:
         """Return the result of another shared function."""
 
@@ -44,6 +48,8 @@ class Shared:
         Copied on first access.
     clock : callable, optional
         Timer in seconds; by default `time.perf_counter`.
+    rounding : tuple of float
+        See `SiteBatch`.
 
     Attributes
     ----------
@@ -51,8 +57,15 @@ class Shared:
         Seconds saved so far: the cost of every result that was requested again.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        clock: Callable[[], float] | None = None,
+        rounding: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self._originals, self._clock = (x, y), clock or time.perf_counter
+        self.rounding = rounding
         # The result or the error of each function, and the seconds it takes alone.
         self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
         self.lent = 0.0

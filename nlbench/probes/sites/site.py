@@ -74,6 +74,8 @@ class SiteBatch:
         Index of the sample of each row in the batch, if rows are tokens.
     samples : int
         Number of samples in the batch; 0 if it is the number of rows.
+    rounding : tuple of float
+        Relative errors of x and of y, where the network ran in a type shorter than float32; else 0.
     borrowed : Borrowed, optional
         Access to results shared with other measures during a pass.
     """
@@ -85,6 +87,7 @@ class SiteBatch:
     unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     owners: Tensor | None = None
     samples: int = 0
+    rounding: tuple[float, float] = (0.0, 0.0)
     borrowed: Borrowed | None = field(default=None, repr=False, compare=False)
 
     @property

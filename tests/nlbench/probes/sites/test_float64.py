@@ -111,6 +111,13 @@ def test_a_constant_site_is_resolved():
     assert unresolved_sites(rows, exact, {}) == []
 
 
+@pytest.mark.parametrize(("noise", "found"), [(1e-3, ["a"]), (1e-5, [])])
+def test_noise_is_small_in_terms_of_the_spread(noise, found):
+    exact = normal(400, 4).double()
+    values = exact + noise * normal(400, 4, seed=1)
+    assert unresolved_sites({"a": (values, values)}, {"a": (exact, exact)}, {}) == found
+
+
 def test_one_column_in_a_thousand_may_be_rounding():
     exact = normal(4, 1000).double()
     noisy = exact.clone()

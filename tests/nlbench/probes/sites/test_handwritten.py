@@ -123,7 +123,7 @@ def test_the_channels_behind_a_handwritten_activation_are_known():
     model = nn.Sequential(nn.Conv1d(3, 5, 1), Swish(), nn.ReLU())
     sites = list_sites(model, torch.randn(4, 3, 9))
     assert [(site.kind, site.channel_axis, site.assumed) for site in sites] == [
-        ("swish", 1, False),
+        ("silu", 1, False),
         ("relu", 1, False),
     ]
 

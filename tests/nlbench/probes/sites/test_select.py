@@ -121,7 +121,7 @@ def test_a_selection_of_handwritten_activations_holds_in_later_batches():
 
 
 @pytest.mark.parametrize(
-    ("select", "names"), [("kind:relu6", ["1"]), ("kind:relu", ["2"]), ("kind:swish", ["3"])]
+    ("select", "names"), [("kind:relu6", ["1"]), ("kind:relu", ["2"]), ("kind:silu", ["3"])]
 )
 def test_a_kind_that_only_the_module_tells_can_be_selected(select, names):
     class Scaled(nn.Module):

@@ -91,12 +91,21 @@ def test_what_normalises_gates_or_adds_is_not_taken_for_an_activation(function):
     assert unseen(Inline(function)) == []
 
 
-def test_a_handwritten_activation_that_is_a_site_is_not_remarked_on():
-    class Swish(nn.Module):
-        def forward(self, x):
-            return x * torch.sigmoid(x)
+class Swish(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(x)
 
+
+def test_a_handwritten_activation_that_is_a_site_is_not_remarked_on():
     assert unseen(nn.Sequential(nn.Linear(4, 6), Swish(), nn.Linear(6, 2))) == []
+
+
+def test_an_operation_before_a_handwritten_activation_is_remarked_on():
+    swish = Swish()
+    assert unseen(Inline(lambda h: h.abs())) == ["abs of 0"]
+    model = Inline(lambda h: swish(h.abs()))
+    model.act = swish
+    assert unseen(model) == ["abs of 0"]
 
 
 def test_the_output_of_a_network_is_remarked_on_too():
@@ -127,8 +136,8 @@ def test_what_is_not_seen_is_said_in_the_record_and_beside_the_scores():
             return h * torch.sigmoid(h)
 
     run = nlbench.evaluate(Network(), torch.randn(20, 3, 4), ["r2"])
-    assert run.records[0].probe.facts["unseen"] == ["lstm of lstm", "mul of the model"]
-    said = "activations not seen: lstm of lstm, mul of the model"
+    assert run.records[0].probe.facts["unseen"] == ["lstm of lstm (15 calls)", "mul of the model"]
+    said = "activations not seen: lstm of lstm (15 calls), mul of the model"
     assert run["r2"].status == "ok"
     assert said in run["r2"].reason
     assert said in run.scores.query("place == ''")["reason"].iloc[0]
