@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.serialization.fields import extra_fields, from_plain, to_plain
+from nlbench.serialization.fields import extra_fields, from_plain, shared_field, to_plain
 
 
 class Facts(TypedDict, total=False):
@@ -96,3 +96,24 @@ def test_a_field_may_be_missing_only_where_its_default_says_nothing(missing):
     del content[missing]
     with pytest.raises(ValueError, match=f"it has no '{missing}'"):
         from_plain(Outer, content, "it")
+
+
+@dataclass(frozen=True)
+class Shared:
+    inner: Inner = shared_field()
+    own: Inner
+
+
+def test_equal_values_of_a_shared_field_are_one_object():
+    def read(size):
+        content = {"inner": {"name": "a", "size": size}, "own": {"name": "b"}}
+        return from_plain(Shared, content, "shared")
+
+    first, second, whole = read(0.5), read(0.5), read(1)
+    assert first.inner is second.inner
+    assert first.own is not second.own
+    assert (whole.inner.size, read(1.0).inner.size) == (1, 1.0)
+    assert type(read(1.0).inner.size) is float
+    for _ in range(2):  # a failure is not remembered as a value
+        with pytest.raises(ValueError, match=r"shared\.inner\.size is of type bool"):
+            read(True)

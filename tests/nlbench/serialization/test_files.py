@@ -1,5 +1,6 @@
 import os
 import stat
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from nlbench.errors import RequestError
 from nlbench.serialization.files import (
     check_is_file,
     make_folder,
+    parse_json,
     read_text,
     spreadsheet_safe,
     spreadsheet_text,
@@ -82,6 +84,28 @@ def test_a_text_is_read_whole_up_to_its_bound(tmp_path):
     place.write_bytes(b"\xff")
     with pytest.raises(RequestError, match=r"can't read .*text: "):
         read_text(place)
+
+
+def test_reading_a_small_file_takes_little_memory(tmp_path):
+    place = tmp_path / "text"
+    place.write_text("x" * 100)
+    tracemalloc.start()
+    try:
+        assert len(read_text(place)) == 100
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(32, True), (33, False)])
+def test_nesting_is_bounded(levels, is_read):
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        text = opening * levels + "1" + closing * levels
+        if is_read:
+            parse_json(text, "it")
+        else:
+            with pytest.raises(RequestError, match="nested in more than 32 levels"):
+                parse_json(text, "it")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")  # noqa: PTH110

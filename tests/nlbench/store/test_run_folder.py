@@ -100,6 +100,21 @@ def test_a_saved_run_is_loaded_with_the_same_table(tmp_path):
     assert loaded.name == "run"
 
 
+def test_equal_subjects_and_machines_are_loaded_as_one_object(tmp_path):
+    other = record("r2", key="k2")
+    records = [
+        record(key="k1"),
+        other,
+        replace(record("cka", key="k3"), subject=replace(other.subject, samples=9)),
+    ]
+    Run({"order": ["k1", "k2", "k3"]}, records).save(tmp_path / "run")
+    first, second, third = load_run(tmp_path / "run").records
+    assert first.subject is second.subject
+    assert third.subject.samples == 9
+    assert first.machine is second.machine is third.machine
+    assert [first, second, third] == records
+
+
 def test_a_result_is_found_by_its_measure_where_there_is_one_subject():
     run = Run({}, [record(), record("r2")])
     assert run["r2"].summary["value"] == 0.5
