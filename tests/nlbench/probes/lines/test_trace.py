@@ -1,5 +1,7 @@
 """Slope changes are counted beside units whose crossing is known to change nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.lines import SegmentTrace, slope_changes, trace_segment
+from nlbench.probes.lines import SegmentTrace, estimate_segment, slope_changes, trace_segment
 
 from segments import mlp
 
@@ -87,3 +89,13 @@ def test_slopes_are_undefined_where_they_cannot_be_told():
         slope_changes(trace_segment(nn.ReLU(), *ends, method="sampling"))
     with pytest.raises(Undefined, match="below double precision"):
         slope_changes(trace_segment(nn.ReLU(), *ends, dtype=torch.float32))
+
+
+def test_the_error_of_an_estimate_is_that_of_its_worst_output():
+    estimate = estimate_segment(mlp(0, widths=(3, 8, 3)), torch.zeros(3), torch.ones(3))
+    above, below = torch.tensor([[1.0, 0.0, 0.0], [1.0, 4.0, 0.0]], dtype=torch.float64)
+    error = torch.tensor([0.1, 0.8, 0.0]).double()
+    estimate = replace(estimate, above=above, below=below, deviation_error=error)
+    assert estimate.relative_error == pytest.approx(0.2)
+    nothing = replace(estimate, above=0 * above, below=0 * below)
+    assert nothing.relative_error == 0

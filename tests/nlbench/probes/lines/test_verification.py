@@ -3,6 +3,8 @@
 import gc
 import weakref
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from nlbench.probes.lines import verification as check
 from nlbench.probes.lines.published import trace_by_sampling
 from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.program import Program, walk, walk_measured
+from nlbench.probes.lines.rules.pieces import Kinks
 
 from segments import Functional, mlp
 
@@ -132,3 +135,25 @@ def test_checked_points_are_limited(limit, monkeypatch):
     check.check_trace(program, net, points, trace, batch_points=limit)
     assert max(sizes) <= max(4, limit)  # A pair of points, and its copy.
     assert len(sizes) > 2 or limit == 64
+
+
+@pytest.mark.parametrize(
+    ("x", "bound", "is_refused"),
+    [
+        ([[-1e-12], [1e-12]], 0.0, True),
+        # Within the error of the inputs, or within rounding of the largest of them.
+        ([[-1e-12], [1e-12]], 1e6, False),
+        ([[-1e-15, 5.0], [1e-15, 5.0]], 0.0, False),
+        ([[-1.0, 5.0], [1.0, 5.0]], 0.0, True),
+    ],
+)
+def test_a_unit_within_rounding_of_its_kink_has_no_side(x, bound, is_refused):
+    x = torch.tensor(x, dtype=torch.float64)
+    step = SimpleNamespace(site="relu", refusal=ValueError)
+    seen = SimpleNamespace(step=step, inputs=[x], bounds=[torch.full_like(x, bound)], output=x)
+    compare = partial(check._compare, seen, Kinks(lambda inputs: inputs[0]), [""])
+    if is_refused:
+        with pytest.raises(ValueError, match="missing in the trace"):
+            compare()
+    else:
+        compare()

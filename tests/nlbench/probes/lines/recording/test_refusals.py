@@ -8,6 +8,9 @@ from torch.nn import functional as F
 
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
+from nlbench.probes.lines.recording.recorder import record_program
+from nlbench.probes.lines.recording.transposition import with_samples_first
+from nlbench.probes.lines.rules.rule import Input, NotAffine
 
 
 def test_a_model_of_complex_numbers_is_refused():
@@ -110,6 +113,14 @@ def test_batch_norm_with_the_statistics_of_the_batch_is_refused():
         recorded(net, 3, 4)
 
 
+def test_a_module_that_is_refused_keeps_no_hook():
+    net = Net(lambda m, x: m.attention(x, x, x)[0])
+    net.attention = nn.MultiheadAttention(4, 2, batch_first=True).double()
+    with pytest.raises(UnsupportedOperation):
+        record_program(net, torch.zeros(1, 3, 4).double())
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
 def test_attention_is_refused_as_a_whole():
     net = Net(lambda m, x: F.scaled_dot_product_attention(x, x, x))
     with pytest.raises(UnsupportedOperation, match=r"^scaled_dot_product_attention at"):
@@ -145,3 +156,18 @@ def test_an_assertion_of_the_network_is_one_line():
 
     with pytest.raises(RequestError, match=r"can't be run .*\(1, 3\): expected 7 features"):
         recorded(Net(check), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("mm", (Input(0), torch.ones(2, 2))),
+        ("matmul", (Input(0), Input(0))),
+        ("matmul", (torch.ones(2, 2, 2), Input(0))),
+        ("addmm", (torch.ones(2, 1), Input(0), torch.ones(2, 2))),
+        ("add", (Input(0), torch.ones(2, 2, 2))),
+    ],
+)
+def test_samples_that_are_mixed_are_not_transposed(name, arguments):
+    with pytest.raises(NotAffine, match="mixes the samples"):
+        with_samples_first(name, arguments, {})

@@ -7,7 +7,10 @@ import torch
 from programs import Net
 from torch.nn import functional as F
 
+from nlbench.errors import UnsupportedOperation
+from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.recording.recorder import record_program
+from nlbench.probes.lines.rules.rounding import peak_over
 
 ONE = torch.ones((), dtype=torch.float64)
 
@@ -55,6 +58,7 @@ def vector(*numbers):
         (lambda m, x: F.softshrink(x, 2.0), [2e6, 0]),
         (lambda m, x: F.hardsigmoid(x), [2e6 / 6, 1e6 / 6]),
         (lambda m, x: x.abs(), [2e6, 1e6]),
+        (lambda m, x: F.prelu(x, torch.tensor([0.5, 0.25]).double()), [1e6, 1e6]),
     ],
 )
 def test_the_error_of_an_operation(function, expected):
@@ -147,3 +151,33 @@ def test_a_number_within_noise_of_a_kink_is_put_onto_it(function, kink):
     snapped = rule.snap([x], [bound])
     assert snapped[:2].tolist() == on_kink[:2].tolist()
     assert snapped[2].tolist() == rule.apply([x])[2].tolist()
+
+
+def test_no_numbers_have_a_peak_of_zero():
+    empty = torch.zeros(2, 0, 3)
+    assert torch.equal(peak_over(empty, (1,)), torch.zeros(2, 3))
+    assert torch.equal(peak_over(empty, (1, 2)), torch.zeros(2))
+
+
+def test_bounds_in_the_wrong_order_make_a_constant():
+    trace = trace_segment(Net(lambda m, x: x.clamp(3, 2)), torch.ones(1), 4 * torch.ones(1))
+    assert trace.crossings == 0
+    assert trace.values.tolist() == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize("name", ["select_scatter", "slice_scatter"])
+def test_numbers_written_across_samples_are_refused(name):
+    written = torch.zeros(3) if name == "select_scatter" else torch.zeros(1, 3)
+
+    def function(m, x):
+        place = (0,) if name == "select_scatter" else (0, 1)
+        return getattr(torch, name)(x, written.to(x), 0, *place)
+
+    with pytest.raises(UnsupportedOperation, match="mixes the samples"):
+        trace_segment(Net(function), torch.zeros(3), torch.ones(3))
+
+
+def test_the_error_of_a_convolution():
+    x, bound = (v[:, :, None].expand(1, 2, 3) for v in (vector(-2.5, 1.5), vector(2e6, 1e6)))
+    found = bound_of(lambda m, x: F.conv1d(x, vector(3, 4)[..., None]), x, bound)
+    assert found.flatten().tolist() == pytest.approx([math.sqrt(52) * 1e6] * found.numel(), rel=0.2)
