@@ -22,7 +22,9 @@ SLOPES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.0)
 
 def main() -> None:
     entries = registry.entries("measures").items()
-    ours = [name for name, entry in entries if entry.claims[0].value.startswith("nlbench.")]
+    ours = [
+        name for name, entry in entries if entry.claims[0].value.startswith("nlbench.measures.")
+    ]
     request = nlbench.Request(
         tuple(sys.argv[1:] or ours),
         tuple(f"ladders/cnn-slope{slope:g}" for slope in SLOPES),

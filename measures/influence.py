@@ -114,11 +114,35 @@ class _InfluenceAccumulator(Accumulator):
 
 
 class Influence(PooledMeasure):
-    """Influence: mean over rows of 1 - cos between a place's input and its output.
+    r"""Influence: mean over rows of 1 - cos between a place's input and its output.
 
     It is the block influence by which ShortGPT orders blocks for removal: 0 for a block that turns
     no token. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both are of the stream, not of its
     layer norm, and say nothing about nonlinearity.
+
+    Definition
+    ----------
+    .. math::
+
+        \overline{1 - \frac{\langle x_i, y_i \rangle}{\|x_i\| \, \|y_i\|}}
+
+    over rows i whose input and output are not zero.
+
+    Units
+    -----
+    None.
+
+    Undefined
+    ---------
+    All rows have an input or an output of zeros.
+
+    Cost
+    ----
+    One forward pass for all places, O(rows · d) per place.
+
+    Limits
+    ------
+    A rotation has influence and is linear. An offset common to all rows hides changes.
     """
 
     name: ClassVar[str] = "influence"

@@ -335,7 +335,7 @@ class _Target:
 
 
 class Linearity(PooledMeasure):
-    """Linearity: share of what a place does to its rows that an affine map predicts.
+    r"""Linearity: share of what a place does to its rows that an affine map predicts.
 
     The map is fitted by least squares, from sums accumulated in float64. The value is held out:
     whole sequences in folds, each predicted by the fit to the others. `in_sample` is the published
@@ -347,6 +347,36 @@ class Linearity(PooledMeasure):
     with the largest squares, and `per_token` the mean over rows of the squared error of a held-out
     row relative to its own squared distance to the mean: 0 for an affine map. Both are computed
     from up to 2,048 rows.
+
+    Definition
+    ----------
+    For centred rows X before and Y after a place, and predictions of held-out sequences,
+
+    .. math::
+
+        1 - \frac{\|Y - \hat Y\|_F^2}{\|Y\|_F^2} .
+
+    Units
+    -----
+    None. 1 is an affine map.
+
+    Undefined
+    ---------
+    Fewer than two rows, fewer than two samples, or a constant input or output.
+
+    Cost
+    ----
+    One forward pass for all places; O(rows · d²) per place, with O(d²) memory for each fold.
+
+    Limits
+    ------
+    A block whose branch is small has a value near 1: compare ``branch_value``. Few rows with large
+    squares can decide it, which ``top_share`` shows. It doesn't predict what removal costs.
+
+    Published code
+    --------------
+    Computes the in-sample score by singular value decompositions in float32, which is off by up to
+    8.8e-4 at width 1,024, and higher than the held-out value for few rows.
     """
 
     name: ClassVar[str] = "linearity"

@@ -1,6 +1,7 @@
 """Every Python block of README.md and docs/ runs as it stands there."""
 
 import csv
+import inspect
 import re
 from pathlib import Path
 
@@ -89,3 +90,17 @@ def test_the_planted_ladder_has_the_versions_of_the_measures():
     for name, version in versions:
         current = registry.load("measures", name).version
         assert version == current, f"run python docs/planted_ladder.py {name}"
+
+
+MEASURES = [
+    name
+    for name, entry in registry.entries("measures").items()
+    if entry.claims[0].value.startswith("nlbench.measures.")
+]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_measure_documents_its_definition_and_limits(name):
+    text = inspect.cleandoc(registry.load("measures", name).__doc__)
+    for section in ("Definition", "Units", "Undefined", "Cost", "Limits"):
+        assert f"\n{section}\n{'-' * len(section)}\n" in text, section

@@ -40,7 +40,7 @@ def write_pages(app: Sphinx) -> None:
     names = sorted(
         name
         for name, entry in registry.entries("measures").items()
-        if entry.claims[0].value.startswith("nlbench.")
+        if entry.claims[0].value.startswith("nlbench.measures.")
     )
     table = pd.read_csv(LADDER, dtype={"version": str})
     for name in names:

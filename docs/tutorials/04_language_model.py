@@ -37,7 +37,7 @@ data = torch.tensor(list(text))[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
 torch.manual_seed(0)
 model = LanguageModel()
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for _ in range(60):
+for _ in range(40):
     batch = data[torch.randint(len(data), (32,))]
     loss = cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
     optimizer.zero_grad()

@@ -19,7 +19,7 @@ network = torchvision.models.resnet18().eval()
 image = torch.nn.functional.interpolate(torch.randn(1, 3, 7, 7), size=64, mode="bicubic")[0]
 moved = image.roll(1, dims=2)
 
-estimate = estimate_segment(network, image, moved, tolerance=0.05)
+estimate = estimate_segment(network, image, moved, tolerance=0.1)
 print(f"at least {estimate.at_least:,.0f} boundaries, about {estimate.crossings:,.0f}")
 print(f"error {estimate.error:,.0f}; largest deviation {absolute_deviation(estimate).max():.3g}")
 

@@ -10,7 +10,7 @@ import nlbench
 from nlbench.request import ExecutionOptions
 
 request = nlbench.Request(
-    measures=("affinity", "nlc"),
+    measures=("affinity", "cka"),
     models=("vgg8", "plain20"),
     data=("digits",),
     weights="init",
@@ -28,7 +28,7 @@ run.fingerprint()
 # %%
 # The second time nothing is measured, and a larger grid measures only what is new:
 
-larger = nlbench.Request(**{**vars(request), "measures": ("affinity", "nlc", "r2")})
+larger = nlbench.Request(**{**vars(request), "measures": ("affinity", "cka", "r2")})
 nlbench.run(larger, "runs/grid").leaderboard(["r2"])
 
 # %%
