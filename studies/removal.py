@@ -405,8 +405,8 @@ def _headline(
     names = ", ".join(LABELS.get(c, c) for c in alike) or "none"
     return (
         f"{LABELS.get(best, best)} predicts the cost best: Spearman {row.spearman:.2f} "
-        f"({row.low:.2f} to {row.high:.2f}) within a network, over {row.networks:.0f} networks; the "
-        f"cost measured on other samples reaches {ceiling.spearman:.2f}. "
+        f"({row.low:.2f} to {row.high:.2f}) within a network, over {row.networks:.0f} networks; "
+        f"the cost measured on other samples reaches {ceiling.spearman:.2f}. "
         f"Not separable from it: {names}.",
     )
 
