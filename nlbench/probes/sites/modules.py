@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -184,11 +185,13 @@ def place_hooks(
         return None if output is None else place.with_output(returned, output)
 
     with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(begin, prepend=True).remove)
+        stack.callback(model.register_forward_pre_hook(_in_this_thread(begin), prepend=True).remove)
         for module in {place.module for place in places}:
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hook = module.register_forward_pre_hook(_in_this_thread(before), with_kwargs=True)
+            stack.callback(hook.remove)
         for module in {place.last for place in places}:
-            stack.callback(module.register_forward_hook(after, prepend=True).remove)
+            hook = module.register_forward_hook(_in_this_thread(after), prepend=True)
+            stack.callback(hook.remove)
         yield
 
 
@@ -418,11 +421,18 @@ def _recorded_calls(model: nn.Module, example: Tensor) -> list[_Call]:
 @contextmanager
 def _hooks(modules: Any, enter: Callable[..., Any], leave: Callable[..., Any]) -> Iterator[None]:
     """Set hooks right around the forward methods of modules."""
+    enter, leave = _in_this_thread(enter), _in_this_thread(leave)
     with ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(leave, prepend=True).remove)
         yield
+
+
+def _in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that ignores calls in other threads, where the model may run as well."""
+    thread = threading.get_ident()
+    return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
 
 def _end(call: _Call, returned: Any, mode: _FollowedAxes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,8 +90,12 @@ class PositionSelector:
 
     def _hook(self, module: nn.Module, names: Mapping[str, int | None], stack: ExitStack) -> None:
         pushed: list[bool] = []
+        thread = threading.get_ident()
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # The model may run in another thread at the same time.
+            if threading.get_ident() != thread:
+                return
             with torch._C.DisableTorchFunction():
                 mask = self._mask(names, args, kwargs)
                 pushed.append(mask is not None)
@@ -98,7 +103,7 @@ class PositionSelector:
                     self._masks.append(mask)
 
         def leave(module: nn.Module, args: object, returned: object) -> None:
-            if pushed.pop() and self._masks:
+            if threading.get_ident() == thread and pushed.pop() and self._masks:
                 self._masks.pop()
 
         stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -1,5 +1,7 @@
 """Blocks, attention and MLPs are found by structure, counted from the architecture."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torchvision.models import VisionTransformer, resnet18, swin_t
 import nlbench
 from nlbench.models.networks.transformer import TransformerTiny
 from nlbench.probes.sites.modules import Place, find_places, place_hooks
+from nlbench.probes.sites.observation import observe_sites
 
 IDS = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -226,3 +229,20 @@ def test_places_that_share_a_call_are_refused():
     place = find_places(model, torch.zeros(1, 2), "modules:0")[0]
     with pytest.raises(nlbench.RequestError, match="same call"):
         place_hooks(model, [place, place], lambda *_: None, lambda *_: None).__enter__()
+
+
+def test_passes_in_several_threads_see_their_own_calls():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    x = torch.randn(4, 5, 3)
+
+    def seen(number):
+        values = []
+        options = {"of": "modules:1", "rows": "tokens"}
+        observe_sites(model, [x + number] * 3, lambda b: values.append(b.y.clone()), **options)
+        return values
+
+    expected = [model(x + number).flatten(0, 1).detach() for number in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        for outputs, rows in zip(pool.map(seen, range(8)), expected, strict=True):
+            assert len(outputs) == 3
+            assert all(torch.allclose(output, rows, atol=1e-6) for output in outputs)
