@@ -63,7 +63,7 @@ class Removal(Study):
         "Better (EASIER). ECML PKDD, 2024."
     )
     needs = "mnist1d, digits; trains 40 networks"
-    minutes, quick_minutes = 18.0, 0.9
+    minutes, quick_minutes = 15.0, 0.9
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
