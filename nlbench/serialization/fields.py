@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from nlbench.errors import shorten
 
-__all__ = ["extra_fields", "from_plain", "shared_field", "to_plain"]
+__all__ = ["SHARED", "extra_fields", "from_plain", "to_plain"]
 
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
@@ -18,19 +18,17 @@ Reader = Callable[[Any, str], Any]
 _EXTRA, _SHARED = "extra", "shared"
 _MAX_SHARED = 256  # objects of one field
 
+SHARED: Mapping[str, bool] = {_SHARED: True}
+"""Metadata of a field whose equal values are read as one object.
+
+Thousands of records repeat their machine and their measure; a copy of each in every record would
+take most of the time and memory of reading them.
+"""
+
 
 def extra_fields() -> Any:
     """Create the field that holds the unknown entries of a read object."""
     return field(default_factory=dict, metadata={_EXTRA: True})
-
-
-def shared_field() -> Any:
-    """Create a field whose equal values are read as one object.
-
-    Thousands of records repeat their machine and their measure; a copy of each in every record
-    would take most of the time and memory of reading them.
-    """
-    return field(metadata={_SHARED: True})
 
 
 def to_plain(value: object) -> Any:

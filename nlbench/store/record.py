@@ -15,7 +15,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
-from nlbench.serialization.fields import extra_fields, from_plain, shared_field, to_plain
+from nlbench.serialization.fields import SHARED, extra_fields, from_plain, to_plain
 from nlbench.serialization.versioned import dump_versioned, parse_versioned
 from nlbench.subjects.facts import SubjectFacts
 
@@ -131,9 +131,9 @@ class Record:
 
     key: str
     subject: SubjectFacts
-    measure: RecordedMeasure = shared_field()
+    measure: RecordedMeasure = field(metadata=SHARED)
     probe: RecordedProbe
-    machine: RecordedMachine = shared_field()
+    machine: RecordedMachine = field(metadata=SHARED)
     result: Result
     seconds: float = 0.0
     finished: str = ""

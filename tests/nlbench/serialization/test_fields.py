@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.serialization.fields import extra_fields, from_plain, shared_field, to_plain
+from nlbench.serialization.fields import SHARED, extra_fields, from_plain, to_plain
 
 
 class Facts(TypedDict, total=False):
@@ -100,7 +100,7 @@ def test_a_field_may_be_missing_only_where_its_default_says_nothing(missing):
 
 @dataclass(frozen=True)
 class Shared:
-    inner: Inner = shared_field()
+    inner: Inner = field(metadata=SHARED)
     own: Inner
 
 
