@@ -13,6 +13,7 @@ from nlbench.reports.agreement import Correlation, spearman
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, draw_groups, draw_intervals, page_figure
+from .framework.trends import network_interval
 from .framework.verdicts import between
 from .shared.linear_regions import (
     AXIS_LABELS,
@@ -70,8 +71,8 @@ class DensityVsDeviation(ClosedPaths):
                     f"ρ = {mean:.2f} ({low:.2f} to {high:.2f})",
                     between((low, high), (-WEAK, WEAK)),
                     f"mean of Spearman's ρ over paths, {len(networks)} network"
-                    f"{'s' * (len(networks) > 1)}, with its 95 % interval; agrees if that lies "
-                    f"within ±{WEAK}, does not if it lies beyond",
+                    f"{'s' * (len(networks) > 1)}, with Student's 95 % interval over networks; "
+                    f"agrees if that lies within ±{WEAK}, does not if it lies beyond",
                 )
             )
         columns = ["setting", "networks", "published", "correlation", "low", "high"]
@@ -85,11 +86,13 @@ class DensityVsDeviation(ClosedPaths):
 
 
 def mean_correlation(correlations: Sequence[Correlation]) -> tuple[float, float, float]:
-    """Average correlations of several networks, with an interval, by Fisher's transformation."""
+    """Average correlations of several networks, with an interval over networks.
+
+    Computed of Fisher's transforms; a single network has no interval but [-1, 1].
+    """
     values = np.arctanh([correlation.value for correlation in correlations])
-    widths = np.arctanh([correlation.high for correlation in correlations]) - values
-    mean, width = float(values.mean()), float(np.sqrt((widths**2).sum())) / len(correlations)
-    return math.tanh(mean), math.tanh(mean - width), math.tanh(mean + width)
+    low, high = network_interval(values) if len(values) > 1 else (-math.inf, math.inf)
+    return math.tanh(float(values.mean())), math.tanh(low), math.tanh(high)
 
 
 def _figure(table: pd.DataFrame, both: pd.DataFrame) -> Figure:

@@ -73,10 +73,10 @@ class Paired(ClosedPaths):
             Verdict(
                 f"Density separates {pair[0]} from clean labels across seeds too",
                 "",
-                f"{share.text}, {share.n} comparisons",
+                f"{share.text}, {share.groups} networks",
                 share_above(share, NEARLY_ALL),
                 "each network of wrong labels against each clean one of a different seed, on "
-                "the same paths",
+                "the same paths; Wilson's 95 % interval over networks",
             )
             for pair in pairs
             if pair[1] == "clean" and (share := shares[pair, "density", False]).n
@@ -84,11 +84,11 @@ class Paired(ClosedPaths):
         names = {**AXIS_LABELS, "density": "density"}
         seeds = {True: "one seed", False: "different seeds"}
         rows = [
-            (*pair, names[name], seeds[same], share.n, share.value, share.low, share.high)
+            (*pair, names[name], seeds[same], share.groups, share.value, share.low, share.high)
             for (pair, name, same), share in shares.items()
             if share.n
         ]
-        columns = ["higher", "lower", "measure", "networks of", "comparisons"]
+        columns = ["higher", "lower", "measure", "networks of", "networks"]
         table = pd.DataFrame(rows, columns=[*columns, "share", "low", "high"])
         return Findings(
             verdicts,
@@ -125,10 +125,10 @@ def _is_above(pair: tuple[str, str], measure: str, published: str, share: Correl
     return Verdict(
         f"{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{share.text}, {share.n} comparisons",
+        f"{share.text}, {share.groups} pairs of networks",
         agrees,
-        "share of paths with Wilson's 95 % interval, over the networks of one seed; nearly all is "
-        f"at least {NEARLY_ALL}, almost none at most {FEW:g}",
+        "share of paths, mean over pairs of networks of one seed with Wilson's 95 % interval over "
+        f"the pairs; nearly all is at least {NEARLY_ALL}, almost none at most {FEW:g}",
     )
 
 

@@ -59,7 +59,7 @@ class Paths(Study):
         for (kind, name), table in values.items():
             share = share_of_paths(table, f"noise {NOISE_LEVEL:g}", "clean")
             interval = (share.value, share.low, share.high)
-            rows.append((KINDS[kind], name, *interval, share.n, spreads[kind, name]))
+            rows.append((KINDS[kind], name, *interval, share.groups, spreads[kind, name]))
             if name == "absdev" or kind != "random":
                 verdicts.append(_separates(kind, name, share))
         ours = "; ".join(
@@ -78,7 +78,15 @@ class Paths(Study):
             )
         )
         above = f"share with noise {NOISE_LEVEL:g} above clean"
-        columns = ["paths", "measure", above, "low", "high", "comparisons", "spread over paths"]
+        columns = [
+            "paths",
+            "measure",
+            above,
+            "low",
+            "high",
+            "pairs of networks",
+            "spread over paths",
+        ]
         table = pd.DataFrame(rows, columns=columns)
         return Findings(
             verdicts,
@@ -106,10 +114,10 @@ def _separates(kind: str, measure: str, share: Correlation) -> Verdict:
         f"{'Deviation' if is_deviation else 'Density'} separates clean from wrong labels on "
         f"{KINDS[kind]}",
         "yes" if is_deviation else "hardly, near training data",
-        f"{share.text}, {share.n} comparisons",
+        f"{share.text}, {share.groups} pairs of networks",
         (share_above if is_deviation else share_below)(share, SEPARATING_SHARE),
         f"share of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value, Wilson's "
-        f"95 % interval; separated if it is at least {SEPARATING_SHARE}",
+        f"95 % interval over pairs of networks; separated if it is at least {SEPARATING_SHARE}",
     )
 
 

@@ -14,7 +14,8 @@ from nlbench.reports.agreement import Correlation, paired_share
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.verdicts import ordered, share_above
+from .framework.trends import network_interval, network_share
+from .framework.verdicts import above, below, share_above
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import measure_networks
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MIN_SEPARATION = 2.0
 """Ashman's D above which two normal distributions are cleanly separated."""
-MIN_BIC_DIFFERENCE = 2
+NEAR_ONE = 0.9
 
 NAMES = {"resnet20": "ResNet20", "plain20": "plain20"}
 
@@ -139,14 +140,14 @@ def _separated(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict
             "With shortcuts the first and second ReLUs of blocks are two modes",
             "two modes",
             f"D = {_listed(residual)}",
-            ordered(MIN_SEPARATION, residual),
-            "Ashman's D of each seed: above 2 two modes are separated",
+            above(network_interval(residual), MIN_SEPARATION),
+            "Ashman's D, above 2 two modes are separated: Student's 95 % interval over networks",
         ),
         Verdict(
             "Without shortcuts they are one",
             "one mode",
             f"D = {_listed(plain)}",
-            ordered(plain, MIN_SEPARATION),
+            below(network_interval(plain), MIN_SEPARATION),
             "the same network, recipe and seeds without the additions",
         ),
     ]
@@ -156,31 +157,32 @@ def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
     """Count modes without using which ReLU a score belongs to."""
     verdicts = []
     for model, published in (("resnet20", "two modes"), ("plain20", "one mode")):
-        gain = modes(trained.value[trained.model == model])
-        is_two = gain > 0
-        is_decided = abs(gain) >= MIN_BIC_DIFFERENCE
+        networks = trained[trained.model == model].groupby("seed").value
+        gains = np.array([modes(values) for _, values in networks])
+        sign = 1 if published == "two modes" else -1
         verdicts.append(
             Verdict(
                 f"Scores of all ReLUs of {NAMES[model]} have {published}",
                 published,
-                f"{'two' if is_two else 'one'} (BIC {gain:+.0f} for two)",
-                is_two == (published == "two modes") if is_decided else None,
-                "a mixture of two normal distributions against one, all seeds; a difference of "
-                f"BIC below {MIN_BIC_DIFFERENCE} is inconclusive",
+                f"BIC for two: {', '.join(f'{gain:+.0f}' for gain in gains)}",
+                above(np.multiply(sign, network_interval(gains))),
+                "a mixture of two normal distributions against one, for each network; Student's "
+                "95 % interval of the difference of BIC over networks",
             )
         )
     return verdicts
 
 
 def _near_one(trained: pd.DataFrame) -> Verdict:
-    _, outer = _inner_outer(trained[trained.model == "resnet20"])
-    median = float(outer.median())
+    sites = trained[trained.model == "resnet20"]
+    _, outer = _inner_outer(sites)
+    medians = [_inner_outer(own)[1].median() for _, own in sites.groupby("seed")]
     return Verdict(
         "One mode is of almost linear activations, those after an addition",
         "centred near 1",
-        f"median {median:.3f}, {outer.min():.2f} to {outer.max():.2f}",
-        ordered(0.9, median),
-        "near 1: a median of at least 0.9",
+        f"median {np.mean(medians):.3f}, {outer.min():.2f} to {outer.max():.2f}",
+        above(network_interval(medians), NEAR_ONE),
+        f"near 1: a median of at least {NEAR_ONE}; Student's 95 % interval over networks",
     )
 
 
@@ -188,19 +190,18 @@ def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
     """Compare the two activations of each block."""
     shares: dict[str, Correlation] = {}
     for model in NAMES:
-        pairs = [
-            b - a
+        by_network = [
+            paired_share(outer.to_numpy() - inner.to_numpy()).value
             for _, sites in trained[trained.model == model].groupby("seed")
             for inner, outer in [_inner_outer(sites)]
-            for a, b in zip(inner, outer, strict=True)
         ]
-        shares[model] = paired_share(pairs)
+        shares[model] = network_share(by_network, len(by_network))
     return Verdict(
         "In a block the ReLU after the addition is the more linear one",
         "",
         f"{shares['resnet20'].text} of blocks; without additions {shares['plain20'].text}",
         share_above(shares["resnet20"]),
-        "share of blocks with Wilson's interval",
+        "share of blocks, mean over networks with Wilson's 95 % interval over networks",
     )
 
 

@@ -16,12 +16,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from nlbench.reports.agreement import Correlation
+
 __all__ = [
     "Interval",
     "Trend",
     "bootstrap_mean",
     "holm",
     "intraclass",
+    "network_interval",
+    "network_share",
     "sign_test",
     "trend_test",
 ]
@@ -161,6 +165,52 @@ def bootstrap_mean(values: ArrayLike) -> Interval:
     picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
     low, high = np.quantile(array[picks].mean(1), [LEVEL / 2, 1 - LEVEL / 2])
     return float(low), float(high)
+
+
+def network_interval(values: ArrayLike) -> Interval:
+    """Compute Student's 95 % interval of a mean over networks; NaN for fewer than two.
+
+    Examples
+    --------
+    >>> low, high = network_interval([4.4, 3.6, 3.6])
+    >>> round(low, 2), round(high, 2)
+    (2.72, 5.01)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return math.nan, math.nan
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * stats.sem(array))
+    return float(array.mean()) - half, float(array.mean()) + half
+
+
+def network_share(shares: ArrayLike, networks: int) -> Correlation:
+    """Average shares of paths or places of several networks, with Wilson's interval over networks.
+
+    Each network counts as one observation, as if its paths all agreed: no other dependence of
+    them gives a wider interval.
+
+    Parameters
+    ----------
+    shares : array of shape (n,)
+        One per network, or per compared pair of networks.
+    networks : int
+        Number of independent networks or pairs.
+
+    Examples
+    --------
+    >>> share = network_share([1.0, 1.0, 1.0], 3)
+    >>> share.value, round(share.low, 2), share.groups
+    (1.0, 0.44, 3)
+    """
+    array = np.asarray(shares, dtype=np.float64)
+    if not len(array):
+        return Correlation(math.nan, math.nan, math.nan, 0)
+    value, z = float(array.mean()), stats.norm.ppf(1 - LEVEL / 2)
+    middle = (value + z**2 / (2 * networks)) / (1 + z**2 / networks)
+    spread = value * (1 - value) / networks + z**2 / (4 * networks**2)
+    half = float(z / (1 + z**2 / networks) * math.sqrt(spread))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Correlation(value, low, high, len(array), networks)
 
 
 def intraclass(table: ArrayLike) -> tuple[float, float, float]:

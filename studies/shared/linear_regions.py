@@ -20,6 +20,7 @@ from nlbench.reports.agreement import Correlation, paired_share
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study
 from nlbench.studies.framework.figures import draw_shares, page_figure
+from nlbench.studies.framework.trends import network_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,11 +109,19 @@ def trained_networks(
         trainings: list[tuple[str, str, float | None]] = [
             (plain, "quick" if context.quick else "", None)
         ]
-        trainings += [(other, f"{prefix}augmented", None)] if augmented else []
+        # A mirrored digit is no digit: small data are only shifted.
+        trainings += [(other, f"{prefix}shifted", None)] if augmented else []
         trainings += [(noisy, f"{prefix}noise{level:g}", level) for level in levels]
         checkpoints += [
             context.request_training(
-                MODEL, data, recipe, seed, label_noise=level, name=name, **changes
+                MODEL,
+                data,
+                recipe,
+                seed,
+                label_noise=level,
+                name=name,
+                **changes,
+                **({"flip": False} if data == DATA and recipe == other else {}),
             )
             for recipe, name, level in trainings
         ]
@@ -243,18 +252,22 @@ def share_of_paths(
     """Compute the share of paths on which one setting's networks exceed another's.
 
     Networks of equal or of different seeds are compared; the only initialised network counts as of
-    the same seed. The values are those of `path_values`.
+    the same seed. The values are those of `path_values`. The interval is over networks, not paths.
     """
     first, second = (
         values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
         for name in (higher, lower)
     )
-    differences = [
-        first[a] - second[b]
+    pairs = [
+        (a, b)
         for a, b in itertools.product(first, second)
         if ((a == b) or lower == "initialised") == same_seed
     ]
-    return paired_share(np.concatenate(differences) if differences else [])
+    shares = [paired_share(first[a] - second[b]).value for a, b in pairs]
+    # One network that many are compared with is one observation.
+    return network_share(
+        shares, min(len(set(side)) for side in zip(*pairs, strict=True)) if pairs else 0
+    )
 
 
 def distribution_figure(

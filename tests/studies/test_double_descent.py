@@ -8,10 +8,10 @@ from paths_of_networks import record, run_of
 from nlbench.studies.double_descent import DoubleDescent
 
 
-def runs(errors, deviations, densities):
+def runs(errors, deviations, densities, fits=(0.9, 0.9, 0.9)):
     parts = {"paths": [], "accuracy": []}
-    for width, error, deviation, density in zip(
-        (4, 8, 16), errors, deviations, densities, strict=True
+    for width, error, deviation, density, fit in zip(
+        (4, 8, 16), errors, deviations, densities, fits, strict=True
     ):
         for seed in (0, 1):
             cells = [
@@ -19,7 +19,7 @@ def runs(errors, deviations, densities):
                 record("density", "noise 0.2", seed, np.full(4, density + seed)),
                 record("accuracy", "noise 0.2", seed, [], summary=1 - error),
             ]
-            made = {"seed": str(seed), "train_accuracy": "0.9", "label_noise": "0.2"}
+            made = {"seed": str(seed), "train_accuracy": str(fit), "label_noise": "0.2"}
             subject = dataclasses.replace(
                 cells[0].subject, model=f"resnet18-w{width}", weights_metadata=made
             )
@@ -43,3 +43,8 @@ def test_a_peak_between_the_ends_is_found():
 def test_without_a_peak_the_verdict_is_undecided():
     found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20))
     assert found == ["can't tell", "can't tell", "no"]
+
+
+def test_a_missing_peak_is_refuted_if_the_labels_are_first_fitted_in_between():
+    found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20), (0.8, 0.9, 1.0))
+    assert found == ["no", "no", "no"]
