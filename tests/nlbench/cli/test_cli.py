@@ -421,8 +421,8 @@ def test_the_version_is_said(here):
 def test_names_are_completed_in_the_shell(tmp_path):
     completed = {
         "nlbench ru": {"run"},
-        "nlbench run --measures affi": {"affinity"},
-        "nlbench run --measures cka,affi": {"cka,affinity"},
+        "nlbench run --measures affini": {"affinity"},
+        "nlbench run --measures cka,affini": {"cka,affinity"},
         "nlbench run --models vgg1": {"vgg11", "vgg13", "vgg16", "vgg19"},
         "nlbench run --data dig": {"digits"},
         "nlbench list me": {"measures"},
