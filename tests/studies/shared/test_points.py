@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from nlbench.cli.show import details
 from nlbench.errors import RequestError
@@ -124,3 +125,13 @@ def test_the_grid_covers_the_square_evenly_and_has_no_labels():
     assert points == {(x / 2, y / 2) for x in range(-2, 3) for y in range(-2, 3)}
     assert sample.labels is None
     assert torch.equal(sample.images, sample.inputs)
+
+
+def test_exponential_points_are_quantiles_of_a_skewed_law():
+    quantiles = inputs_of("exponential/1:2", count=9).flatten().double().sort().values
+    expected = stats.expon(1, 2).ppf((np.arange(9) + 0.5) / 9)
+    np.testing.assert_allclose(quantiles, expected, rtol=1e-6)
+    drawn = inputs_of("exponential/1:2", count=20_000, spacing="random").flatten().double()
+    assert drawn.min() >= 1
+    assert drawn.mean().item() == pytest.approx(3, rel=0.05)
+    assert stats.skew(drawn) == pytest.approx(2, rel=0.2)

@@ -1,0 +1,23 @@
+"""Trivial measures against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from nlbench.errors import Undefined
+from nlbench.studies.shared.baselines import elementwise_residual
+
+
+def test_the_elementwise_residual_is_that_of_a_fit_of_each_channel():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)) + 5
+    y = np.tanh(x - 5) + rng.normal(size=(200, 3))
+    fits = [np.polyval(np.polyfit(a, b, 1), a) for a, b in zip(x.T, y.T, strict=True)]
+    expected = np.square(y.T - fits).sum() / np.square(y - y.mean(0)).sum()
+    value = elementwise_residual.function(torch.tensor(x), torch.tensor(y)).item()
+    assert value == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_constant_output_has_none():
+    with pytest.raises(Undefined, match="constant output"):
+        elementwise_residual.function(torch.randn(9, 2), torch.ones(9, 2))
