@@ -112,19 +112,13 @@ def trained_networks(
         # A mirrored digit is no digit: small data are only shifted.
         trainings += [(other, f"{prefix}shifted", None)] if augmented else []
         trainings += [(noisy, f"{prefix}noise{level:g}", level) for level in levels]
-        checkpoints += [
-            context.request_training(
-                MODEL,
-                data,
-                recipe,
-                seed,
-                label_noise=level,
-                name=name,
-                **changes,
-                **({"flip": False} if data == DATA and recipe == other else {}),
+        for recipe, name, level in trainings:
+            own = {**changes, "flip": False} if data == DATA and recipe == other else changes
+            checkpoints.append(
+                context.request_training(
+                    MODEL, data, recipe, seed, label_noise=level, name=name, **own
+                )
             )
-            for recipe, name, level in trainings
-        ]
     return tuple(checkpoints)
 
 
