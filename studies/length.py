@@ -120,7 +120,7 @@ def layer_factor(variance: float) -> float:
         math.comb(WIDTH, k) * math.exp(math.lgamma((k + 1) / 2) - math.lgamma(k / 2))
         for k in range(1, WIDTH + 1)
     )
-    return math.sqrt(2 * variance / WIDTH) * sum(sizes) / 2**WIDTH
+    return float(math.sqrt(2 * variance / WIDTH) * sum(sizes) / 2**WIDTH)
 
 
 def _figure(table: pd.DataFrame) -> Figure:

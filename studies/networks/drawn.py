@@ -52,13 +52,11 @@ class Drawn(Family):
 
             widths = [vector_length(input_shape), *[WIDTH] * depth]
             layers: list[nn.Module] = []
-            for fan_in, width in itertools.pairwise(widths):
-                layers += [nn.Linear(fan_in, width, bias=False), nn.ReLU()]
-            layers.append(nn.Linear(WIDTH, num_classes, bias=False))
-            for layer in layers[::2]:
-                fan_in = layer.in_features
+            for fan_in, width in itertools.pairwise([*widths, num_classes]):
+                layer = nn.Linear(fan_in, width, bias=False)
                 nn.init.normal_(layer.weight, std=math.sqrt(variance / fan_in))
-            return nn.Sequential(*layers)
+                layers += [layer, nn.ReLU()]
+            return nn.Sequential(*layers[:-1])
 
         build.__doc__ = self.describe(name)
         return model(source=Source("", "ours, for the theory of random networks"))(build)
