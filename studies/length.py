@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEPTH = 8
 PATHS = 4
+NO_GROWTH = 1.05
 VARIANCES = {"2": "He's initialisation", "4": "weights √2 times as large"}
 LENGTHS = Source(
     "B. Hanin, R. Jeong, D. Rolnick, Deep ReLU Networks Preserve Expected Length, ICLR 2022, and "
@@ -66,7 +67,9 @@ class Length(Study):
         networks = int(table.networks.min())
         off = ((table["mean"] - table.theory) / table["standard error"]).abs().max()
         growth = np.exp(np.polyfit(large.layer, np.log(large["mean"]), 1)[0])
-        ends = he["mean"].iloc[-1] + 2 * he["standard error"].iloc[-1] * np.array([-1, 1])
+        last = he.iloc[-1]
+        ends = last["mean"] + 2 * last["standard error"] * np.array([-1, 1])
+        ends = ends ** (1 / DEPTH)
         verdicts = [
             Verdict(
                 "What is measured is what was derived",
@@ -77,10 +80,11 @@ class Length(Study):
             ),
             Verdict(
                 "Under He's initialisation the expected length does not grow with depth",
-                "at most 1",
-                f"{he['mean'].iloc[-1]:.2f} of the path's length after {DEPTH} layers, "
-                f"interval {ends[0]:.2f} to {ends[1]:.2f}",
-                None if ends[0] < 1 < ends[1] else below(ends, 1),
+                "at most 1 time a layer",
+                f"{last['mean'] ** (1 / DEPTH):.3f} times a layer, "
+                f"interval {ends[0]:.3f} to {ends[1]:.3f}",
+                below(ends, NO_GROWTH),
+                f"a factor below {NO_GROWTH:g} a layer counts as no growth",
             ),
             Verdict(
                 "With larger weights it grows exponentially with depth",
