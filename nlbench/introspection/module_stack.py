@@ -26,7 +26,7 @@ from collections.abc import (
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -42,6 +42,8 @@ from .operations import Operation, named_modules
 
 __all__ = ["HandwrittenCall", "SiteName", "SiteNames", "running_module"]
 
+
+NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 # Where a trace bends in one of these, the site has the module's name.
 _POOLING: tuple[type[nn.Module], ...] = (
@@ -350,7 +352,10 @@ class SiteNames(TorchFunctionMode):
     ) -> None:
         """Handle the end of a possible handwritten activation; without a name it is not one."""
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
+    ) -> None:
+        # Without keywords while another thread removes its hook.
         if threading.get_ident() != self._thread:
             return
         if self._stack and (outer := self._stack[-1][1]) is not None:

@@ -92,9 +92,11 @@ class PositionSelector:
         pushed: list[bool] = []
         thread = threading.get_ident()
 
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            # The model may run in another thread at the same time.
-            if threading.get_ident() != thread:
+        def enter(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+        ) -> None:
+            # The model may run in another thread at the same time, or lose its hooks there.
+            if threading.get_ident() != thread or kwargs is None:
                 return
             with torch._C.DisableTorchFunction():
                 mask = self._mask(names, args, kwargs)
