@@ -120,7 +120,7 @@ def test_its_probe_is_shown_to_measures_from_python_and_checked_as_any(site, tmp
     checked = call("check-measure", "stable-rank", "--json", cwd=tmp_path, paths=[site])
     assert checked.returncode == 0, checked.stderr
     rows = {row["check"]: row for row in json.loads(checked.stdout)}
-    assert rows["invariant to batches"]["verdict"] == "not checked"
+    assert rows["invariant to batches"]["outcome"] == "not checked"
     assert "doesn't depend on the samples" in rows["non-finite inputs"]["detail"]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .function_calls import tensors_in
+from .function_calls import tensors_in, unobserved_calls
 from .pytree import tree_map
 
 __all__ = ["FloatTypeMode", "computing_in", "own_float_type"]
@@ -70,7 +70,7 @@ class FloatTypeMode(TorchFunctionMode):
         if name == "__get__":
             return func(*args, **kwargs)
         # The checks made here are not calls of the network.
-        with torch._C.DisableTorchFunction():
+        with unobserved_calls():
             floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
             if floats:
                 args, kwargs = self._converted(name, floats, args, kwargs)
@@ -80,7 +80,7 @@ class FloatTypeMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         if floats or not isinstance(result, Tensor):
             return result
-        with torch._C.DisableTorchFunction():
+        with unobserved_calls():
             return result.to(self.dtype) if self._replaces(result.dtype) else result
 
     def _replaces(self, dtype: torch.dtype) -> bool:

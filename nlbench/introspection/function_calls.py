@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .operations import known, operation
 
-__all__ = ["FunctionCall", "tensors_in"]
+__all__ = ["FunctionCall", "tensors_in", "unobserved_calls"]
+
+unobserved_calls = torch._C.DisableTorchFunction
+"""Context in which no mode and no subclass sees the calls of functions."""
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

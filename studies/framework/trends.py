@@ -199,7 +199,7 @@ def network_share(shares: ArrayLike, networks: int) -> Correlation:
     Examples
     --------
     >>> share = network_share([1.0, 1.0, 1.0], 3)
-    >>> share.value, round(share.low, 2), share.groups
+    >>> share.value, round(float(share.low), 2), share.groups
     (1.0, 0.44, 3)
     """
     array = np.asarray(shares, dtype=np.float64)

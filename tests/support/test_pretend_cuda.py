@@ -263,7 +263,8 @@ def test_a_run_on_the_device_gives_what_one_on_the_cpu_gives(tmp_path):
     for record in here.records:
         name, found = record.measure.name, there[record.measure.name]
         assert found.status == record.result.status, f"{name}: {found.reason}"
-        assert found.status == ("undefined" if name == "r2" else "ok")  # It has too few samples.
+        # They need more samples, and exact breakpoints.
+        assert found.status == ("undefined" if name in ("r2", "regions") else "ok")
         assert found.summary == pytest.approx(record.result.summary, rel=1e-12, abs=1e-12), name
 
 

@@ -20,9 +20,9 @@ from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.hidden_calls import hidden_calls
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
 
-from .hidden_calls import hidden_calls
 from .place_options import RowPolicy
 from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.axes import Layouts, batch_first
-from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 
 from .place_options import parse_places
@@ -399,7 +399,7 @@ def _recorded_calls(model: nn.Module, example: Tensor) -> list[_Call]:
     mode = _FollowedAxes(model, example)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with torch._C.DisableTorchFunction():
+        with unobserved_calls():
             inputs = {
                 key: (tensor.shape, mode.axes(tensor)) for key, tensor in _tensors(args, kwargs)
             }
@@ -410,7 +410,7 @@ def _recorded_calls(model: nn.Module, example: Tensor) -> list[_Call]:
             running.append(call)
 
     def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
-        with torch._C.DisableTorchFunction():
+        with unobserved_calls():
             _end(running.pop(), returned, mode)
 
     with _hooks(paths, enter, leave), mode:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nlbench.introspection.function_calls import unobserved_calls
+
 from .place_options import RowPolicy
 
 __all__ = ["PositionSelector", "SelectedPositions", "drawn_rows"]
@@ -98,7 +100,7 @@ class PositionSelector:
             # The model may run in another thread at the same time, or lose its hooks there.
             if threading.get_ident() != thread or kwargs is None:
                 return
-            with torch._C.DisableTorchFunction():
+            with unobserved_calls():
                 mask = self._mask(names, args, kwargs)
                 pushed.append(mask is not None)
                 if mask is not None:
