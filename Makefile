@@ -48,7 +48,7 @@ gpu: $(VENV)/.installed
 # The packages with the trained networks of zoo/*, without their own dependencies.
 zoo: $(VENV)/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
-		mnist1d==0.0.2.post1 'timm>=1.0' 'transformers>=5.0'
+		'timm>=1.0' 'transformers>=5.0'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $$($(BIN)/python -m nlbench.models.zoo)
 
 clean:

@@ -21,7 +21,7 @@ __all__ = ["mnist1d"]
 def _fingerprint() -> str:
     version = version_of("mnist1d")
     if version is None:
-        raise RequestError("mnist1d isn't installed: pip install mnist1d==0.0.2.post1")
+        raise RequestError("mnist1d isn't installed: pip install 'nlbench[mnist1d]'")
     return version
 
 

@@ -1,6 +1,7 @@
 """``nlbench study``."""
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from nlbench import registry
 from nlbench.cli.common import Interrupted, command_line, completed, split_names
 from nlbench.cli.parameters import Device, ProgressStyle
-from nlbench.errors import PluginError, RequestError
+from nlbench.errors import NlbenchError, PluginError, RequestError
 from nlbench.parsers import parse_seeds
 from nlbench.request import ExecutionOptions
 
@@ -99,6 +100,7 @@ def study(
     from .context import Context
     from .page import analyse_in_style
 
+    unfinished: list[str] = []
     with keep_workers():
         for number, (name, loaded) in enumerate(studies.items()):
             start = time.perf_counter()
@@ -119,9 +121,20 @@ def study(
                     findings = analyse_in_style(loaded, runs)
                 except KeyboardInterrupt:
                     raise Interrupted(f"finished cells are in {out}", command) from None
+                except NlbenchError as error:
+                    if len(studies) == 1:
+                        raise
+                    unfinished.append(name)
+                    print(f"\n{name}: {error}", file=sys.stderr, flush=True)
+                    continue
             print("\n" * bool(number), end="")
             _report(name, loaded, findings, runs, context)
             print(f"took    {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
+    if unfinished:
+        raise NlbenchError(
+            f"{len(unfinished)} of {len(studies)} studies ended without a result: "
+            f"{', '.join(unfinished)} (see above)"
+        )
 
 
 def _execution(

@@ -102,6 +102,21 @@ def test_fixed_settings_are_refused_in_one_line(here):
     assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
 
 
+def test_a_study_that_fails_leaves_the_others_their_results(here, monkeypatch, tmp_path):
+    def measure(self, context):
+        raise nlbench.RequestError("a package is missing")
+
+    monkeypatch.setattr(registry.load("studies", "noise"), "measure", measure)
+    status, out, err = here("study", "noise,redshift", "--seeds", "0,1", "--device", "cpu")
+    assert status == 2
+    assert err == (
+        "\nnoise: a package is missing\n"
+        "nlbench: 1 of 2 studies ended without a result: noise (see above)\n"
+    )
+    assert "tanh, weights × 6, shifted" in out
+    assert (tmp_path / "studies" / "redshift" / "report.html").exists()
+
+
 def test_cells_of_another_run_are_reused(tmp_path):
     request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
     first = run(request, tmp_path / "first")
