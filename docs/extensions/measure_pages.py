@@ -91,7 +91,7 @@ def page_lines(measure: type[Measure], figures: Collection[str]) -> Iterator[str
         yield "the digits: three seeds, and their mean."
     if "networks" in figures:
         yield from ["", *title("Reference networks", "-"), f".. image:: {name}-networks.svg", ""]
-        yield "Networks of torchvision, initialised, vgg8, and trained networks; see :doc:`/report`."
+        yield "Initialised networks of torchvision, vgg8, and trained ones; see :doc:`/report`."
     if examples := "\n\n".join(examples_of(measure, sections)):
         yield from ["", *title("Reference values", "-")]
         yield from ["The tests run these lines. Values hold to the digits shown.", "", examples]
