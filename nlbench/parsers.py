@@ -132,8 +132,14 @@ def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
     return distinct
 
 
+_CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+
 def parse_paths(text: str, label: str) -> list[str]:
-    """Split paths at commas, unless a file has that name, and expand globs."""
+    """Split paths at commas, unless a file has that name, and expand globs.
+
+    A glob that matches checkpoints matches no other files, such as ``epochs.csv`` next to them.
+    """
     if _exists(text):
         return [text]
     paths: list[str] = []
@@ -141,7 +147,9 @@ def parse_paths(text: str, label: str) -> list[str]:
         if not any(letter in part for letter in "*?[") or _exists(part):
             paths.append(part)
             continue
-        matches = sorted(str(match) for match in _glob(Path(part)) if match.is_file())
+        files = sorted(match for match in _glob(Path(part)) if match.is_file())
+        weights = [file for file in files if file.suffix in _CHECKPOINTS]
+        matches = [str(file) for file in weights or files]
         if not matches:
             raise RequestError(f"{label}: no file matches '{shorten(part)}'")
         paths += matches

@@ -23,7 +23,7 @@ from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import Correlation, paired_share
 from .exports import markdown_table, to_csv
-from .leaderboard import CONFIDENCE, REPEATS, resampled_means
+from .leaderboard import mean_interval
 from .manifest import flat
 from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, number
@@ -325,7 +325,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     """
     names = _names(first, second)
     before, after = (
-        Scores(run.scores, run.manifest.get("measures", {})) for run in (first, second)
+        Scores.of_records(run.records, run.manifest.get("measures", {})) for run in (first, second)
     )
     pairs = _matched(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
@@ -381,11 +381,7 @@ def _difference(subject: str, measure: str, before: TableCell, after: TableCell)
     known = {place.name: place.value for place in before.places}
     steps = np.array([p.value - known[p.name] for p in after.places if p.name in known])
     steps = steps[np.isfinite(steps)]
-    low = high = math.nan
-    if len(steps) > 1:
-        means = resampled_means(steps, REPEATS, f"{subject}\0{measure}")
-        tail = 50 * (1 - CONFIDENCE)
-        low, high = (float(end) for end in np.percentile(means, [tail, 100 - tail]))
+    low, high = mean_interval(steps, f"{subject}\0{measure}")
     counts = len(before.place_values), len(after.place_values)
     if counts != (len(steps), len(steps)) and not notes:
         # The values are means over different places, so no interval of shared places fits them.

@@ -20,8 +20,10 @@ __all__ = [
     "Row",
     "Standing",
     "family_of",
+    "is_training",
     "leaderboard",
     "leaderboard_frame",
+    "mean_interval",
     "rank_intervals",
     "resampled_means",
     "sense_of",
@@ -138,10 +140,16 @@ def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
     return next((name for name in names if sense_of(measures.get(name, {}))), None)
 
 
+def is_training(rows: Sequence[Row]) -> bool:
+    """Return True if all rows are checkpoints, of several steps: they are ordered by step."""
+    steps = {row.subjects[0].checkpoint for row in rows}
+    return None not in steps and len(steps) > 1
+
+
 def leaderboard(
     scores: Scores, measures: Measures, *, together: bool = True, repeats: int = REPEATS
 ) -> list[Row]:
-    """Rank subjects, the most nonlinear by the first directed measure on top.
+    """Rank subjects: checkpoints by step, others by the first directed measure.
 
     Parameters
     ----------
@@ -156,12 +164,9 @@ def leaderboard(
     Returns
     -------
     list of Row
-        Subjects without a value of the ordering measure come last.
+        The most nonlinear on top. Subjects without a value of the ordering measure come last.
     """
-    groups: dict[object, list[TableSubject]] = {}
-    for subject in scores.subjects:
-        groups.setdefault(subject.group if together else subject.label, []).append(subject)
-    members = [tuple(sorted(group, key=lambda subject: subject.seed)) for group in groups.values()]
+    members = _members(scores.subjects, together)
     labels = _labels(members)
     columns = {
         name: _column(scores, measures.get(name, {}), name, members, labels, repeats)
@@ -171,6 +176,8 @@ def leaderboard(
         Row(label, group, {name: columns[name][index] for name in columns})
         for index, (label, group) in enumerate(zip(labels, members, strict=True))
     ]
+    if is_training(rows):
+        return sorted(rows, key=lambda row: _step_key(row.subjects[0]))
     first = sort_measure(measures, scores.measures)
     if first is None:
         return rows
@@ -182,16 +189,36 @@ def _sorting(value: float, sense: int) -> tuple[bool, float]:
     return (math.isnan(value), 0.0 if math.isnan(value) else -sense * value)
 
 
+def _step_key(subject: TableSubject) -> tuple[Any, ...]:
+    return (subject.run, subject.model, subject.data, subject.checkpoint)
+
+
+def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[TableSubject, ...]]:
+    """Group subjects by network; a group with one seed twice is split into its subjects."""
+    groups: dict[object, list[TableSubject]] = {}
+    for subject in subjects:
+        groups.setdefault(subject.group if together else subject.label, []).append(subject)
+    members: list[tuple[TableSubject, ...]] = []
+    for group in groups.values():
+        seeds = {subject.training_seed for subject in group}
+        if len(seeds) == len(group):
+            members.append(tuple(sorted(group, key=lambda subject: subject.training_seed)))
+        else:
+            members += [(subject,) for subject in group]
+    return members
+
+
 def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
-    """Return a label for each row, without the seed where a row has several."""
+    """Return a label for each row: checkpoints by their step, several seeds without a seed."""
     labels = []
     for group in members:
-        label = group[0].label
+        first = group[0]
+        parts = first.label.split(" · ")
         if len(group) > 1:
-            seed = group[0].seed
-            label = label.removesuffix(f"seed {seed}").removesuffix(" · ")
-            label = label.removesuffix(f"-seed{seed}")
-        labels.append(label)
+            parts = [part for part in parts if part != f"seed {first.seed}"]
+        if len(group) > 1 or first.checkpoint:
+            parts = [first.weights_text if part == first.weights else part for part in parts]
+        labels.append(" · ".join(parts))
     counts = Counter(labels)
     return [
         label if counts[label] == 1 else group[0].label
@@ -270,11 +297,11 @@ def _of_seeds(
     failed = [pair for pair in missing if pair[0].status in ("failed", "absent")]
     if failed or not len(values):
         cell, subject = (failed or missing)[0]
-        reason = f"seed {subject.seed}: {cell.reason}"
+        reason = f"seed {subject.training_seed}: {cell.reason}"
         nan = math.nan
         return Standing(nan, nan, nan, nan, n, "", cell.status, reason), np.empty(0)
     reasons = dict.fromkeys(cell.reason for cell in cells if cell.status == "ok" and cell.reason)
-    notes = [f"seed {s.seed} is {c.status}: {c.reason}" for c, s in missing]
+    notes = [f"seed {s.training_seed} is {c.status}: {c.reason}" for c, s in missing]
     reason = "; ".join([*reasons, *notes])
     over = "seeds" if len(values) > 1 else ""
     mean, std = _mean_and_std(values)
@@ -311,6 +338,15 @@ def _error_of(cell: TableCell) -> float:
     """Return the statistic ``error`` of an estimate, 0 for an exact value."""
     error = cell.statistics.get("error", 0.0)
     return error if math.isfinite(error) else 0.0
+
+
+def mean_interval(values: ArrayLike, seed: str) -> tuple[float, float]:
+    """Return the bootstrap interval of a mean; NaN for fewer than two values."""
+    if len(np.asarray(values)) < 2:
+        return math.nan, math.nan
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(resampled_means(values, REPEATS, seed), [tail, 100 - tail])
+    return float(low), float(high)
 
 
 def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.float64]:
@@ -455,7 +491,11 @@ def leaderboard_frame(rows: Sequence[Row], measures: Sequence[str]) -> pd.DataFr
     """
     index = pd.MultiIndex.from_tuples(
         [
-            (*row.subjects[0].group, ", ".join(str(s.seed) for s in row.subjects), row.label)
+            (
+                *row.subjects[0].group,
+                ", ".join(str(s.training_seed) for s in row.subjects),
+                row.label,
+            )
             for row in rows
         ],
         names=["run", "model", "weights", "data", "seeds", "subject"],

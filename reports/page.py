@@ -287,7 +287,7 @@ def _network_title(row: Row) -> str:
     subject = row.subjects[0]
     if subject.data == "given":  # a model in memory, by `nlbench.evaluate`
         return subject.model
-    weights = subject.group[2]
+    weights = subject.weights_text
     words = weights if weights in ("trained", "calibrated") else f"({weights})"
     return f"{subject.model} {words} on {subject.data}"
 

@@ -6,12 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
+
+from .checkpoints import Checkpoint, parse_checkpoint, split_seed
+
+if TYPE_CHECKING:
+    from nlbench.measure import Result
+    from nlbench.store.record import Record
 
 __all__ = [
     "Place",
@@ -101,8 +108,26 @@ class TableSubject:
 
         Weights made under a seed carry it in their name: ``random-0.5-seed0``.
         """
-        weights = self.weights.removesuffix(f"-seed{self.seed}")
-        return (self.run, self.model, weights, self.data)
+        return (self.run, self.model, split_seed(self.weights)[0], self.data)
+
+    @property
+    def training_seed(self) -> int:
+        """The seed in the name of the weights, else that of the subject."""
+        seed = split_seed(self.weights)[1]
+        return self.seed if seed is None else seed
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """Step of a training that the weights are named after."""
+        return parse_checkpoint(self.weights)
+
+    @property
+    def weights_text(self) -> str:
+        """The weights without their seed; a checkpoint by its training and step."""
+        if self.checkpoint is None:
+            return self.group[2]
+        training = self.checkpoint.training
+        return ", ".join(p for p in (training, str(self.checkpoint)) if p not in ("", self.model))
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
@@ -196,6 +221,28 @@ class Scores:
         self.measures = tuple(names)
         self._done: dict[tuple[str, str], TableCell] = {}
 
+    @classmethod
+    def of_records(cls, records: Sequence[Record], measures: Iterable[str] = ()) -> Scores:
+        """Index records without their tidy table, in a third of its time and memory."""
+        scores = cls.__new__(cls)
+        names = list(dict.fromkeys(record.subject.identity for record in records))
+        varying = [i for i, column in enumerate(zip(*names, strict=True))
+                   if i == 0 or len(set(column)) > 1]  # fmt: skip
+        labels = dict(zip(names, _labels(names, varying), strict=True))
+        scores.subjects = tuple(TableSubject(label, "", *name) for name, label in labels.items())
+        scores.measures = tuple(
+            dict.fromkeys([*measures, *(record.measure.name for record in records)])
+        )
+        scores._cells, scores._done = {}, {}
+        for record in records:
+            key = labels[record.subject.identity], record.measure.name
+            if key in scores._done:
+                raise RequestError(f"two records of {', '.join(key)}; expected one")
+            scores._done[key] = cell = _cell_of(record.result)
+            if len({place.name for place in cell.places}) < len(cell.places):
+                raise RequestError(f"the record of {', '.join(key)} has a place twice")
+        return scores
+
     def subset(self, subjects: Iterable[TableSubject]) -> Scores:
         """Return the scores of some subjects, in the given order."""
         part = Scores.__new__(Scores)
@@ -207,6 +254,15 @@ class Scores:
         if key not in self._done:
             self._done[key] = self._cells.pop(key).build() if key in self._cells else _ABSENT
         return self._done[key]
+
+
+def _cell_of(result: Result) -> TableCell:
+    places = tuple(
+        Place(v.place, v.numbers if v.status == "ok" else {}, v.n, v.status, v.reason)
+        for v in result.values
+    )
+    numbers = result.numbers if result.status == "ok" else {}
+    return TableCell(numbers, result.n, result.status, result.reason, places)
 
 
 class _CellBuilder:

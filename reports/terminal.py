@@ -95,7 +95,7 @@ def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
     """Split the fields of subjects into varying columns and a line of constant ones."""
     texts = {
         "model": [one_line(row.subjects[0].model) for row in rows],
-        "weights": [one_line(row.subjects[0].group[2]) for row in rows],
+        "weights": [one_line(row.subjects[0].weights_text) for row in rows],
         "data": [one_line(row.subjects[0].data) for row in rows],
         "seed": [_seeds(row) for row in rows],
     }
@@ -105,7 +105,7 @@ def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
 
 
 def _seeds(row: Row) -> str:
-    seeds = [subject.seed for subject in row.subjects]
+    seeds = [subject.training_seed for subject in row.subjects]
     return ", ".join(map(str, seeds)) if len(seeds) < 4 else f"{len(seeds)} seeds"
 
 

@@ -191,7 +191,8 @@ def _about(row: Row, scores: Scores) -> str:
     varies = {
         key: len({getattr(other, key) for other in scores.subjects}) > 1 for key in ("data", "seed")
     }
-    weights = subject.group[2] if len(row.subjects) > 1 else subject.weights
+    folded = len(row.subjects) > 1 or subject.checkpoint
+    weights = subject.weights_text if folded else subject.weights
     parts = [subject.run, provider, weights, subject.data if varies["data"] else ""]
     if len(row.subjects) > 1:
         parts.append(f"{len(row.subjects)} seeds")

@@ -152,6 +152,7 @@ def test_a_glob_of_checkpoints_is_the_files_that_it_matches(tmp_path, monkeypatc
         return weights.parse_flags(texts, "--weights")
 
     assert read("*.pt") == ("a.pt", "b.pt", "star*.pt", "with,comma.pt")
+    assert read("*") == read("*.pt")
     assert read(f"{tmp_path}/[ab].pt") == (f"{tmp_path}/a.pt", f"{tmp_path}/b.pt")
     assert read("init,a.pt", "a.pt") == ("init", "a.pt")
     assert read("with,comma.pt") == ("with,comma.pt",)

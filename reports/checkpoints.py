@@ -1,0 +1,75 @@
+"""Names of checkpoints: the training, the step and the seed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+__all__ = ["Checkpoint", "parse_checkpoint", "split_seed"]
+
+_SUFFIX = re.compile(r"\.(safetensors|pth?|bin|ckpt|training)(?=/|$)")
+_SEED = re.compile(r"(?:^|(?<=/)|[-_. ])seed[-_= ]?(\d+)(?!\d)", re.IGNORECASE)
+_STEP = re.compile(
+    r"(?<![a-z])(epoch|step|iteration|iter|update|checkpoint|ckpt)[-_= ]?(\d+)(?!\d|\.\d)",
+    re.IGNORECASE,
+)
+_UNITS = {"iter": "iteration", "checkpoint": "step", "ckpt": "step"}
+
+
+@dataclass(frozen=True, order=True)
+class Checkpoint:
+    """A step of a training, parsed from a name.
+
+    Parameters
+    ----------
+    training : str
+        The name without its step and seed; often empty.
+    unit : str
+        ``epoch``, ``step``, ``iteration`` or ``update``.
+    step : int
+    """
+
+    training: str
+    unit: str
+    step: int
+
+    def __str__(self) -> str:
+        """Return the step with its unit."""
+        return f"{self.unit} {self.step:,}"
+
+
+def split_seed(weights: str) -> tuple[str, int | None]:
+    """Split the seed of a training off the name of its weights.
+
+    Examples
+    --------
+    >>> split_seed("random-0.5-seed0"), split_seed("vgg8-seed12/epoch3.pt"), split_seed("init")
+    (('random-0.5', 0), ('vgg8/epoch3.pt', 12), ('init', None))
+    """
+    match = _SEED.search(weights)
+    return (_SEED.sub("", weights).lstrip("-_. /"), int(match[1])) if match else (weights, None)
+
+
+@cache
+def parse_checkpoint(weights: str) -> Checkpoint | None:
+    """Parse the step of a training from the name of weights; None if there is none.
+
+    Examples
+    --------
+    >>> parse_checkpoint("noisy-seed3/epoch0010.safetensors")
+    Checkpoint(training='noisy', unit='epoch', step=10)
+    >>> str(parse_checkpoint("epoch=3-step=1200.ckpt")), str(parse_checkpoint("step 2000"))
+    ('epoch 3', 'step 2,000')
+    >>> parse_checkpoint("omega0.003-seed0.safetensors"), parse_checkpoint("trained")
+    (None, None)
+    """
+    name = _SUFFIX.sub("", split_seed(weights)[0])
+    if name.isdecimal():
+        return Checkpoint("", "step", int(name))
+    match = _STEP.search(name)
+    if not match:
+        return None
+    unit = match[1].lower()
+    training = re.sub(r"[-_. ]*/[-_. ]*", "/", _STEP.sub("", name)).strip("-_. /")
+    return Checkpoint(training, _UNITS.get(unit, unit), int(match[2]))

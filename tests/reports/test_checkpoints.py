@@ -1,0 +1,75 @@
+"""Checkpoints of a training: their names and their order."""
+
+import numpy as np
+import pytest
+
+from nlbench.reports.checkpoints import Checkpoint, parse_checkpoint, split_seed
+from nlbench.reports.leaderboard import is_training, leaderboard
+from nlbench.reports.tables import Scores
+
+
+@pytest.fixture
+def training(conftest):
+    """Checkpoints of three seeds, of which one place changes most."""
+
+    def build(epochs=(0, 2, 10), seeds=(0, 1, 2), name="mlp-seed{seed}/epoch{epoch}.pt"):
+        rows = []
+        for epoch in epochs:
+            for seed in seeds:
+                noise = np.random.default_rng(seed).normal(0, 0.005)
+                subject = ("mlp", name.format(seed=seed, epoch=epoch), "digits", 0)
+                sites = {"net.1": 0.95 + noise, "net.3": 0.91 - 0.017 * epoch + noise,
+                         "net.5": 0.9 - 0.001 * epoch + noise}  # fmt: skip
+                rows += conftest.cell_rows(subject, "affinity", sites)
+                paths = {f"path{i}": 2.0 + i + epoch for i in range(4)}
+                rows += conftest.cell_rows(subject, "absdev", paths)
+        table = conftest.frame(rows)
+        manifest = conftest.manifest_of(table, ("affinity", "absdev"))
+        return conftest.FakeRun("training", None, table, manifest)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("epoch0002.safetensors", ("", "epoch", 2)),
+        ("noisy-seed1.training/epoch10.pt", ("noisy", "epoch", 10)),
+        ("step 500", ("", "step", 500)),
+        ("checkpoint-500", ("", "step", 500)),
+        ("epoch=3-step=1200.ckpt", ("", "epoch", 3)),
+        ("resnet_iter_4000_seed_2.pth", ("resnet", "iteration", 4000)),
+        ("120.pt", ("", "step", 120)),
+    ],
+)
+def test_steps_are_parsed(name, expected):
+    assert parse_checkpoint(name) == Checkpoint(*expected)
+
+
+@pytest.mark.parametrize("name", ["init", "trained", "best.pt", "epoch0.5", "omega0.003", "v2.pt"])
+def test_other_names_have_no_step(name):
+    assert parse_checkpoint(name) is None
+
+
+def test_a_seed_is_a_word_of_its_own():
+    assert split_seed("random-0.5-seed10") == ("random-0.5", 10)
+    assert split_seed("reseed3") == ("reseed3", None)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_with_seeds_folded(training):
+    run = training(epochs=(10, 2, 0))
+    rows = leaderboard(Scores(run.scores), run.manifest["measures"])
+    assert [row.label for row in rows] == ["mlp · epoch 0", "mlp · epoch 2", "mlp · epoch 10"]
+    assert is_training(rows)
+    assert [len(row.subjects) for row in rows] == [3, 3, 3]
+    values = [row.entries["affinity"].value for row in rows]
+    assert values == sorted(values, reverse=True)
+
+
+def test_one_seed_twice_is_not_folded(conftest):
+    rows = []
+    for seed in (0, 1):  # one training, on two samples
+        subject = ("mlp", "clean-seed3.pt", "digits", seed)
+        rows += conftest.cell_rows(subject, "affinity", {"net.1": 0.9 + 0.01 * seed})
+    scores = Scores(conftest.frame(rows))
+    assert [len(row.subjects) for row in leaderboard(scores, {})] == [1, 1]
