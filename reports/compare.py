@@ -335,7 +335,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
             cells = before[old.label, name], after[new.label, name]
             absent = [cell.status == "absent" for cell in cells]
             if not any(absent):
-                differences.append(_difference(_label(old, new), name, *cells))
+                differences.append(difference_of(_label(old, new), name, *cells))
             elif not all(absent):
                 alone.append((names[int(absent[0])], f"{name}, {old.label}"))
     if not differences:
@@ -372,7 +372,7 @@ def _label(before: TableSubject, after: TableSubject) -> str:
     return before.label if same else f"{before.label} → {after.label}"
 
 
-def _difference(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
+def difference_of(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
     notes = [
         f"{word}: {cell.status}: {cell.reason}"
         for word, cell in (("first", before), ("second", after))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
@@ -175,7 +176,8 @@ def _read_choice(choices: Sequence[str], value: Any, where: str) -> Any:
 
 def _read_mapping(reader: Reader, value: Any, where: str) -> Any:
     items = _checked(value, dict, where).items()
-    return {name: reader(item, f"{where}.{name}") for name, item in items}
+    # Thousands of records repeat these names.
+    return {sys.intern(str(name)): reader(item, f"{where}.{name}") for name, item in items}
 
 
 def _read_sequence(reader: Reader, value: Any, where: str) -> Any:

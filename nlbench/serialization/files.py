@@ -34,8 +34,8 @@ _PART = re.compile(r"\..+\.\w+\.part")
 MAX_JSON_DEPTH = 32
 """Levels of nesting in a JSON file; nlbench's own have about six."""
 
-MAX_TEXT_BYTES = 2**26
-"""Size of the largest text file that is read, far larger than any record."""
+MAX_TEXT_BYTES = 2**30
+"""Size of the largest text file that is read: above the manifest of a million subjects."""
 
 
 def check_is_file(path: Path, max_bytes: int | None = None) -> None:

@@ -89,7 +89,7 @@ class RecordedProbe:
     """A probe, its options and its facts, such as the number of samples or the paths' hash."""
 
     name: str
-    options: Mapping[str, OptionValue]
+    options: Mapping[str, OptionValue] = field(metadata=SHARED)
     facts: ProbeFacts = extra_fields()  # noqa: RUF009 (a field, as the others are)
 
 

@@ -1,10 +1,15 @@
 """The tidy table, read once."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+from made_runs import made_run
 
 from nlbench.errors import RequestError
+from nlbench.measure import Result, Value
 from nlbench.reports.tables import Scores, TableCell, labelled, per_place
+from nlbench.store.run import Run
 
 
 def one(conftest, value=0.5):
@@ -66,3 +71,29 @@ def test_a_subjects_text_and_numbers_are_kept_apart(conftest) -> None:
     scores = one(conftest)
     scores["model"] = pd.Series([True] * len(scores), dtype=object)
     assert Scores(scores).subjects[0].model == "True"
+
+
+def test_records_are_indexed_as_their_tidy_table_is() -> None:
+    records = made_run(5, seeds=2, paths=3).records
+    records[0] = replace(records[0], result=Result.missing("undefined", "constant output", n=4))
+    values = [Value("a", {"value": 1.0}), Value.missing("b", "undefined", "dead")]
+    records[1] = replace(records[1], result=Result.of(values, n=3))
+    parts = {"segment": [3, 5], "site": {"relu": 8}}
+    records[2] = replace(records[2], result=Result({"value": 8.0}, n=2, parts=parts))
+    del records[3]
+    table = Scores(Run({}, records).scores, ["r2"])
+    direct = Scores.of_records(records, ["r2"])
+    assert direct.subjects == table.subjects
+    assert direct.measures == table.measures
+    for subject in table.subjects:
+        for measure in table.measures:
+            assert direct[subject.label, measure] == table[subject.label, measure]
+
+
+def test_records_of_one_cell_and_places_of_one_name_are_refused() -> None:
+    records = made_run(1).records
+    with pytest.raises(RequestError, match="two records of vgg8, affinity"):
+        Scores.of_records([*records, records[0]])
+    result = Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2)
+    with pytest.raises(RequestError, match="the record of vgg8, affinity has a place twice"):
+        Scores.of_records([replace(records[0], result=result)])

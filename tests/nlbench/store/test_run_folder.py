@@ -148,6 +148,14 @@ def test_a_manifest_may_hold_any_number(tmp_path):
     assert load_run(tmp_path / "run").manifest["someones"] == {"loss": math.inf}
 
 
+def test_the_manifest_of_a_hundred_thousand_subjects_is_read(tmp_path):
+    run = Run({}, [record()])
+    run.save(tmp_path / "r")
+    file = tmp_path / "r" / "manifest.json"
+    file.write_text(file.read_text() + " " * 100 * 2**20)
+    assert load_run(tmp_path / "r").manifest == run.manifest
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(RequestError, match=r"is not a run: it has no manifest.json"):
         load_run(tmp_path)
