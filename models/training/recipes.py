@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+MAX_COUNT = 10_000_000
+"""Largest number of epochs, samples per batch or epochs between decays."""
+
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("step", "cosine")
 
@@ -106,7 +109,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "decay_every"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
+            self._check(name, 1 <= getattr(self, name) <= MAX_COUNT, f"1 to {MAX_COUNT:,}")
         for name in ("weight_decay", "warmup_steps", "shift", "until_loss"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         for name in ("learning_rate", "decay"):

@@ -181,7 +181,8 @@ def test_a_threshold_ends_training(tmp_path):
     [
         ({"recipe": "vanila"}, "there is no recipe 'vanila'; did you mean 'vanilla'"),
         ({"changes": {"omega": 0.1}}, "recipe 'vanilla' has no setting 'omega'"),
-        ({"changes": {"epochs": 0}}, "epochs is 0, expected at least 1"),
+        ({"changes": {"epochs": 0}}, "epochs is 0, expected 1 to 10,000,000"),
+        ({"changes": {"epochs": 10**30}}, "expected 1 to 10,000,000"),
         ({"recipe": "post-training"}, "starts from trained weights"),
         ({"model": "transformer-tiny"}, "use parallel text such as number-words"),
     ],
