@@ -53,7 +53,7 @@ TWICE_MEASURED, TWICE_MEASURED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
 """Training accuracy from which labels count as learnt."""
-BASELINES = (PARAMETERS, "elementwise-residual")
+BASELINES = (PARAMETERS, "elementwise_residual")
 FITS = "How well the trained networks fit"
 
 
