@@ -22,6 +22,7 @@ from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import Correlation, paired_share
+from .environment import environment
 from .exports import markdown_table, to_csv
 from .leaderboard import mean_interval
 from .manifest import flat
@@ -31,7 +32,7 @@ from .text import column_decimals, count, number
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = ["Comparison", "Difference", "compare_runs"]
+__all__ = ["Comparison", "Difference", "compare_runs", "difference_of"]
 
 _CONDITION = re.compile(r"\s*(?P<measure>\S+)\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _WIDE = 110
@@ -248,8 +249,6 @@ class Comparison:
 
     def html(self) -> str:
         """Return the comparison as an HTML page."""
-        from .page import environment
-
         head, rows = self._texts()
         return (
             environment()
@@ -373,6 +372,7 @@ def _label(before: TableSubject, after: TableSubject) -> str:
 
 
 def difference_of(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
+    """Compare two cells, paired over the places that both have."""
     notes = [
         f"{word}: {cell.status}: {cell.reason}"
         for word, cell in (("first", before), ("second", after))

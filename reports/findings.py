@@ -11,11 +11,12 @@ from typing import Any
 from nlbench.errors import one_line
 
 from .agreement import Correlation
-from .leaderboard import Row, sense_of, sort_measure
+from .leaderboard import Row, is_training, sense_of, sort_measure
 from .population import STATISTICS, population_of
 from .remarks import Gap
 from .tables import Scores, TableCell
 from .text import count, number
+from .training import training_findings, trainings
 
 __all__ = ["findings", "network_findings", "standout_places"]
 
@@ -118,9 +119,11 @@ def findings(
     sentences = []
     if len(rows) == 1:
         sentences += network_findings(rows[0], scores, measures)
+    for training in trainings(rows)[:_MAX_NAMED]:
+        sentences += training_findings(training, scores, measures)
     first = sort_measure(measures, scores.measures)
     ranked = [row for row in rows if first and row.entries[first].rank is not None]
-    if len(ranked) > 1 and first:
+    if len(ranked) > 1 and first and not is_training(rows):
         sentences.append(_extremes(ranked, first, sense_of(measures[first])))
         top = ranked[0]
         cell = scores[top.subjects[0].label, first]

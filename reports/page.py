@@ -9,20 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from nlbench.errors import RequestError, without_controls
+from nlbench.errors import RequestError
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import agreement
 from .embedded import pack, places_left_out, to_script
+from .environment import environment
 from .findings import findings
 from .layout import NamedRun
 from .leaderboard import (
     CONFIDENCE,
     Row,
+    is_training,
     leaderboard,
     sense_of,
     sort_measure,
@@ -43,6 +44,7 @@ from .remarks import (
 from .signatures import signature_maps
 from .single import cards, cite_sentence, strip_fields
 from .tables import Scores, labelled
+from .training import change_table, trainings
 from .views import board_view, heatmaps, meanings
 
 if TYPE_CHECKING:
@@ -53,7 +55,6 @@ __all__ = ["named_runs", "render_page", "together", "write_page", "write_site"]
 _GENERATOR = '<meta name="generator" content="nlbench">'
 MAX_SUBJECTS = 1000
 """Subjects on one page; with more it would exceed 5 MB."""
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
@@ -185,7 +186,14 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         "confidence": CONFIDENCE,
         "student": [round(student_half_width(n), 6) for n in range(2, 200)],
         "maps": maps,
+        "trainings": [],
     }
+    changed = []
+    positions = {row.label: index for index, row in enumerate(rows)}
+    for training in trainings(all_rows):
+        changes = training.changes(scores, measures)
+        changed.append({"label": training.label, "table": change_table(changes)})
+        content["trainings"].append(training.packed(positions, changes))
     return (
         environment()
         .get_template("page.html.j2")
@@ -196,6 +204,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             findings=findings(all_rows, scores, measures, missing, correlations["spearman"]),
             sentence=summary_sentence(scores, missing),
             single=_single_view(rows[0], shown, measures) if is_single else None,
+            trainings=changed,
             cite=_citation(named, all_rows, measures),
             left_out=[*left_out, *places_left_out(content)],
             confidence=f"{100 * CONFIDENCE:g}",
@@ -239,16 +248,17 @@ def _single_view(
 def _citation(
     runs: Sequence[NamedRun], rows: Sequence[Row], measures: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """Return a sentence that cites the first network of a page."""
-    if not rows or not any(entry.status == "ok" for entry in rows[0].entries.values()):
+    """Return a sentence that cites the first network of a page, or the last step of a training."""
+    row = rows[-1 if is_training(rows) else 0] if rows else None
+    if row is None or not any(entry.status == "ok" for entry in row.entries.values()):
         return ""
-    subject = rows[0].subjects[0]
+    subject = row.subjects[0]
     run = next((run for run in runs if run.name == subject.run), runs[0])
     facts = run.subjects.get(subject.identity, {})
     hashed = str(facts.get("weights_hash") or "")[:8]
     samples = facts.get("samples")
     return cite_sentence(
-        rows[0],
+        row,
         measures,
         (
             f"{samples:,} samples" if isinstance(samples, int) else "",
@@ -294,22 +304,6 @@ def _network_title(row: Row) -> str:
 
 def _names(named: Sequence[NamedRun]) -> str:
     return ", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs"
-
-
-def environment() -> jinja2.Environment:
-    """Create the environment of the templates, which escapes all but our style and figures."""
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: without_controls(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters["svg"] = Markup
-    for name, file in (("css", "page.css"), ("script", "page.js")):
-        templates.globals[name] = Markup((_TEMPLATES / file).read_text(encoding="utf-8"))
-    return templates
 
 
 def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from nlbench.errors import one_line
 
-from .leaderboard import Row, Standing, leaderboard, sort_measure
+from .leaderboard import Row, Standing, is_training, leaderboard, sort_measure
 from .remarks import gpus_of
 from .tables import Scores
 from .text import (
@@ -63,10 +63,9 @@ def print_leaderboard(run: Run, console: Console) -> None:
     console.print()
     first = sort_measure(measures, scores.measures)
     if first is not None and len(rows) > 1:
-        _line(
-            console,
-            f"sorted by {first}, most nonlinear first; intervals of ranks in brackets",
-        )
+        order = f"sorted by {first}, most nonlinear first"
+        order = "checkpoints by step" if is_training(rows) else order
+        _line(console, f"{order}; intervals of ranks in brackets")
     units = dict.fromkeys(
         f"{name} over {rows[0].entries[name].over}"
         for name in shown

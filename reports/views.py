@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from .agreement import Correlation
 from .fingerprint import Scale, strip
-from .leaderboard import Row, Standing, sort_measure
+from .leaderboard import Row, Standing, is_training, sort_measure
 from .tables import Scores, TableCell
 from .text import bounds_text, direction, number, settings_text
 
@@ -112,7 +112,7 @@ def board_view(
     """
     names = list(scores.measures)
     about = content["measures"]
-    first = sort_measure(measures, names)
+    first = None if is_training(rows) else sort_measure(measures, names)
     strips = next(
         (i for i, m in enumerate(about) if m["probe"] == "sites" and m["sense"] and m["strip"]),
         next((i for i, m in enumerate(about) if m["probe"] == "sites" and m["strip"]), None),

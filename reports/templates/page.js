@@ -626,6 +626,47 @@ document.addEventListener("pointermove", event => {
   else if (!(body && body.contains(event.target))) say("");
 });
 
+/* ---- Over the training: a panel per measure, a curve per training ---- */
+const MOST_CURVES = 60;
+function drawCurves() {
+  const holder = $("#curves");
+  if (holder && !holder.children.length) holder.append(...M.map((_, measure) => curves(measure)).filter(Boolean));
+}
+function curves(measure) {
+  const T = D.trainings, m = M[measure], alone = T.length === 1;
+  const valueAt = row => num(ROWS[row].cells[measure][VALUE]);
+  const known = T.flatMap(t => t.rows.map(valueAt)).filter(Number.isFinite), top = alone ? T[0].top[m.name] : "";
+  if (!known.some(value => value !== known[0]) && !top) return null;
+  const thin = alone && m.probe !== "lines" ? T[0].rows.map(row => { const cell = rowCell(row, measure); return new Map(places(cell).map((name, i) => [name, placeValues(cell)[i]])); }) : [];
+  const names = thin.length && thin[0].size > 1 && thin[0].size <= MOST_CURVES ? [...thin[0].keys()] : [];
+  const band = row => { const entry = ROWS[row].cells[measure]; return entry[OVER] === "seeds" ? [num(entry[LOW]), num(entry[HIGH])] : [NaN, NaN]; };
+  const width = 360, height = 200, left = 56, right = width - 10, above = 8, bottom = height - 38;
+  const figure = new Figure(width, height, `${m.name} over the training`);
+  const values = T.flatMap(t => t.rows.flatMap(row => [valueAt(row), ...band(row)])).concat(thin.flatMap(map => names.map(name => map.get(name))));
+  const steps = T.flatMap(t => t.steps), unit = [...new Set(T.map(t => t.unit))].join(", ");
+  const x = axis(steps, left, right, {log: wide(steps)}), y = axis(values, bottom, above, {log: wide(values)});
+  if (new Set(steps).size < 8) x.ticks = [...new Set(steps)];
+  frame(figure, x, y, left, above, right, bottom, unit);
+  figure.rows = [["training", unit, "place", m.name, "low", "high"]];
+  const draw = (t, label, at, colour, style) => {
+    figure.line(gaps(t.rows.map((row, i) => (Number.isFinite(at(row, i)) ? [x(t.steps[i]), y(at(row, i))] : null))), colour, style);
+    t.rows.forEach((row, i) => { if (label) figure.rows.push([t.label, t.steps[i], label, at(row, i), NaN, NaN]); });
+  };
+  for (const name of [...names.filter(name => name !== top), ...names.filter(name => name === top)])
+    draw(T[0], name, (_, i) => thin[i].get(name) ?? NaN, name === top ? "c1" : "none", {width: name === top ? 1.4 : 0.9, data: name});
+  T.forEach((t, k) => {
+    const colour = "c" + k % 8, ends = t.rows.map(band), kept = t.rows.map((_, i) => i).filter(i => Number.isFinite(ends[i][0]));
+    if (kept.length > 1) figure.line([...kept.map(i => [x(t.steps[i]), y(ends[i][1])]), ...kept.reverse().map(i => [x(t.steps[i]), y(ends[i][0])])], colour, {fill: colour, alpha: 0.18});
+    draw(t, "", valueAt, colour, {width: 2, dash: k % 8});
+    t.rows.forEach((row, i) => {
+      figure.rows.push([t.label, t.steps[i], "", valueAt(row), ...band(row)]);
+      if (Number.isFinite(valueAt(row))) figure.mark(x(t.steps[i]), y(valueAt(row)), k % 5, colour, 2.8, `${t.label} ${unit} ${t.steps[i]}: ${describe(row, measure)}`);
+    });
+  });
+  if (!alone) figure.keys = T.map(t => t.label);
+  return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--c1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over the training`));
+}
+
 /* ---- Where in the network: small multiples, and networks laid over each other ---- */
 const signatureAxis = (measure, from, to) => {
   const scale = M[measure].strip, [low, high] = M[measure].bounds;
@@ -1208,6 +1249,7 @@ function update() {
   later = setTimeout(drawRest, 0);
 }
 function drawRest() {
+  drawCurves();
   drawMulti();
   drawOver();
   drawMaps();

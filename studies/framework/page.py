@@ -10,7 +10,8 @@ import matplotlib.style
 import pandas as pd
 from markupsafe import Markup
 
-from nlbench.reports.page import environment, render_page
+from nlbench.reports.environment import environment
+from nlbench.reports.page import render_page
 from nlbench.reports.svg import STYLE, in_page_colours, to_svg
 from nlbench.serialization.files import make_folder, write_atomically
 

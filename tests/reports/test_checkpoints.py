@@ -1,11 +1,19 @@
 """Checkpoints of a training: their names and their order."""
 
+import json
+import math
+import re
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from nlbench.reports.checkpoints import Checkpoint, parse_checkpoint, split_seed
+from nlbench.reports.findings import findings
 from nlbench.reports.leaderboard import is_training, leaderboard
+from nlbench.reports.page import render_page
 from nlbench.reports.tables import Scores
+from nlbench.reports.training import change_table, trainings
 
 
 @pytest.fixture
@@ -73,3 +81,59 @@ def test_one_seed_twice_is_not_folded(conftest):
         rows += conftest.cell_rows(subject, "affinity", {"net.1": 0.9 + 0.01 * seed})
     scores = Scores(conftest.frame(rows))
     assert [len(row.subjects) for row in leaderboard(scores, {})] == [1, 1]
+
+
+def test_a_page_of_checkpoints_opens_with_the_place_that_changed_most(training):
+    run = training()
+    measures = run.manifest["measures"]
+    scores = Scores(run.scores, measures)
+    rows = leaderboard(scores, measures)
+    first, second, *rest = findings(rows, scores, measures, [], {})
+    assert first.startswith("By affinity, net.3 changed most: 0.91")
+    assert "between epoch 0 and epoch 10" in first
+    assert second.startswith("The whole network changed clearly by affinity (")
+    assert rest == []
+
+
+def test_changes_are_paired_by_seed(training):
+    run = training()
+    measures = run.manifest["measures"]
+    scores = Scores(run.scores, measures)
+    [found] = trainings(leaderboard(scores, measures))
+    whole, top, *_ = found.changes(scores, measures)["affinity"]
+    # The noise of a seed is the same at all steps, so that it is no part of a difference.
+    assert (top.place, top.over) == ("net.3", "3 seeds")
+    assert (top.low, top.high) == pytest.approx((-0.17, -0.17))
+    assert whole.after - whole.before == pytest.approx(-0.06)
+    assert [c.place for c in found.changes(scores, measures)["absdev"]] == [""]
+
+
+def test_one_seed_is_paired_by_place(training):
+    run = training(seeds=(4,))
+    measures = run.manifest["measures"]
+    scores = Scores(run.scores, measures)
+    [found] = trainings(leaderboard(scores, measures))
+    changes = found.changes(scores, measures)
+    assert changes["absdev"][0].over == "4 paths"
+    assert (changes["absdev"][0].low, changes["absdev"][0].high) == pytest.approx((10, 10))
+    assert math.isnan(changes["affinity"][1].low)
+    assert len(change_table(changes).rows) == 1 + 2 + 1  # net.1 did not change
+
+
+def test_trainings_of_one_page_are_apart(training):
+    runs = [training(name=f"{name}-seed{{seed}}/epoch{{epoch}}.pt") for name in ("clean", "noisy")]
+    table = pd.concat([run.scores for run in runs])
+    scores = Scores(table, runs[0].manifest["measures"])
+    found = trainings(leaderboard(scores, runs[0].manifest["measures"]))
+    assert [training.label for training in found] == ["clean", "noisy"]
+    assert [len(training.rows) for training in found] == [3, 3]
+
+
+def test_the_page_draws_curves_and_lists_changes(training):
+    html = render_page([training()])
+    assert 'id="curves"' in html
+    assert "<td>net.3</td>" in html or ">net.3</th>" in html
+    content = json.loads(re.search(r'id="data">(.*?)</script>', html)[1])
+    [packed] = content["trainings"]
+    assert packed["steps"] == [0, 2, 10]
+    assert packed["top"]["affinity"] == "net.3"
