@@ -117,7 +117,7 @@ class Context:
 
     def evaluate(
         self,
-        model: nn.Module,
+        model: nn.Module | Mapping[str, nn.Module],
         inputs: Tensor,
         measures: Sequence[str | type[Measure]],
         part: str,
@@ -125,7 +125,7 @@ class Context:
         settings: Mapping[str, OptionValue | str] | None = None,
         name: str | None = None,
     ) -> Run:
-        """Evaluate measures of the study's own, or a model that is not registered.
+        """Evaluate measures of the study's own, or models that are not registered.
 
         The arguments are those of `nlbench.evaluate` and the name of the run's folder. The
         evaluation is always repeated, and the folder holds the latest result.

@@ -18,10 +18,11 @@ from nlbench.subjects.data import Dataset, dataset
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-__all__ = ["Exponential", "Interval", "Normal", "curves", "grid", "target_values"]
+__all__ = ["Exponential", "Interval", "Normal", "curves", "grid", "spirals", "target_values"]
 
 
 CURVE_POINTS = 512
+SPIRAL_POINTS = {"train": 512, "test": 1024}
 TARGETS = ("sine", "kinks")
 
 
@@ -92,6 +93,51 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
         source=Source("", "ours, for the benchmark of measures (docs/benchmark.md)"),
         labelled=False,
         target=lambda x: target_values(x[:, 0], target, k),
+    )
+
+
+@dataset(
+    options={
+        "turns": Option(1.0, "turns of each arm", minimum=0, maximum=16),
+        "arms": Option(3, "arms, each a class", minimum=2, maximum=100),
+        "spread": Option(0.25, "standard deviation of angles in radians", minimum=0, maximum=4),
+    }
+)
+def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
+    """Points of the plane on spiral arms, which are the classes; without turns, on rays.
+
+    The radius r is uniform on [0.1, 1] and the angle normal around 2π (arm / arms + turns r). 512
+    points to train on and 1,024 to test on, from two fixed seeds, multiplied by 1.7 for a variance
+    near 1.
+
+    Examples
+    --------
+    >>> spirals().sample(8).inputs.shape, spirals(arms=4).classes
+    (torch.Size([8, 2]), 4)
+    """
+    import torch
+
+    from nlbench.models.datasets.items import InMemoryItems
+
+    def draw(count: int, seed: int) -> InMemoryItems:
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.arange(count) % arms
+        radius = 0.1 + 0.9 * torch.rand(count, generator=generator)
+        angle = 2 * math.pi * (labels / arms + turns * radius)
+        angle += spread * torch.randn(count, generator=generator)
+        points = 1.7 * radius[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
+        return InMemoryItems(points, labels.tolist())
+
+    return Dataset(
+        name="spirals",
+        train=draw(SPIRAL_POINTS["train"], 0),
+        test=draw(SPIRAL_POINTS["test"], 1),
+        shape=(2,),
+        classes=arms,
+        mean=(),
+        std=(),
+        preprocessing=f"{arms} spirals of {turns:g} turns, angles spread by {spread:g}",
+        source=Source("", "ours, for the study of prediction"),
     )
 
 

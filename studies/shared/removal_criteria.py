@@ -18,7 +18,13 @@ from nlbench.probes.replacement.interception import CallId
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
-__all__ = ["CRITERIA", "call_criteria", "criteria_measure", "curves_measure"]
+__all__ = [
+    "CRITERIA",
+    "call_criteria",
+    "criteria_measure",
+    "curves_measure",
+    "gradients_at_calls",
+]
 
 CRITERIA = ("residual", "change", "taylor", "fisher", "senet", "depth", "size", "random")
 """Statistics of `call_criteria`."""
@@ -57,6 +63,40 @@ def call_criteria(
         the largest tenth of all weights, SENet's sensitivity with magnitudes for its pruning.
         ``depth``: number of calls that follow. ``size``: number of channels. ``random``.
     """
+    seen = gradients_at_calls(model, calls, inputs, labels)
+    draws = random.Random(seed)
+    density = _weight_density(model)
+    table = {}
+    for number, call in enumerate(calls):
+        x, y, gradient = seen[call.name]
+        fit = AffineFit()
+        fit.add(rows_of(x, call.channel_axis), rows_of(y, call.channel_axis))
+        error = fit.per_channel()(x, call.channel_axis) - y
+        terms = (gradient * error).flatten(1).sum(1).double()
+        norms = (y - x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+        table[call.name] = {
+            "residual": float(error.square().mean()),
+            "change": float(norms.mean()),
+            "taylor": float(terms.mean().abs()),
+            "fisher": float(terms.square().mean()),
+            "senet": 1 - density[call.call.path],
+            "depth": float(len(calls) - 1 - number),
+            "size": float(call.channels),
+            "random": draws.random(),
+        }
+    return table
+
+
+def gradients_at_calls(
+    model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor, labels: Tensor
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Return input, output, and the gradient of each sample's cross-entropy by the output.
+
+    Returns
+    -------
+    dict of str to tuple of three tensors
+        By call.
+    """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     by_call = {call.call: call for call in calls}
 
@@ -76,28 +116,11 @@ def call_criteria(
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
-    draws = random.Random(seed)
-    density = _weight_density(model)
-    table = {}
-    for number, call in enumerate(calls):
-        x, y = seen[call.name]
+    gradients = {}
+    for name, (x, y) in seen.items():
         assert y.grad is not None
-        fit = AffineFit()
-        fit.add(rows_of(x, call.channel_axis), rows_of(y, call.channel_axis))
-        error = fit.per_channel()(x, call.channel_axis) - y.detach()
-        terms = (y.grad * error).flatten(1).sum(1).double()
-        norms = (y.detach() - x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
-        table[call.name] = {
-            "residual": float(error.square().mean()),
-            "change": float(norms.mean()),
-            "taylor": float(terms.mean().abs()),
-            "fisher": float(terms.square().mean()),
-            "senet": 1 - density[call.call.path],
-            "depth": float(len(calls) - 1 - number),
-            "size": float(call.channels),
-            "random": draws.random(),
-        }
-    return table
+        gradients[name] = x, y.detach(), y.grad
+    return gradients
 
 
 def _weight_density(model: nn.Module) -> dict[str, float]:

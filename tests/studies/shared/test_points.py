@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from nlbench.models.training.recipes import adam
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.studies.networks.planted import Ladders
-from nlbench.studies.shared.points import curves, grid, target_values
+from nlbench.studies.shared.points import curves, grid, spirals, target_values
 from nlbench.subjects.load import load_dataset
 
 
@@ -135,3 +136,15 @@ def test_exponential_points_are_quantiles_of_a_skewed_law():
     assert drawn.min() >= 1
     assert drawn.mean().item() == pytest.approx(3, rel=0.05)
     assert stats.skew(drawn) == pytest.approx(2, rel=0.2)
+
+
+def test_spirals_turn_with_the_radius_and_splits_differ():
+    data = spirals(turns=2.0, arms=4, spread=0.0)
+    points = torch.stack([data.train[i][0] for i in range(200)]).double() / 1.7
+    labels = torch.tensor([data.train[i][1] for i in range(200)])
+    radius, angle = points.norm(dim=1), torch.atan2(points[:, 1], points[:, 0])
+    turned = angle / (2 * math.pi) - labels / 4 - 2 * radius
+    assert (turned - turned.round()).abs().max() < 1e-5
+    assert 0.1 <= radius.min() < radius.max() <= 1
+    assert len(data.test) == 1024
+    assert not torch.equal(data.train[0][0], data.test[0][0])

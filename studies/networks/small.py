@@ -1,0 +1,72 @@
+"""Small perceptrons to train, ``small/ACTIVATION-wWIDTH-dDEPTH``: the study of prediction."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, nearest
+from nlbench.registry import Family
+from nlbench.subjects.model import model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ACTIVATIONS", "Small"]
+
+ACTIVATIONS = ("relu", "gelu", "tanh")
+IMAGE_SIDE = 8
+"""Side in pixels to which images are averaged."""
+_NAME = re.compile(rf"({'|'.join(ACTIVATIONS)})-w([1-9]\d*)-d([1-9]\d?)")
+
+
+class Small(Family):
+    """Perceptrons of any width and depth."""
+
+    description = "small perceptrons of any width and depth, for vectors and images"
+
+    def names(self) -> Sequence[str]:
+        """Return examples of names; other numbers are valid, too."""
+        return tuple(f"{name}-w32-d2" for name in ACTIVATIONS)
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Return the function that builds a network.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the name does not specify one.
+        """
+        match = _NAME.fullmatch(name)
+        if not match:
+            hint = nearest(name, self.names(), "small/")
+            raise RequestError(f"there is no model 'small/{name}'{hint}")
+        activation, width, depth = match[1], int(match[2]), int(match[3])
+
+        def build(num_classes: int = 10, input_shape: tuple[int, ...] = (40,)) -> nn.Module:
+            from torch import nn
+
+            modules: Mapping[str, type[nn.Module]] = {
+                "relu": nn.ReLU,
+                "gelu": nn.GELU,
+                "tanh": nn.Tanh,
+            }
+            layers: list[nn.Module] = [nn.Flatten()]
+            if len(input_shape) == 3:
+                layers.insert(0, nn.AdaptiveAvgPool2d(IMAGE_SIDE))
+                input_shape = (input_shape[0], IMAGE_SIDE, IMAGE_SIDE)
+            for fan_in, units in itertools.pairwise([math.prod(input_shape), *[width] * depth]):
+                layers += [nn.Linear(fan_in, units), modules[activation]()]
+            return nn.Sequential(*layers, nn.Linear(width, num_classes))
+
+        build.__doc__ = self.describe(name)
+        return model(source=Source("", "ours, for the study of prediction"), recipe="adam")(build)
+
+    def describe(self, name: str) -> str:
+        """Describe a network in one line."""
+        match = _NAME.fullmatch(name)
+        return f"{match[3]} hidden layers of {match[2]} units, {match[1]}" if match else ""

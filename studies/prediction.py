@@ -1,0 +1,354 @@
+"""Measures of nonlinearity as predictors of generalisation, robustness and removal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.reports.leaderboard import sense_of
+from nlbench.request import Request
+from nlbench.serialization.fields import to_plain
+
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.partial_tau import RESAMPLES, Association, Group, associate
+from .framework.trends import LEVEL, holm
+from .framework.verdicts import above, below
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+
+
+@dataclass(frozen=True)
+class Task:
+    """A dataset, its networks and their training.
+
+    Parameters
+    ----------
+    epochs, batch_size : int
+    epsilon : float
+        Size of an attack, in units of the inputs, at which about half of the predictions change.
+    """
+
+    epochs: int
+    batch_size: int
+    epsilon: float
+
+
+TASKS = {
+    "mnist1d": Task(16, 128, 0.1),
+    "digits": Task(24, 64, 0.15),
+    "spirals": Task(40, 32, 0.2),
+}
+LEARNING_RATE = 0.01
+ACTIVATIONS = ("relu", "gelu", "tanh")
+WIDTHS, DEPTHS = (8, 16, 32, 64), (1, 2, 3, 4)
+SHAPES = 5
+"""Pairs of width and depth for each task and activation."""
+NOISES, DECAYS = (0.0, 0.1, 0.2, 0.4), (0.0, 1e-4, 1e-3)
+SAMPLES, PAIRS = 512, 16
+MEASURES = (
+    "affinity", "r2", "cka", "nlc", "absdev", "affine-residual", "activation-state", "pieces",
+    "effective-rank", "substitution",
+)  # fmt: skip
+JACOBIAN = "geometric-complexity"
+SIZE, LOSS, NORM = "log parameters", "training loss", "weight norm"
+BASELINES = (SIZE, LOSS, NORM, JACOBIAN)
+CONTROLS = (SIZE, LOSS)
+OUTCOMES: Mapping[str, str] = {
+    "gap": "the generalisation gap",
+    "fragility": "the share of correct predictions that FGSM changes",
+    "nonlinear": "the share of units that must stay nonlinear for a point of accuracy",
+}
+CLAIMS = (
+    ("absdev", "gap", "Networks that deviate more from linearity have the larger gap"),
+    ("nlc", "gap", "Networks with the larger nonlinearity coefficient have the larger gap"),
+    ("affine-residual", "fragility", "The less affine a network, the less robust it is"),
+    ("substitution", "nonlinear", "Where substitution costs more, more units must stay nonlinear"),
+    ("activation-state", "nonlinear", "Where units change state more, more must stay nonlinear"),
+)
+
+
+class Prediction(Study):
+    """Measures against generalisation, robustness and removal, over small trained networks."""
+
+    question = (
+        "Does a measure of nonlinearity predict generalisation, robustness or what can be removed, "
+        "beyond size and training loss?"
+    )
+    source = Source("", "ours; after Y. Jiang et al. Fantastic Generalization Measures. ICLR, 2020")
+    needs = "digits, mnist1d; trains 180 small networks"
+    minutes, quick_minutes = 20.0, 0.6
+    takes = ("measures",)
+
+    def measure(self, context: Context) -> Runs:
+        """Train the networks, measure them on training samples, and compute their outcomes."""
+        names = tuple(dict.fromkeys((*(context.measures or MEASURES), JACOBIAN)))
+        networks = {task: _networks(context, task, number) for number, task in enumerate(TASKS)}
+        context.train_pending()
+        runs: dict[str, Run] = {}
+        for task, by_model in networks.items():
+            for model, files in by_model.items():
+                request = Request(
+                    names, (model,), (task,), tuple(map(str, files)), (0,), SAMPLES,
+                    split="train",
+                    settings=_settings(names, PAIRS // 4 if context.quick else PAIRS),
+                )  # fmt: skip
+                runs[f"measures-{task}"] = context.run(request, f"measures-{task}")
+            runs[f"outcomes-{task}"] = _outcomes(context, task, by_model)
+        return runs
+
+    def analyse(self, runs: Runs) -> Findings:
+        """Correlate measures with outcomes, within tasks, given size and training loss."""
+        table = network_table(runs)
+        result = _associations(table)
+        return Findings(
+            _verdicts(table, result),
+            {
+                "Partial rank correlation with the outcomes": result,
+                "Outcomes by task": _outcome_table(table),
+            },
+            {"Partial rank correlation with each outcome": _figure(result)},
+            _remarks(table),
+            headline=_headline(result),
+        )
+
+
+def _networks(context: Context, task: str, number: int) -> dict[str, list[Path]]:
+    """Request the networks of a task, and return their checkpoints by model.
+
+    Shapes and weight decays are drawn with a fixed seed; each shape has every share of noise.
+    """
+    random = np.random.default_rng([2026, number])
+    checkpoints: dict[str, list[Path]] = {}
+    for activation in ACTIVATIONS:
+        for shape in random.permutation(len(WIDTHS) * len(DEPTHS))[:SHAPES]:
+            width, depth = WIDTHS[shape // len(DEPTHS)], DEPTHS[shape % len(DEPTHS)]
+            decays = random.choice(DECAYS, len(NOISES))
+            model = f"small/{activation}-w{width}-d{depth}"
+            if context.quick and len(checkpoints) > ACTIVATIONS.index(activation):
+                continue
+            checkpoints[model] = [
+                _trained(context, task, model, seed, float(decay))
+                for seed, decay in enumerate(decays)
+                if not context.quick or seed in (0, len(NOISES) - 1)
+            ]
+    return checkpoints
+
+
+def _trained(context: Context, task: str, model: str, seed: int, decay: float) -> Path:
+    """Request a network; its seed is the number of its share of wrong labels."""
+    settings, noise = TASKS[task], NOISES[seed]
+    return context.request_training(
+        model,
+        task,
+        "adam",
+        seed,
+        label_noise=noise,
+        name=f"{'quick-' if context.quick else ''}noise{noise:g}",
+        epochs=settings.epochs // 4 if context.quick else settings.epochs,
+        batch_size=settings.batch_size,
+        learning_rate=LEARNING_RATE,
+        weight_decay=decay,
+        warmup_steps=20,
+    )
+
+
+def _settings(measures: Sequence[str], pairs: int) -> dict[str, Any]:
+    from nlbench.plugins import load_measure
+
+    settings: dict[str, Any] = {
+        "substitution.cost": "kl",
+        "lines.paths": "pairs",
+        "lines.number": pairs,
+        "lines.tolerance": 0.01,
+    }
+    owners = {*measures, *(load_measure(name).probe for name in measures)}
+    return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
+
+
+def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]]) -> Run:
+    import torch
+
+    from nlbench.subjects.load import load_subject
+    from nlbench.subjects.spec import SubjectSpec
+
+    from .shared.outcomes import TaskSamples, outcomes_measure
+
+    samples = TaskSamples.load(task, TASKS[task].epsilon)
+    models, trainings = {}, {}
+    for model, files in by_model.items():
+        for file in files:
+            spec = SubjectSpec(model, str(file), task, samples=2)
+            subject = load_subject(spec, torch.device("cpu"))
+            header = subject.facts.weights_metadata or {}
+            models[file.name] = subject.model
+            trainings[id(subject.model)] = float(header["label_noise"]), int(header["seed"])
+    return context.evaluate(
+        models, samples.test[0][:4], [outcomes_measure(samples, trainings)], f"outcomes-{task}"
+    )
+
+
+def network_table(runs: Runs) -> pd.DataFrame:
+    """Return one row per network: task, activation, baselines, measures and outcomes.
+
+    Measures are oriented so that more means more nonlinear, where they have a direction.
+    """
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for part, run in runs.items():
+        kind, _, task = part.partition("-")
+        for record in run.records:
+            row = rows.setdefault((task, record.subject.weights), {"task": task})
+            summary = record.result.summary
+            if kind == "outcomes":
+                row |= {name: summary[name] for name in OUTCOMES}
+                row |= {"accuracy": summary["value"], LOSS: summary["loss"]}
+                row |= {NORM: summary["norm"], "train accuracy": summary["train"]}
+                row[SIZE] = math.log(record.subject.parameters or math.nan)
+                continue
+            row["activation"] = record.subject.model.partition("/")[2].partition("-")[0]
+            name = record.measure.name
+            statistic = "over_range" if name == "absdev" else "value"
+            sense = sense_of(to_plain(record.measure)) or 1
+            row[name] = sense * summary.get(statistic, math.nan)
+    return pd.DataFrame(list(rows.values()))
+
+
+def _measures(table: pd.DataFrame) -> list[str]:
+    known = {"task", "activation", "accuracy", "train accuracy", *OUTCOMES, *BASELINES}
+    return [*(name for name in map(str, table) if name not in known), *BASELINES]
+
+
+def association(
+    table: pd.DataFrame,
+    measure: str,
+    outcome: str,
+    controls: Sequence[str] = CONTROLS,
+    resamples: int = RESAMPLES,
+) -> Association:
+    """Correlate a measure with an outcome within tasks, given controls other than itself."""
+    groups: list[Group] = []
+    for task in TASKS:
+        rows = table[table.task == task]
+        # The activation is one indicator for each function but the first.
+        given = [
+            (rows[name] == word).astype(float) if word else rows[name]
+            for name in controls
+            if name != measure
+            for word in (sorted(set(rows[name]))[1:] if name == "activation" else [""])
+        ]
+        groups.append((rows[measure], rows[outcome], given))
+    return associate(groups, resamples)
+
+
+def _associations(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the associations with each outcome, the strongest first, with adjusted p-values."""
+    rows = []
+    for outcome in OUTCOMES:
+        partial = {name: association(table, name, outcome) for name in _measures(table)}
+        adjusted = holm({name: each.p for name, each in partial.items()})
+        for name, each in sorted(partial.items(), key=lambda item: item[1].p):
+            others = ((*CONTROLS, "activation"), ())
+            values = (association(table, name, outcome, given, 0).value for given in others)
+            interval = each.value, each.low, each.high
+            rows.append(
+                (outcome, name, *interval, adjusted[name], *each.by_group, *values, each.networks)
+            )
+    columns = ["outcome", "measure", "τ", "low", "high", "p (Holm)", *TASKS]
+    columns += ["given the activation", "without controls", "networks"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _is_decided(row: pd.Series) -> bool:
+    is_outside = above((row.low, row.high)) or below((row.low, row.high))
+    return bool(is_outside) and row["p (Holm)"] < LEVEL
+
+
+def _verdicts(table: pd.DataFrame, result: pd.DataFrame) -> list[Verdict]:
+    verdicts = []
+    for outcome, words in OUTCOMES.items():
+        rows = result[(result.outcome == outcome) & ~result.measure.isin(BASELINES)]
+        best = rows.iloc[0]
+        others = [row.measure for _, row in rows.iterrows() if _is_decided(row)]
+        verdicts.append(
+            Verdict(
+                f"A measure predicts {words}, given size and training loss",
+                "",
+                f"{best.measure} τ = {best['τ']:.2f} ({best.low:.2f} to {best.high:.2f})",
+                _is_decided(best) or None,
+                f"Holm over {len(result[result.outcome == outcome])} predictors; decided: "
+                f"{', '.join(others) or 'none'}",
+            )
+        )
+    for measure, outcome, claim in CLAIMS:
+        if measure not in table:
+            continue
+        row = result[(result.outcome == outcome) & (result.measure == measure)].iloc[0]
+        is_positive = above((row.low, row.high)) if _is_decided(row) else None
+        text = f"τ = {row['τ']:.2f} ({row.low:.2f} to {row.high:.2f}), {row.networks} networks"
+        verdicts.append(Verdict(claim, "", text, is_positive, "given size and training loss"))
+    return verdicts
+
+
+def _headline(result: pd.DataFrame) -> list[str]:
+    lines = []
+    for outcome, words in OUTCOMES.items():
+        rows = result[result.outcome == outcome]
+        decided = [row for _, row in rows.iterrows() if _is_decided(row)]
+        named = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure not in BASELINES]
+        known = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure in BASELINES]
+        lines.append(
+            f"Given size and training loss, {words} is predicted by {', '.join(named) or 'none'}; "
+            f"of the baselines, by {', '.join(known) or 'none'}."
+        )
+    return lines
+
+
+def _outcome_table(table: pd.DataFrame) -> pd.DataFrame:
+    columns = ["accuracy", "train accuracy", LOSS, *OUTCOMES]
+    parts = table.groupby("task", sort=False)[columns]
+    wide = parts.quantile(np.array([0.1, 0.5, 0.9])).reset_index(names=["task", "quantile"])
+    wide.insert(1, "networks", wide.task.map(table.task.value_counts()))
+    return wide
+
+
+def _remarks(table: pd.DataFrame) -> list[str]:
+    sizes = ", ".join(
+        f"{task}: {(table.task == task).sum()} (ε = {settings.epsilon:g})"
+        for task, settings in TASKS.items()
+    )
+    return [
+        f"Perceptrons by task: {sizes}; widths {WIDTHS[0]} to {WIDTHS[-1]}, depths {DEPTHS[0]} to "
+        f"{DEPTHS[-1]}, {', '.join(ACTIVATIONS)}, {NOISES[0]:g} to {NOISES[-1]:g} wrong labels, "
+        f"weight decay 0 to {DECAYS[-1]:g}.",
+        "τ: Kendall's between residuals of normal scores given log parameters and training loss "
+        "(each of them given the other alone), mean over tasks; bootstrap over networks.",
+        "Measures are of training samples and oriented: larger is more nonlinear. Outcomes are of "
+        "test samples. The gap is training accuracy minus the expected accuracy on test labels "
+        "with as much noise.",
+        "Absolute deviation is over the range of the logits on the path.",
+    ]
+
+
+def _figure(result: pd.DataFrame) -> Figure:
+    names = list(dict.fromkeys(result.measure))[::-1]
+    figure, panels = page_figure(0.8 + 0.22 * len(names), columns=len(OUTCOMES), sharey=True)
+    for axes, outcome in zip(panels, OUTCOMES, strict=True):
+        rows = result[result.outcome == outcome].set_index("measure").loc[names]
+        value, low, high = (rows[c].to_numpy(dtype=np.float64) for c in ("τ", "low", "high"))
+        width = np.clip([value - low, high - value], 0, None)
+        axes.errorbar(value, np.arange(len(names)), xerr=width, fmt="o", capsize=2)
+        axes.axvline(0, color="0.7", zorder=0)
+        axes.set_xlabel(f"partial τ, {outcome}")
+    panels[0].set_yticks(np.arange(len(names)), names)
+    return figure

@@ -1,0 +1,242 @@
+"""Outcomes of trained classifiers: generalisation gap, robustness, and how many units can go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlbench.measure import Measure, Result
+from nlbench.models.training.label_noise import corrupt_labels
+from nlbench.probes.replacement import AffineFit, CallInterception, find_calls
+from nlbench.probes.replacement.fits import rows_of
+from nlbench.probes.replacement.interception import CallId
+from nlbench.subjects.data import read_items
+from nlbench.subjects.load import load_dataset
+
+from .removal_criteria import gradients_at_calls
+
+__all__ = [
+    "ACCURACY_COST",
+    "TaskSamples",
+    "fgsm_robustness",
+    "generalisation_gap",
+    "nonlinear_share",
+    "outcomes_measure",
+]
+
+ACCURACY_COST = 0.01
+"""Accuracy that removal may cost."""
+REMOVED_SHARES = tuple(number / 20 for number in range(21))
+FITTING_SAMPLES = 512
+
+
+@dataclass(frozen=True)
+class TaskSamples:
+    """Both splits of a dataset, normalised.
+
+    Parameters
+    ----------
+    train, test : pair of tensors
+        Inputs and correct labels.
+    classes : int
+    epsilon : float
+        Size of an attack, in units of the inputs.
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: int
+    epsilon: float
+
+    @classmethod
+    def load(cls, data: str, epsilon: float) -> TaskSamples:
+        """Load a registered dataset."""
+        dataset: Any = load_dataset(data)
+
+        def split(name: str) -> tuple[Tensor, Tensor]:
+            items = dataset.split(name)
+            inputs, labels = zip(*read_items(items, range(len(items))), strict=True)
+            return dataset.normalize(torch.stack(inputs)), torch.tensor(labels)
+
+        return cls(split("train"), split("test"), dataset.classes, epsilon)
+
+
+def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, classes: int) -> float:
+    """Compute training accuracy minus the expected accuracy on test labels that are as noisy.
+
+    Parameters
+    ----------
+    train_accuracy : float
+        On the labels of the training, wrong ones included.
+    accuracy : float
+        On correct test labels.
+    noise : float
+        Share of training labels that were replaced, each by another class drawn uniformly.
+    classes : int
+
+    Examples
+    --------
+    A network that predicts the correct label throughout doesn't overfit:
+
+    >>> generalisation_gap(0.6, 1.0, 0.4, 10)
+    0.0
+    """
+    return train_accuracy - (1 - noise) * accuracy - noise * (1 - accuracy) / (classes - 1)
+
+
+def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: float) -> float:
+    """Compute the share of correctly classified inputs that stay so under the fast gradient sign.
+
+    The cross-entropy is softplus(m) of m = log Σ exp z_j - z_y over the wrong classes j. Its
+    gradient vanishes for confident predictions, that of m has the same sign and does not. 0 if no
+    input is classified correctly.
+
+    References
+    ----------
+    I. Goodfellow, J. Shlens, C. Szegedy. Explaining and Harnessing Adversarial Examples. ICLR,
+    2015.
+
+    Examples
+    --------
+    >>> model, inputs = nn.Linear(1, 2, bias=False), torch.tensor([[0.1], [0.3]])
+    >>> _ = model.weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+    >>> fgsm_robustness(model, inputs, torch.tensor([1, 1]), 0.2)
+    0.5
+    """
+    with torch.enable_grad():
+        points = inputs.clone().requires_grad_()
+        logits = model(points)
+        own = functional.one_hot(labels, logits.shape[-1]).bool()
+        wrong = logits.masked_fill(own, -torch.inf).logsumexp(-1)
+        (gradient,) = torch.autograd.grad((wrong - logits[own]).sum(), points)
+    with torch.no_grad():
+        attacked = model(inputs + epsilon * gradient.sign()).argmax(-1) == labels
+    correct = logits.argmax(-1) == labels
+    return float((attacked & correct).sum() / correct.sum().clamp(min=1))
+
+
+def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
+    """Compute the share of units that must stay nonlinear for less than a point of accuracy lost.
+
+    Units are channels of activation calls. They are replaced by affine maps in the order of their
+    Fisher term E(g·(ŷ - y))², in steps of 5 % of all units; the maps of a step are fitted in the
+    network with all earlier calls replaced. Between steps the accuracy is interpolated.
+    """
+    inputs, labels = (tensor[:FITTING_SAMPLES] for tensor in samples.train)
+    calls = find_calls(model, inputs[:2])
+    terms: dict[str, Tensor] = {}
+    for name, (x, y, gradient) in gradients_at_calls(model, calls, inputs, labels).items():
+        axis = next(call.channel_axis for call in calls if call.name == name)
+        error = _fitted(x, y, axis, len(x)) - y
+        product = (gradient * error).movedim(axis, -1).double()
+        terms[name] = product.reshape(len(x), -1, product.shape[-1]).sum(1).square().mean(0)
+    order = torch.cat(list(terms.values())).argsort(stable=True).argsort()
+    parts = torch.split(order, [len(part) for part in terms.values()])
+    ranks = dict(zip(terms, parts, strict=True))
+    by_call = {call.call: call for call in calls}
+    tested = torch.cat([inputs, samples.test[0]])
+
+    def accuracy(removed: float) -> float:
+        count = round(removed * len(order))
+
+        def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+            if identity not in by_call:
+                return compute()
+            call, before = by_call[identity], x.clone()
+            y = compute()
+            fitted = _fitted(before, y, call.channel_axis, len(inputs))
+            is_removed = ranks[call.name] < count
+            shape = [1] * y.ndim
+            shape[call.channel_axis] = -1
+            return torch.where(is_removed.reshape(shape), fitted, y)
+
+        logits = CallInterception(model).run(tested.clone(), replace)[len(inputs) :]
+        return float((logits.argmax(-1) == samples.test[1]).double().mean())
+
+    accuracies = [accuracy(share) for share in REMOVED_SHARES]
+    return 1 - first_loss(REMOVED_SHARES, accuracies, ACCURACY_COST)
+
+
+def _fitted(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:
+    """Apply the best map per channel, fitted on the first samples, to all."""
+    fit = AffineFit()
+    fit.add(rows_of(x[:count], axis), rows_of(y[:count], axis))
+    return fit.per_channel()(x, axis)
+
+
+def first_loss(shares: Sequence[float], accuracies: Sequence[float], cost: float) -> float:
+    """Return the first share at which accuracy is below the first one by more than a cost.
+
+    Examples
+    --------
+    >>> first_loss([0.0, 0.5, 1.0], [0.9, 0.9, 0.7], 0.05), first_loss([0.0, 1.0], [0.9, 0.9], 0.05)
+    (0.625, 1.0)
+    """
+    losses = [accuracies[0] - accuracy for accuracy in accuracies]
+    for number in range(1, len(losses)):
+        if losses[number] > cost:
+            below = (cost - losses[number - 1]) / (losses[number] - losses[number - 1])
+            return shares[number - 1] + below * (shares[number] - shares[number - 1])
+    return shares[-1]
+
+
+def outcomes_measure(
+    samples: TaskSamples, trainings: Mapping[int, tuple[float, int]]
+) -> type[Measure]:
+    """Return a measure of the outcomes of trained networks.
+
+    Parameters
+    ----------
+    samples : TaskSamples
+    trainings : mapping of int to (float, int)
+        Share of wrong labels and seed of each network's training, by its ``id``.
+    """
+
+    class NetworkOutcomes(Measure):
+        """Accuracies, training loss, and what can be predicted of a network.
+
+        ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
+        cross-entropy on the labels of the training; ``gap``, ``fragility`` (1 -
+        `fgsm_robustness`) and ``nonlinear`` (`nonlinear_share`) are the outcomes; ``norm`` is
+        the Euclidean norm of the weights.
+        """
+
+        name = "network-outcomes"
+        probe = "function"
+        trained: ClassVar = trainings
+
+        def update(self, observation: Any) -> None:
+            """Keep the network."""
+            self._model = observation.model
+
+        def compute(self) -> Result:
+            """Compute the outcomes."""
+            model = self._model
+            noise, seed = self.trained[id(model)]
+            inputs, labels = samples.train
+            labels = corrupt_labels(labels, noise, samples.classes, seed)
+            with torch.no_grad():
+                logits = model(inputs)
+                loss = functional.cross_entropy(logits.double(), labels)
+                train = float((logits.argmax(-1) == labels).double().mean())
+                correct = model(samples.test[0]).argmax(-1) == samples.test[1]
+                share = nonlinear_share(model, samples)
+            accuracy = float(correct.double().mean())
+            weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
+            summary = {
+                "value": accuracy,
+                "train": train,
+                "loss": float(loss),
+                "gap": generalisation_gap(train, accuracy, noise, samples.classes),
+                "fragility": 1 - fgsm_robustness(model, *samples.test, samples.epsilon),
+                "nonlinear": share,
+                "norm": float(weights.norm()),
+            }
+            return Result(summary, n=len(correct))
+
+    return NetworkOutcomes
