@@ -257,6 +257,13 @@ def test_check_places_see_a_bump_between_nodes():
     assert float(estimate.deviation_error) > width**2
 
 
+def test_a_line_at_the_check_places_has_no_error():
+    line = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+    values = torch.linspace(0, 1, 17, dtype=torch.float64)[:, None] * line
+    estimate = DeviationEstimate.of(values, check_places()[:, None] * line)
+    assert float(estimate.error.max()) < 1e-14
+
+
 def test_too_few_evaluations_do_not_converge():
     estimate = estimate_segment(NETWORKS["leaky"], *ends(0), tolerance=1e-9, evaluations=100)
     assert not estimate.converged

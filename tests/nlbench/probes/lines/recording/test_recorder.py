@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from nlbench.errors import UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
 from nlbench.models.sparsified.prelu import sparsify
-from nlbench.probes.lines.recording.agreement import agree, record_checked_program
+from nlbench.probes.lines.recording.agreement import agree, is_same, record_checked_program
 from nlbench.probes.lines.recording.program import run_program
 from nlbench.probes.sites.observation import list_sites
 
@@ -321,6 +321,12 @@ def test_negative_outputs_agree_up_to_rounding():
     x = -torch.ones(2, 1, dtype=torch.float64)
     assert agree(x - 1e-11, x, x).all()
     assert not agree(x - 1e-8, x, x).any()
+
+
+def test_networks_with_negative_outputs_agree_up_to_rounding():
+    x = -torch.ones(2, 1)
+    assert is_same(x * (1 + 1e-6), x, torch.float32)
+    assert not is_same(x * (1 + 1e-2), x, torch.float32)
 
 
 def test_mixing_is_seen_despite_a_large_constant():
