@@ -87,6 +87,10 @@ class Family(ABC):
             If there is no such member, or the library isn't installed.
         """
 
+    def matches(self, pattern: str) -> Sequence[str]:
+        """Return members that a glob of paths names, if it matches none of `names`."""
+        return ()
+
     def describe(self, name: str) -> str:
         """Describe a member in one line, without importing anything."""
         return ""
@@ -268,6 +272,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         names = [*known, *_costly_names(group, pattern)]
         slashes = pattern.count("/")
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
+        matches = matches or _matches_of_family(group, pattern)
         if not matches:
             hint = nearest(pattern, names)
             raise RequestError(f"no {GROUPS[group]} matches '{shorten(pattern)}'{hint}")
@@ -415,6 +420,15 @@ def _costly_names(group: str, pattern: str) -> list[str]:
     return [f"{prefix}/{member}" for member in entry.family.names()]
 
 
+def _matches_of_family(group: str, pattern: str) -> list[str]:
+    """Return the names of the family in a glob that its own `matches` yields."""
+    prefix, slash, members = pattern.partition("/")
+    entry = families(group).get(prefix) if slash else None
+    if entry is None or entry.family is None:
+        return []
+    return [f"{prefix}/{member}" for member in entry.family.matches(members)]
+
+
 def describe(entry: Entry) -> str:
     """Read the first line of an entry's docstring from its source file, without importing it.
 
@@ -461,10 +475,16 @@ def find_source(module: str) -> ModuleSpec | None:
     spec: ModuleSpec | None = None
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
-        locations = spec.submodule_search_locations if spec else None
+        locations = _locations(spec) if spec else None
         name = ".".join(parts[:depth])
         specs = (finder.find_spec(name, locations) for finder in sys.meta_path)
         spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is None:
             return None
     return spec
+
+
+def _locations(package: ModuleSpec) -> Sequence[str] | None:
+    # An imported package may have extended its path, as nlbench does in a checkout.
+    imported = getattr(sys.modules.get(package.name), "__path__", None)
+    return imported or package.submodule_search_locations

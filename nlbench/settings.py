@@ -17,6 +17,8 @@ from nlbench.plugins import load_probe
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nlbench.probes.probe import Probe
+
 __all__ = ["ResolvedSettings", "resolve_settings"]
 
 
@@ -67,6 +69,7 @@ def resolve_settings(
             for option, value in probe.defaults(inputs).items()
         }
         settings = {**defaults, **settings}
+    settings = _followed(settings, probes)
     owners = {m.name: m.options for m in measures}
     owners |= {name: probe.options for name, probe in probes.items()}
     for name, options in (datasets or {}).items():
@@ -87,6 +90,19 @@ def resolve_settings(
         {name: options_of(name, probe.options) for name, probe in probes.items()},
         {name: options_of(name, options) for name, options in (datasets or {}).items()},
     )
+
+
+def _followed(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
+    """Return the settings with options that follow those of another probe."""
+    followed = {
+        f"{name}.{option}": key
+        for name, probe in probes.items()
+        for option, key in probe.follows.items()
+        if key in settings
+    }
+    own = {k: v for k, v in settings.items() if k.partition(".")[0] in probes}
+    rest = {k: v for k, v in settings.items() if k not in own and k not in followed.values()}
+    return {**{option: settings[key] for option, key in followed.items()}, **own, **rest}
 
 
 def _split_settings(

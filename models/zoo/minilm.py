@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nlbench.subjects.tokenizer import Tokenizer
 from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
 
-__all__ = ["SentenceEncoder", "build", "read", "tokenizer"]
+__all__ = ["SentenceEncoder", "build", "load_tokenizer", "read", "tokenizer"]
 
 
 PAD = 0
@@ -61,11 +63,22 @@ def read(path: Path) -> dict[str, Tensor]:
     return {f"bert.{name}": t for name, t in state.items() if not name.startswith(unused)}
 
 
-def tokenizer(path: Path) -> Any:
-    """Return the tokenizer next to the weights, without truncation and padding."""
-    from tokenizers import Tokenizer
+def tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer next to the weights, for datasets of text."""
+    words = load_tokenizer(path)
+    start, end = ((words.token_to_id(mark),) for mark in ("[CLS]", "[SEP]"))
 
-    loaded = Tokenizer.from_file(str(path.with_name("tokenizer.json")))
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [part.ids for part in words.encode_batch(texts, add_special_tokens=False)]
+
+    return Tokenizer("MiniLM", encode, words.get_vocab_size(), start, end, separator=end)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load the tokenizer next to the weights, without truncation and padding."""
+    import tokenizers
+
+    loaded = tokenizers.Tokenizer.from_file(str(path.with_name("tokenizer.json")))
     loaded.no_truncation()
     loaded.no_padding()
     return loaded

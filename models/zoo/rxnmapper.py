@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError
+from nlbench.models.datasets.token_rows import TokenRows
 from nlbench.options import Option
 from nlbench.subjects.data import dataset
 from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import MEMBERS, Member
 from .packages import PackagedFile
-from .tokens import TokenRows
 
 __all__ = ["build", "load_vocabulary", "reactions", "read", "tokens_of"]
 

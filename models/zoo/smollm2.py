@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError
+from nlbench.subjects.tokenizer import Tokenizer
 
 from .catalogue import Member
 
-__all__ = ["build", "read", "read_gguf", "tokenizer"]
+__all__ = ["build", "load_tokenizer", "read", "read_gguf", "tokenizer"]
 
 
 BLOCKS, WIDTH, HEADS, KEY_HEADS = 30, 576, 9, 3
@@ -84,23 +86,34 @@ def _with_halves_apart(weight: Tensor, heads: int) -> Tensor:
     return weight.reshape(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
+def tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer in the GGUF file, for datasets of text."""
+    words = load_tokenizer(path)
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [part.ids for part in words.encode_batch(texts, add_special_tokens=False)]
+
+    return Tokenizer("SmolLM2", encode, words.get_vocab_size(), predicts_next=True)
+
+
 @lru_cache(maxsize=1)
-def tokenizer(path: Path) -> Any:
-    """Return the tokenizer in the GGUF file."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def load_tokenizer(path: Path) -> Any:
+    """Load the tokenizer in the GGUF file, of the library tokenizers."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
 
     metadata = read_gguf(path, with_tensors=False)[0]
     words = {word: index for index, word in enumerate(metadata["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    made = Tokenizer(models.BPE(words, merges))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    loaded = tokenizers.Tokenizer(models.BPE(words, merges))
+    loaded.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
-    return made
+    loaded.decoder = decoders.ByteLevel()
+    return loaded
 
 
 def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:

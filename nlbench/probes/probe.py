@@ -75,6 +75,9 @@ class Samples(Protocol):
             If they have none.
         """
 
+    def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+        """Yield the samples that can be read again, in order, with their labels or None."""
+
     def shuffled(self, limit: int) -> Iterable[Tensor]:
         """Yield all samples in a random order, the same at each call."""
 
@@ -111,6 +114,8 @@ class Probe(ABC):
         One line.
     options : mapping of str to Option
         Options, set as ``--set NAME.OPTION=VALUE`` and shared by all its measures.
+    follows : mapping of str to str
+        Options that, unless set, take the value set for an option of another probe.
     shows_on_cpu : bool
         True if observations are always on the CPU.
 
@@ -131,6 +136,7 @@ class Probe(ABC):
     name: ClassVar[str]
     description: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Option]] = {}
+    follows: ClassVar[Mapping[str, str]] = {}
     shows_on_cpu: ClassVar[bool] = False
 
     def steps(self, samples: int, options: ProbeOptions) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, nearest
@@ -30,6 +31,12 @@ __all__ = [
 
 
 Constant = bool | int | float | str | None
+
+IGNORED_LABEL = -100
+"""Label of positions without a prediction, as in PyTorch's cross-entropy."""
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers with as many bytes as a float."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Arguments:
         ------
         nlbench.RequestError
             If there is no tensor in it, or its tensors can't be packed: they have different
-            lengths, or mix integers and floats.
+            lengths, or several floating types.
         """
         tensors, constants = _tensors_and_constants(batch)
         if not tensors:
@@ -93,12 +100,13 @@ class Arguments:
             )
         dtypes = tuple(tensor.dtype for tensor in values)
         floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
-        if len(values) > 1 and floats and (len(floats) > 1 or len(set(dtypes)) > 1):
+        is_mixed = len(set(dtypes)) > 1 and any(dtype.is_complex for dtype in floats)
+        if len(floats) > 1 or is_mixed:
             kinds = _listed(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise RequestError(
                 f"inputs: {_kind(batch)} of {kinds}; several arguments are measured together as "
-                "one tensor, so they have to be all of one floating type or all integers; wrap "
-                "the model in a module that takes one of them"
+                "one tensor, so floats have to be all of one real type; convert them, or wrap the "
+                "model in a module that takes one of them"
             )
         shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
         return cls(names, shapes, dtypes, tuple(constants.items()))
@@ -108,8 +116,16 @@ class Arguments:
         """True if the model is called with the packed tensor itself."""
         return self.names == (0,) and not self.constants
 
+    @property
+    def _packed_dtype(self) -> torch.dtype:
+        is_of_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes)
+        return self.dtypes[0] if is_of_floats else torch.int64
+
     def pack(self, batch: object) -> Tensor:
         """Concatenate the tensors of a batch; a single one is returned unchanged.
+
+        Floats next to integers are packed as the integers that have their bits. So inputs with a
+        mask, for example, have no lines and no derivatives.
 
         Raises
         ------
@@ -126,25 +142,49 @@ class Arguments:
         shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
         if shapes != self.shapes:
             raise RequestError(
-                f"inputs: the loader yields samples of shapes {sorted({*shapes, *self.shapes})}"
+                f"inputs: the loader yields samples of shapes {sorted({*shapes, *self.shapes})}, "
+                "expected one; pad sequences to one length in all batches and pass their mask, as "
+                "tokenizer(texts, padding='max_length', max_length=N, truncation=True) does"
             )
         if len(values) == 1:
             return values[0]
-        dtype = values[0].dtype if self.dtypes[0].is_floating_point else torch.int64
-        return torch.cat([tensor.reshape(len(tensor), -1).to(dtype) for tensor in values], 1)
+        dtype = self._packed_dtype
+        flat = [tensor.reshape(len(tensor), -1) for tensor in values]
+        if dtype == torch.int64:
+            flat = [
+                part.contiguous().view(_BITS[part.dtype.itemsize])
+                if part.dtype.is_floating_point
+                else part
+                for part in flat
+            ]
+        return torch.cat([part.to(dtype) for part in flat], 1)
 
-    def unpack(self, packed: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of packed samples."""
+    def unpack(
+        self, packed: Tensor, dtype: torch.dtype | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of packed samples.
+
+        Parameters
+        ----------
+        packed : tensor of shape (n, k)
+        dtype : torch.dtype, optional
+            Minimum precision of floats next to integers; floats alone keep that of `packed`.
+        """
         values: dict[int | str, Any] = dict(self.constants)
         if len(self.names) == 1:
             values[self.names[0]] = packed
         else:
             start = 0
-            for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
+            has_bits = self._packed_dtype == torch.int64
+            for name, shape, kind in zip(self.names, self.shapes, self.dtypes, strict=True):
                 width = torch.Size(shape).numel()
                 part = packed[:, start : start + width].reshape(len(packed), *shape)
-                # Floats keep the precision that the probe chose.
-                values[name] = part if dtype.is_floating_point else part.to(dtype)
+                if not kind.is_floating_point:
+                    part = part.to(kind)
+                elif has_bits:
+                    part = part.to(_BITS[kind.itemsize]).view(kind)
+                    part = part.to(torch.promote_types(kind, dtype or kind))
+                values[name] = part
                 start += width
         positions = sorted(name for name in values if isinstance(name, int))
         keywords = {name: value for name, value in values.items() if isinstance(name, str)}
@@ -154,8 +194,10 @@ class Arguments:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Unpack the arguments, as a forward pre-hook."""
-        is_packed = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-        return self.unpack(args[0]) if is_packed else None
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            return None
+        floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+        return self.unpack(args[0], next(floats, None))
 
 
 def is_batch(inputs: object) -> bool:
@@ -185,6 +227,7 @@ class BatchReader:
     def __init__(self, model: nn.Module, labels: bool | str | None) -> None:
         self._labels = labels
         self._max_arguments, self._keywords = _parameters(model)
+        self._has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         self.arguments: Arguments | None = None
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
@@ -238,12 +281,14 @@ class BatchReader:
             return batch, None
         if key not in batch:
             raise RequestError(f"labels: a batch has no '{key}'{nearest(key, map(str, batch))}")
-        if self._labels is None and key in self._keywords:
+        if self._labels is None and key in self._keywords and self._has_decoder:
             raise RequestError(
-                "inputs: a batch has 'labels', and the model has an argument of that name; pass "
-                "labels=False if they are for the model, labels=True if they are not"
+                "inputs: a batch has 'labels', and the model may derive its decoder's inputs from "
+                "them; pass labels=False if they are for the model, labels=True if they are not"
             )
-        return {name: value for name, value in batch.items() if name != key}, batch[key]
+        values = {name: value for name, value in batch.items() if name != key}
+        labels = batch[key]
+        return values, _as_next_tokens(labels, values) if key in self._keywords else labels
 
     def _check_number(self, arguments: Arguments) -> None:
         number = len(arguments.names) + len(arguments.constants)
@@ -283,8 +328,8 @@ def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]
 def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
     """Extract the logits from a model's output, as a forward hook.
 
-    They are the attribute or entry ``logits``, else ``out``, else the only tensor. Any other
-    output is returned unchanged, and refused by probes that need a tensor.
+    They are the attribute or entry ``logits``, else ``out``, else ``last_hidden_state``, else the
+    only tensor. Any other output is returned unchanged, and refused by probes that need a tensor.
 
     Examples
     --------
@@ -296,7 +341,7 @@ def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
     """
     if isinstance(output, Tensor):
         return output
-    for name in ("logits", "out"):
+    for name in ("logits", "out", "last_hidden_state"):
         entry = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(entry, Tensor):
             return entry
@@ -364,6 +409,21 @@ def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
         return None, frozenset()
     is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     return None if is_variadic else len(parameters), frozenset(p.name for p in parameters)
+
+
+def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
+    """Shift labels (n, t) that repeat the input's tokens, so that each is the next token.
+
+    transformers' language models do so themselves. Labels of -100 don't count.
+    """
+    if not isinstance(labels, Tensor) or labels.ndim != 2:
+        return labels
+    for tokens in values.values():
+        if not isinstance(tokens, Tensor) or tokens.shape != labels.shape:
+            continue
+        if tokens.dtype == labels.dtype and bool(((labels == tokens) | (labels < 0)).all()):
+            return functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    return labels
 
 
 def _first(entries: Any) -> Any:

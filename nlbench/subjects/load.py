@@ -230,7 +230,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
 
 
 def _adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
-    """Return the dataset with the preprocessing that belongs to a model's weights.
+    """Return the dataset with the model's tokenizer or its weights' preprocessing.
 
     Raises
     ------
@@ -238,6 +238,9 @@ def _adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
         If the dataset has a method ``check_weights`` that refuses the weights, because they
         were trained on inputs with another meaning.
     """
+    tokenized = getattr(dataset, "tokenized", None)
+    if tokenized is not None:
+        return tokenized(info.tokenizer()) if info.tokenizer is not None else dataset
     check = getattr(dataset, "check_weights", None)
     if check is not None and choice.file is not None:
         check(read_metadata(choice.file))

@@ -12,6 +12,7 @@ from nlbench.citation import Source
 from nlbench.errors import NlbenchError
 
 from .data import Preprocessing
+from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,11 @@ class ModelInfo:
     read : callable, optional
         Reads the checkpoints in `trained` to a state dict and metadata, if their format isn't
         that of `nlbench.subjects.weights.read_checkpoint`.
+    tokenizer : callable, optional
+        Returns the tokenizer, for datasets of text; by default text is read as bytes.
+    fingerprint : callable, optional
+        Returns a string that changes with the files that define the architecture or the
+        tokenizer, if these are not part of an installed package.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
@@ -64,6 +70,8 @@ class ModelInfo:
     recipe: str = "vanilla"
     data: str = ""
     read: Reader | None = None
+    tokenizer: Callable[[], Tokenizer] | None = None
+    fingerprint: Callable[[], str] | None = None
 
     def checkpoint(self, data: str) -> Path | None:
         """Return the checkpoint for a dataset; None if there is none."""
@@ -71,15 +79,7 @@ class ModelInfo:
 
 
 def model(
-    *,
-    trained: Mapping[str, Path] | None = None,
-    source: Source | str = "",
-    obtain: str = "",
-    preprocessing: Callable[[Path | None], Preprocessing] | None = None,
-    rename: Callable[[str], str | None] | None = None,
-    recipe: str = "vanilla",
-    data: str = "",
-    read: Reader | None = None,
+    *, trained: Mapping[str, Path] | None = None, source: Source | str = "", **declared: Any
 ) -> Callable[[Builder], Builder]:
     """Declare a model, as a decorator of the function that builds it.
 
@@ -90,7 +90,7 @@ def model(
 
     Parameters
     ----------
-    trained, source, obtain, preprocessing, rename, recipe, data, read
+    trained, source, **declared
         See `ModelInfo`.
 
     Examples
@@ -103,7 +103,7 @@ def model(
     'Here, 2026'
     """
     origin = Source(source) if isinstance(source, str) else source
-    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename, recipe, data, read)
+    info = ModelInfo(dict(trained or {}), origin, **declared)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_model__ = info  # type: ignore[attr-defined]

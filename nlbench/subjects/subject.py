@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,6 +77,21 @@ class Subject:
                 "the labels of a loader are not kept; pass the samples as a tensor with labels="
             )
         return self.stream.labelled(limit)
+
+    def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+        """Return the samples that can be read again, in order, with their labels if there are any.
+
+        For a loader that is read only once, these are the first samples.
+        """
+        if isinstance(self.stream, DrawnBatches) and self.labels is not None:
+            return self.stream.labelled(limit)
+        if isinstance(self.stream, DrawnBatches):
+            return ((inputs, None) for inputs in self.batches(limit))
+        sizes = list(batch_sizes(len(self.inputs), limit))
+        inputs = torch.split(self.inputs, sizes)
+        if self.labels is None:
+            return zip(inputs, itertools.repeat(None))
+        return zip(inputs, torch.split(self.labels, sizes), strict=True)
 
     def shuffled(self, limit: int) -> Iterable[Tensor]:
         """Yield the samples in a fixed random order, in batches.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nlbench import registry
@@ -11,7 +12,7 @@ from nlbench.errors import RequestError, shorten
 from nlbench.serialization.files import parse_json, read_text
 from nlbench.serialization.hashing import file_hash
 
-from .model import model_info
+from .model import ModelInfo, model_info
 from .spec import SubjectSpec
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 
+_SEED = re.compile(r"seed[-_= ]?\d+$", re.IGNORECASE)
 FRESH_WEIGHTS = ("init", "calibrated")
 """Weights drawn from the seed; ``calibrated`` takes batch norm's statistics from the samples."""
 
@@ -34,21 +36,26 @@ class WeightsChoice:
     Parameters
     ----------
     label : str
-        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name.
+        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name, after that of its
+        training if it lies in ``NAME.training``.
     file : Path or None
         None for freshly initialised weights.
     note : str
         Why the weights are freshly initialised although a checkpoint is known; else empty.
+    model : str
+        `ModelInfo.fingerprint` of the model; empty if it has none.
     """
 
     label: str
     file: Path | None
     note: str = ""
+    model: str = ""
 
     @property
     def identity(self) -> str:
-        """Hash of the file, or the label of fresh weights."""
-        return file_hash(self.file) if self.file else self.label
+        """Hash of the file, or the label of fresh weights, with the model's fingerprint."""
+        weights = file_hash(self.file) if self.file else self.label
+        return f"{weights} {self.model}".rstrip()
 
 
 def choose_weights(spec: SubjectSpec) -> WeightsChoice:
@@ -63,6 +70,11 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     """
     # Before the weights, so that an unknown model is reported with any of them.
     info = model_info(registry.load("models", spec.model))
+    choice = _choose(spec, info)
+    return replace(choice, model=info.fingerprint()) if info.fingerprint else choice
+
+
+def _choose(spec: SubjectSpec, info: ModelInfo) -> WeightsChoice:
     if spec.weights in FRESH_WEIGHTS:
         return WeightsChoice(spec.weights, None)
     if spec.weights not in ("auto", "trained"):
@@ -89,7 +101,7 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
 def _checkpoint(weights: str) -> WeightsChoice:
     file = Path(weights)
     if os.path.exists(file):  # noqa: PTH110 (returns False for an invalid name instead of raising)
-        return WeightsChoice(file.name, file)
+        return WeightsChoice(_label(file), file)
     failure = training_failure(file)
     if failure:
         raise RequestError(f"weights '{shorten(weights)}': their training failed: {failure}")
@@ -97,6 +109,13 @@ def _checkpoint(weights: str) -> WeightsChoice:
         f"weights '{shorten(weights)}': no such file; expected trained, init, calibrated "
         "or a checkpoint's path"
     )
+
+
+def _label(file: Path) -> str:
+    """Return a checkpoint's name, with the training or seed that its folder is named after."""
+    folder = file.parent.name
+    name = folder.removesuffix(".training")
+    return f"{name}/{file.name}" if name != folder or _SEED.search(folder) else file.name
 
 
 def training_folder(path: Path) -> Path:

@@ -355,3 +355,18 @@ def test_runs_are_compared_from_python():
     expected = second["r2"].summary["value"] - first["r2"].summary["value"]
     assert frame["difference"].tolist() == pytest.approx([expected])
     assert "<table" in nlbench.compare(first, second)._repr_html_()
+
+
+def test_places_to_replace_follow_those_of_sites():
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 4), torch.nn.Tanh())
+    inputs = torch.randn(64, 4)
+
+    def places(**settings):
+        settings = {name.replace("_", "."): value for name, value in settings.items()}
+        run = nlbench.evaluate(model, inputs, ["substitution"], settings=settings)
+        return [value.place for value in run["substitution"].values]
+
+    assert places(sites_of="modules:1") == ["1"]
+    assert places(sites_of="modules:1", replacement_of="modules:2") == ["2"]
+    with pytest.raises(RequestError, match="'sites' is not a measure, probe or dataset"):
+        places(sites_rows="tokens")

@@ -31,10 +31,10 @@ def _no_gradients():
 
 @pytest.mark.slow
 def test_smollm2_knows_the_capital_of_france():
-    from nlbench.models.zoo.smollm2 import tokenizer
+    from nlbench.models.zoo.smollm2 import load_tokenizer
 
     network = subject("smollm2-135m")
-    words = tokenizer(MEMBERS["smollm2-135m"].file.path)
+    words = load_tokenizer(MEMBERS["smollm2-135m"].file.path)
     tokens = words.encode("The capital of France is").ids
     assert tokens == [504, 3575, 282, 4649, 314]
     logits = network.model(torch.tensor([tokens]))
@@ -57,10 +57,10 @@ def test_q4_blocks_equal_the_gguf_library():
 
 
 def test_minilm_finds_paraphrases():
-    from nlbench.models.zoo.minilm import tokenizer
+    from nlbench.models.zoo.minilm import load_tokenizer
 
     network = subject("minilm-l6")
-    words = tokenizer(MEMBERS["minilm-l6"].file.path)
+    words = load_tokenizer(MEMBERS["minilm-l6"].file.path)
     sentences = ["A man is eating food.", "Someone is having a meal.", "The tax law changed."]
     a, b, c = (network.model(torch.tensor([words.encode(s).ids]))[0] for s in sentences)
     assert a @ b > 0.5

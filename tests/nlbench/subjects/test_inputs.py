@@ -14,7 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.subjects.inputs import Arguments, BatchReader, tensor_of_output
+from nlbench.subjects.inputs import (
+    Arguments,
+    BatchReader,
+    single_tensor_call,
+    tensor_of_output,
+)
 
 ALL = ["affinity", "r2", "nlc", "density", "absdev", "pathlength"]
 
@@ -189,12 +194,10 @@ def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
     assert scores(one).equals(scores(nlbench.evaluate(seeded(Words), ids, ["r2"])))
 
 
-def test_labels_of_a_mapping_are_asked_for_where_the_model_takes_them():
+def test_labels_in_a_mapping_are_no_argument_of_the_model():
     ids, mask = words()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}
-    with pytest.raises(RequestError, match="a batch has 'labels', and the model has an argument"):
-        nlbench.evaluate(seeded(Words), [batch], ["r2"])
-    found = nlbench.evaluate(seeded(Words), [batch], ["r2"], labels=True)
+    found = nlbench.evaluate(seeded(Words), [batch], ["r2"])
     assert scores(found).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
     named = {**batch, "target": batch.pop("labels")}
     del named["labels"]
@@ -202,6 +205,24 @@ def test_labels_of_a_mapping_are_asked_for_where_the_model_takes_them():
     assert scores(again).equals(scores(found))
     with pytest.raises(RequestError, match="a batch has no 'targets'; did you mean 'target'"):
         nlbench.evaluate(seeded(Words), [named], ["r2"], labels="targets")
+
+
+def test_labels_that_may_be_a_decoders_inputs_are_asked_for():
+    model, batch = seeded(Words), {"input_ids": words()[0], "labels": words()[0]}
+    model.config = SimpleNamespace(is_encoder_decoder=True)
+    with pytest.raises(RequestError, match="pass labels=False if they are for the model"):
+        BatchReader(model, None).read(batch)
+
+
+def test_labels_that_repeat_the_tokens_become_the_next_tokens():
+    ids = words()[0]
+    padded = ids.masked_fill(torch.arange(5) > 3, -100)
+    reader = BatchReader(seeded(Words), None)
+    _, labels = reader.read({"input_ids": ids, "labels": padded})
+    assert labels[:, :3].equal(ids[:, 1:4])
+    assert (labels[:, 3:] == -100).all()
+    _, others = reader.read({"input_ids": ids, "labels": ids.flip(1)})
+    assert others.equal(ids.flip(1))
 
 
 def test_labels_given_as_a_tensor_are_as_many_as_the_samples():
@@ -212,10 +233,54 @@ def test_labels_given_as_a_tensor_are_as_many_as_the_samples():
         nlbench.evaluate(model, [torch.randn(8, 4)], ["r2"], labels=torch.zeros(8))
 
 
-def test_fractions_beside_integers_are_refused_by_all_probes_alike():
-    for name in ALL:
-        with pytest.raises(RequestError, match="all of one floating type or all integers"):
-            nlbench.evaluate(seeded(Two), (torch.zeros(3, 4), torch.ones(3, 3).long()), [name])
+class Embedded(nn.Module):
+    """A mean over the embeddings that a mask leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.head = nn.GELU(), nn.Linear(6, 2)
+
+    def forward(self, inputs_embeds, attention_mask):
+        h = self.act(inputs_embeds) * attention_mask[..., None]
+        return self.head(h.sum(1) / attention_mask.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_floats_next_to_a_mask_reach_the_model_exactly(dtype):
+    x, mask = torch.randn(24, 5, 6).to(dtype), words()[1].bool()
+    model = seeded(Embedded).to(dtype)
+    arguments = Arguments.of({"inputs_embeds": x, "attention_mask": mask})
+    _, unpacked = arguments.unpack(arguments.pack({"inputs_embeds": x, "attention_mask": mask}))
+    assert unpacked["inputs_embeds"].equal(x)
+    assert unpacked["inputs_embeds"].dtype == dtype
+    assert unpacked["attention_mask"].equal(mask)
+    with single_tensor_call(model, arguments):
+        packed = arguments.pack({"inputs_embeds": x, "attention_mask": mask})
+        assert model(packed).equal(model.forward(x, mask))
+        assert model.double()(packed).equal(model.forward(x.double(), mask))
+
+
+def test_floats_next_to_a_mask_are_measured_at_activations_but_have_no_lines():
+    model, x, mask = seeded(Embedded), torch.randn(24, 5, 6), words()[1]
+    settings = {"sites.rows": "tokens"}
+    batch = {"inputs_embeds": x, "attention_mask": mask}
+    run = nlbench.evaluate(model, batch, ["r2", "absdev", "nlc"], settings=settings)
+    rows = x[mask.bool()]
+    alone = nlbench.evaluate(nn.Sequential(nn.GELU()), rows, ["r2"])
+    assert run["r2"].summary["value"] == pytest.approx(alone["r2"].summary["value"], abs=0.05)
+    assert [run[name].status for name in ("absdev", "nlc")] == ["undefined"] * 2
+
+
+def test_floats_of_different_types_are_refused():
+    for other in (torch.zeros(3, 3).double(), torch.zeros(3, 3, dtype=torch.complex64)):
+        with pytest.raises(RequestError, match="all of one real type"):
+            nlbench.evaluate(seeded(Two), (torch.zeros(3, 4), other), ["r2"])
+
+
+def test_sequences_of_different_lengths_are_refused_with_advice():
+    batches = [{"input_ids": torch.zeros(2, t, dtype=torch.long)} for t in (5, 7)]
+    with pytest.raises(RequestError, match=r"shapes \[\(5,\), \(7,\)\], expected one; pad"):
+        nlbench.evaluate(seeded(Words), batches, ["r2"])
 
 
 Named = collections.namedtuple("Named", "out aux")

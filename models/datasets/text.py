@@ -1,0 +1,299 @@
+"""Text files as windows of tokens of the measured model."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import platform
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, system_text
+from nlbench.options import Option
+from nlbench.registry import Family
+from nlbench.serialization.hashing import content_key
+from nlbench.subjects.data import Sample, dataset
+from nlbench.subjects.tokenizer import BYTES, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nlbench.models.training.recipes import Recipe
+    from nlbench.models.training.tasks import Task
+
+__all__ = ["Text", "TextWindows", "text_files"]
+
+
+STANDARD_LIBRARY = "python"
+
+FOLD_CYCLES = (20, 4, 2, 1)
+"""Common multiples of the folds of `r2` (5), of `linearity` (4) and of `substitution` (2)."""
+
+TEST_PERIOD = 4
+"""Every fourth file is for test."""
+
+PARTS_OF_ONE_FILE = FOLD_CYCLES[0] * TEST_PERIOD
+MAX_CHARACTERS = 2**23
+"""Read of a split, which takes a tokenizer a few seconds."""
+
+OPTIONS = {
+    "windows": Option(40, "most windows of each split", minimum=2, maximum=100_000),
+    "length": Option(64, "tokens of a window", minimum=4, maximum=2**17),
+}
+
+
+class Text(Family):
+    """Text files by path, and the source of Python's standard library."""
+
+    description = "text/PATH: a text file, folder or glob, as tokens of the model; text/python"
+
+    def names(self) -> Sequence[str]:
+        """Return the text that every machine has; paths are unlimited."""
+        return (STANDARD_LIBRARY,)
+
+    def matches(self, pattern: str) -> Sequence[str]:
+        """Return a glob itself if it matches a file: together the files are one dataset."""
+        return (pattern,) if _globbed(pattern) else ()
+
+    def describe(self, name: str) -> str:
+        """Return a description in one line."""
+        is_library = name == STANDARD_LIBRARY
+        text = "Source of Python's standard library" if is_library else f"Text of {name}"
+        return f"{text}, as tokens of the model."
+
+    def load(self, name: str) -> Callable[..., TextWindows]:
+        """Return the function that opens the text.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is no such file.
+        """
+        files = tuple(text_files(name))
+
+        def build(windows: int, length: int) -> TextWindows:
+            return TextWindows(f"text/{name}", files, windows, length)
+
+        def fingerprint(**_: object) -> str:
+            states = [(path, path.stat()) for path in files]
+            return content_key({str(p): (state.st_size, state.st_mtime_ns) for p, state in states})
+
+        build.__doc__ = self.describe(name)
+        if name == STANDARD_LIBRARY:
+            return dataset(options=OPTIONS, version=f"Python {platform.python_version()}")(build)
+        return dataset(options=OPTIONS, fingerprint=fingerprint)(build)
+
+
+def text_files(name: str) -> list[Path]:
+    """List the files of a dataset ``text/NAME``, without empty ones.
+
+    Parameters
+    ----------
+    name : str
+        ``python``, or the path of a file, of a folder (with its subfolders, without hidden files),
+        or a glob.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is none.
+    """
+    path = Path(_expanded(name))
+    if name == STANDARD_LIBRARY:
+        files = list(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    elif path.is_dir():
+        inside = path.rglob("*")
+        files = [p for p in inside if not any(n[0] == "." for n in p.relative_to(path).parts)]
+    else:
+        files = [path] if path.is_file() else _globbed(name)
+    files = sorted(p for p in files if p.is_file() and p.stat().st_size)
+    if not files:
+        raise RequestError(
+            f"text/{name}: no text there; expected the path of a text file, a folder or a glob, or "
+            f"text/{STANDARD_LIBRARY}"
+        )
+    return files
+
+
+def _expanded(name: str) -> str:
+    return os.path.expanduser(name)  # noqa: PTH111 - Path's fails for unknown users
+
+
+def _globbed(pattern: str) -> list[Path]:
+    # Path.glob takes no absolute pattern.
+    return [Path(path) for path in glob.glob(_expanded(pattern), recursive=True)]  # noqa: PTH207
+
+
+@dataclass(frozen=True)
+class TextWindows:
+    """Windows of equal length of packed text files, in an order that separates files.
+
+    Every fourth file is for test. The files of a split form groups of about equal size, whose texts
+    are joined and cut into windows. Sample i is of group i mod g, so that folds i mod k hold
+    different files for each k that divides g, which is 20 unless the text is short or in few files.
+    A single file is cut into 80 parts, which take the place of files.
+
+    Parameters
+    ----------
+    name : str
+    files : tuple of Path
+    windows : int
+        Most windows of each split; they are spread evenly over each group.
+    length : int
+        Tokens of a window, with the tokenizer's marks.
+    tokenizer : Tokenizer
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    windows: int
+    length: int
+    tokenizer: Tokenizer = BYTES
+
+    def tokenized(self, tokenizer: Tokenizer) -> TextWindows:
+        """Return the same text as tokens of a tokenizer."""
+        return replace(self, tokenizer=tokenizer)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a window."""
+        return (self.length,)
+
+    @property
+    def classes(self) -> int:
+        """Size of the vocabulary."""
+        return self.tokenizer.size
+
+    @property
+    def source(self) -> Source:
+        """Source of the text."""
+        is_library = self.name == f"text/{STANDARD_LIBRARY}"
+        return Source("Python's standard library" if is_library else self.name)
+
+    @property
+    def preprocessing(self) -> str:
+        """Description of the windows."""
+        version = platform.python_version() if self.name == f"text/{STANDARD_LIBRARY}" else ""
+        count = len(self.files)
+        files = "one file in 80 parts" if count == 1 else f"{count} files"
+        return (
+            f"{files}{version and f' of Python {version}'}, every fourth for test; at most "
+            f"{self.windows} windows of {self.length} tokens ({self.tokenizer.name}) a split, in "
+            f"{len(self._test)} groups of {'parts' if count == 1 else 'files'} that alternate"
+        )
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        """Return the tokens unchanged."""
+        return inputs
+
+    def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
+        """Draw windows without replacement, the groups of files in turn.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If a file can't be read, or the text is too short for a window of each group.
+        """
+        import torch
+
+        if split not in ("test", "train"):
+            raise RequestError(f"{self.name} has no split '{split}'; expected test or train")
+        groups = self._test if split == "test" else self._train
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [group[torch.randperm(len(group), generator=generator)] for group in groups]
+        rounds = itertools.zip_longest(*drawn)
+        limit = self.windows if count is None else min(count, self.windows)
+        rows = torch.stack([row for each in rounds for row in each if row is not None][:limit])
+        if not self.tokenizer.predicts_next:
+            return Sample(rows, rows, None)
+        inputs = rows[:, :-1].contiguous()
+        return Sample(inputs, inputs, rows[:, 1:].contiguous())
+
+    def task(self, recipe: Recipe, seed: int) -> Task:
+        """Return the prediction of the next token, for training."""
+        from nlbench.models.training.tasks import NextToken
+
+        return NextToken(self, recipe)
+
+    @cached_property
+    def _test(self) -> list[Tensor]:
+        return self._windows(0)
+
+    @cached_property
+    def _train(self) -> list[Tensor]:
+        return self._windows(*range(1, TEST_PERIOD))
+
+    def _windows(self, *phases: int) -> list[Tensor]:
+        """Cut the files whose number modulo the period is a phase; one tensor for each group."""
+        import torch
+
+        tokenizer, is_causal = self.tokenizer, self.tokenizer.predicts_next
+        start, end = tokenizer.start, () if is_causal else tokenizer.end
+        # The label of the last token is the token after the window.
+        size = self.length + is_causal - len(start) - len(end)
+        if size < 1:
+            raise RequestError(f"{self.name}: {self.length} tokens are {len(start + end)} marks")
+        texts = [[*part, *tokenizer.separator] for part in tokenizer.encode(self._texts(phases))]
+        for cycle in FOLD_CYCLES:
+            groups = [list(itertools.chain(*group)) for group in _balanced(texts, cycle)]
+            # Every group has its turn, the first ones once more.
+            fitting = min(len(tokens) // size * cycle + i for i, tokens in enumerate(groups))
+            if fitting >= max(2, cycle):
+                break
+        else:
+            raise RequestError(
+                f"{self.name}: the text is too short for two windows of {self.length} tokens in a "
+                f"split; set text.length"
+            )
+        count = min(self.windows, fitting)
+        spread = []
+        for i, tokens in enumerate(groups):
+            share = max(1, -(-(count - i) // cycle))
+            starts = [len(tokens) // size * j // share * size for j in range(share)]
+            rows = [[*start, *tokens[at : at + size], *end] for at in starts]
+            spread.append(torch.tensor(rows))
+        return spread
+
+    def _texts(self, phases: Sequence[int]) -> list[str]:
+        """Read the files of a split, or cut the only file."""
+        if len(self.files) == 1:
+            text = _read(self.files[0], MAX_CHARACTERS * TEST_PERIOD)
+            size = -(-len(text) // PARTS_OF_ONE_FILE)
+            parts = [text[i : i + size] for i in range(0, len(text), size)]
+            return [part for i, part in enumerate(parts) if i % TEST_PERIOD in phases]
+        files = [path for i, path in enumerate(self.files) if i % TEST_PERIOD in phases]
+        return [_read(path, MAX_CHARACTERS // len(files)) for path in files]
+
+
+def _read(path: Path, limit: int) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(max(limit, 1))
+    except OSError as error:
+        raise RequestError(f"can't read {path}: {system_text(error)}") from error
+    if "\0" in text:
+        raise RequestError(f"{path} is not text: it contains zero bytes; name files by a glob")
+    return text
+
+
+def _balanced(texts: Sequence[list[int]], count: int) -> list[list[list[int]]]:
+    """Distribute texts over groups of about equal length: the longest first, to the shortest.
+
+    Examples
+    --------
+    >>> _balanced([[1], [2, 2, 2], [3, 3], [4, 4]], 2)
+    [[[1], [2, 2, 2]], [[3, 3], [4, 4]]]
+    """
+    groups: list[list[int]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
+        shortest = lengths.index(min(lengths))
+        groups[shortest].append(index)
+        lengths[shortest] += len(texts[index])
+    return [[texts[i] for i in sorted(group)] for group in groups]

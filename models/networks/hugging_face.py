@@ -1,0 +1,334 @@
+"""Models in folders of Hugging Face's transformers, or in its cache."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, one_line
+from nlbench.registry import Family, version_of
+from nlbench.serialization.files import parse_json, read_text
+from nlbench.serialization.hashing import content_key, file_hash
+from nlbench.subjects.data import Preprocessing
+from nlbench.subjects.model import ANY_DATA, model
+from nlbench.subjects.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["HuggingFace", "model_folder"]
+
+
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights, in the order in which transformers prefers them."""
+
+VOCABULARIES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+
+IMAGE_SETTINGS = "preprocessor_config.json"
+
+INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers."""
+
+INSTALL = "pip install 'nlbench[transformers]'"
+
+
+class HuggingFace(Family):
+    """Models by the path of their folder, or by their name in the local cache."""
+
+    description = "hf/PATH: a folder of transformers, or a model in its cache; never downloaded"
+
+    def names(self) -> Sequence[str]:
+        """Return the models in the cache."""
+        folders = sorted(_cache_folder().glob("models--*/snapshots/*/config.json"))
+        return tuple(dict.fromkeys(path.parts[-4][8:].replace("--", "/") for path in folders))
+
+    def matches(self, pattern: str) -> Sequence[str]:
+        """Return the folders that a glob names."""
+        # Path.glob takes no absolute pattern.
+        folders = sorted(glob.glob(os.path.expanduser(pattern)))  # noqa: PTH111, PTH207
+        return tuple(folder for folder in folders if Path(folder, "config.json").is_file())
+
+    def describe(self, name: str) -> str:
+        """Return a description in one line."""
+        return f"transformers' model {name}"
+
+    def providers(self) -> tuple[str, ...]:
+        """Return the version of transformers, if it is installed."""
+        version = version_of("transformers")
+        return (f"transformers {version}",) if version else ()
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Return the function that builds a model.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is no such folder, or transformers isn't installed.
+        """
+        folder = model_folder(name)
+        config = _read_config(folder)
+        is_of_text = "vocab_size" in config
+
+        def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+            _check_data(config, input_shape, num_classes)
+            with _quiet():
+                return _network(folder, config)
+
+        def read(path: Path) -> tuple[Mapping[str, Tensor], dict[str, str]]:
+            with _quiet():
+                return _trained_state(folder, config)
+
+        def fingerprint() -> str:
+            files = sorted(p for p in folder.iterdir() if p.is_file() and _decides(p))
+            return content_key({path.name: file_hash(path) for path in files})
+
+        weights = [folder / file for file in WEIGHTS]
+        declaration: dict[str, Any] = {"read": read, "fingerprint": fingerprint}
+        if any((folder / file).is_file() for file in VOCABULARIES):
+            declaration["tokenizer"] = lambda: _tokenizer(folder, config)
+        if (folder / IMAGE_SETTINGS).is_file():
+            declaration["preprocessing"] = lambda _: _preprocessing(folder)
+        build.__name__ = name
+        build.__doc__ = f"Build {_architecture(config) or 'a model'} of transformers from {folder}."
+        return model(
+            trained={ANY_DATA: next((p for p in weights if p.is_file()), weights[0])},
+            source=Source(f"transformers {version_of('transformers')}, {_architecture(config)}"),
+            obtain="use --weights init, or put them there",
+            data="text/python" if is_of_text else "photographs",
+            **declaration,
+        )(build)
+
+
+def model_folder(name: str) -> Path:
+    """Find the folder of a model.
+
+    Parameters
+    ----------
+    name : str
+        A path, or a name such as ``org/model`` in the cache.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is neither, or transformers isn't installed.
+    """
+    _transformers()
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's fails for unknown users
+    if folder.is_dir():
+        return folder
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(name, local_files_only=True))
+    except Exception as error:
+        # Several types, for names that can't be a repository's too.
+        raise RequestError(
+            f"hf/{name}: no such folder, and no such model in {_cache_folder()}; nlbench downloads "
+            f"no models (hf download {name} does)"
+        ) from error
+
+
+@cache
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise RequestError(f"the models hf/* need transformers ({error}): {INSTALL}") from error
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")  # noqa: PTH111
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content = parse_json(read_text(path), str(path))
+    if not isinstance(content, dict):
+        raise RequestError(f"{path}: expected a JSON object")
+    return content
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "config.json")
+    if "model_type" not in config:
+        raise RequestError(f"hf/{folder}: config.json names no model_type, as transformers writes")
+    if config.get("is_encoder_decoder"):
+        raise RequestError(
+            f"hf/{folder} is an encoder with a decoder, which needs two inputs; pass the model and "
+            "a loader of mappings to nlbench.evaluate"
+        )
+    if "quantization_config" in config:
+        raise RequestError(f"hf/{folder} is quantised; expected weights in floating point")
+    return config
+
+
+def _check_data(config: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> None:
+    """Raise `RequestError` unless inputs of a shape, with labels of some classes, fit."""
+    if "vocab_size" in config:
+        vocabulary = int(config["vocab_size"])
+        if len(shape) != 1 or classes > vocabulary:
+            raise RequestError(
+                f"it takes rows of {vocabulary} different tokens, not inputs of shape {shape} with "
+                f"{classes}; its data are text/python or text/PATH"
+            )
+        return
+    channels, side = config.get("num_channels"), config.get("image_size")
+    expected = (channels, side, side)
+    if isinstance(channels, int) and isinstance(side, int) and shape != expected:
+        raise RequestError(f"it takes images of shape {expected}, not {shape}")
+    names = config.get("id2label")
+    is_classifier = _architecture(config).endswith("ForImageClassification")
+    if is_classifier and names and len(names) != classes:
+        raise RequestError(f"it has {len(names)} classes, the data {classes}")
+
+
+def _preprocessing(folder: Path) -> Preprocessing:
+    """Return the preprocessing of images in a folder.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it isn't a resize, a central crop and a normalisation of each channel.
+    """
+    path = folder / IMAGE_SETTINGS
+    settings = _read_json(path)
+    size, crop = settings.get("size"), settings.get("crop_size")
+    size = {"shortest_edge": size} if isinstance(size, int) else size or {}
+    side = size.get("shortest_edge") or size.get("height")
+    has_crop = settings.get("do_center_crop", False)
+    square = (crop or {}).get("height") if isinstance(crop, dict) else crop
+    cropped = square if has_crop else side
+    if not isinstance(side, int) or not isinstance(cropped, int) or "image_mean" not in settings:
+        raise RequestError(f"{path}: expected the size of a square, image_mean and image_std")
+    return Preprocessing(
+        cropped,
+        side,
+        tuple(settings["image_mean"]),
+        tuple(settings["image_std"]),
+        INTERPOLATIONS.get(settings.get("resample", 2), "bilinear"),
+        squash="height" in size,
+        origin=folder.name,
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    return str((config.get("architectures") or [""])[0])
+
+
+def _decides(path: Path) -> bool:
+    """Return True if a file decides numbers besides the file of weights itself."""
+    is_shard = path.suffix in (".safetensors", ".bin") and "-of-" in path.name
+    return is_shard or path.suffix in (".json", ".txt", ".model")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from printing, and raise its errors in one line."""
+    import torch
+
+    logging = _transformers().utils.logging
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise RequestError(f"transformers can't load it: {one_line(str(error), 200)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()
+
+
+def _class_and_config(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the class of the model and its configuration; code in the folder isn't run."""
+    transformers = _transformers()
+    name = _architecture(config)
+    # Eager attention shows its softmax as an activation.
+    parsed = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, attn_implementation="eager"
+    )
+    parsed.use_cache = False
+    kind = getattr(transformers, name, None) if name else transformers.MODEL_MAPPING[type(parsed)]
+    if kind is None:
+        raise RequestError(
+            f"transformers {transformers.__version__} has no {name}, and code in a model's folder "
+            "isn't run; pass the model to nlbench.evaluate"
+        )
+    return kind, parsed
+
+
+def _network(folder: Path, config: Mapping[str, Any]) -> nn.Module:
+    """Build the model in float32, freshly initialised."""
+    import torch
+
+    kind, parsed = _class_and_config(folder, config)
+    network: nn.Module = kind._from_config(parsed, dtype=torch.float32)
+    return network
+
+
+def _trained_state(
+    folder: Path, config: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the weights by transformers, which knows former names and shards, in float32."""
+    import torch
+
+    kind, parsed = _class_and_config(folder, config)
+    network, loading = kind.from_pretrained(
+        folder,
+        config=parsed,
+        local_files_only=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    missing = sorted(loading["missing_keys"]) + sorted(map(str, loading["mismatched_keys"]))
+    if missing:
+        raise RequestError(
+            f"its weights don't fit {kind.__name__}: {len(missing)} tensors are missing or of "
+            f"another shape, such as '{missing[0]}'"
+        )
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    remark = {} if stored == "float32" else {"remark": f"weights of {stored}, widened to float32"}
+    return dict(network.state_dict()), remark
+
+
+def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """Load the tokenizer of a model, with the marks that it sets around a text."""
+    with _quiet():
+        tokenizer = _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # The marks are what the tokenizer adds around any text.
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    marked = tokenizer("a", add_special_tokens=True)["input_ids"]
+    start = next(i for i in range(len(marked)) if marked[i : i + len(plain)] == plain)
+    end = tuple(marked[start + len(plain) :])
+    separator = end or tuple(t for t in [tokenizer.eos_token_id] if t is not None)
+    auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return list(tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
+
+    return Tokenizer(
+        type(tokenizer).__name__,
+        encode,
+        len(tokenizer),
+        tuple(marked[:start]),
+        end,
+        separator,
+        predicts_next=_architecture(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+    )

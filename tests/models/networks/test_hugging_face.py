@@ -1,0 +1,262 @@
+"""Models in folders of transformers have its weights, its tokenizer, and nothing is downloaded."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import nlbench
+from nlbench import registry
+from nlbench.errors import RequestError
+from nlbench.models.datasets.text import text_files
+from nlbench.models.networks.hugging_face import model_folder
+from nlbench.plan import make_plan
+from nlbench.subjects.load import load_subject
+from nlbench.subjects.model import default_data, model_info
+from nlbench.subjects.spec import SubjectSpec
+from nlbench.subjects.weights_choice import choose_weights
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = 300
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Write small models of several kinds, with a tokenizer where it matters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    root = tmp_path_factory.mktemp("models")
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=WORDS,
+        special_tokens=["<eos>", "[CLS]", "[SEP]"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words.train_from_iterator(["import this, define that, return nothing"] * 9, trainer)
+    size = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    wide = {**size, "vocab_size": WORDS, "intermediate_size": 32}
+    torch.manual_seed(0)
+    networks = {
+        "gpt2": transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=3, n_head=2)
+        ),
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**wide)).bfloat16(),
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**wide)),
+        "vit": transformers.ViTForImageClassification(
+            transformers.ViTConfig(**size, intermediate_size=32, image_size=32, num_labels=10)
+        ),
+        "t5": transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=WORDS, d_model=16, d_kv=8, d_ff=32, num_layers=2)
+        ),
+    }
+    for name, network in networks.items():
+        network.save_pretrained(root / name, max_shard_size="20KB" if name == "llama" else "1GB")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(
+        root / "gpt2"
+    )
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(root / "bert")
+    return root
+
+
+def loaded(folder, **spec):
+    name = f"hf/{folder}"
+    data = spec.pop("data", default_data(name))
+    return load_subject(
+        SubjectSpec(name, spec.pop("weights", "auto"), data, **spec), torch.device("cpu")
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_a_folder_is_measured_with_its_weights(folders, name):
+    subject = loaded(folders / name, options=(("length", 16),))
+    own = transformers.AutoModelForCausalLM if name != "bert" else transformers.AutoModelForMaskedLM
+    model = own.from_pretrained(folders / name, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        expected = model.eval()(subject.inputs[:4]).logits
+        torch.testing.assert_close(subject.model(subject.inputs[:4]), expected, rtol=0, atol=0)
+    assert subject.facts.weights == "trained"
+    remark = subject.facts.weights_metadata.get("remark", "")
+    assert ("bfloat16" in remark) == (name == "llama")
+
+
+def test_text_is_read_by_the_tokenizer_of_the_folder(folders):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "gpt2")
+    causal = loaded(folders / "gpt2", options=(("length", 16),))
+    source = "\n".join(path.read_text() for path in text_files("python"))
+    texts = [tokenizer.decode(row) for row in causal.inputs[:3]]
+    assert all(text in source for text in texts)
+    assert all(len(text) > 16 for text in texts)
+    assert causal.labels[:, :-1].equal(causal.inputs[:, 1:])
+    masked = loaded(folders / "bert", options=(("length", 16),))
+    assert masked.labels is None
+    assert masked.inputs[:, 0].unique().item() == 1
+    assert masked.inputs[:, -1].unique().item() == 2
+
+
+def test_a_folder_without_a_tokenizer_reads_bytes(folders):
+    subject = loaded(folders / "llama", options=(("length", 16),))
+    assert "(bytes)" in subject.facts.preprocessing
+    assert subject.inputs.max() < 256
+
+
+def test_blocks_of_a_folder_are_measured_by_name(folders, tmp_path):
+    request = nlbench.Request(
+        "linearity,substitution",
+        f"hf/{folders}/*t2",
+        data="auto",
+        settings={"sites.of": "blocks", "text.length": 16},
+    )
+    run = nlbench.run(request, tmp_path / "run")
+    scores = run.scores[run.scores.statistic == "value"]
+    places = scores[scores.place != ""]
+    assert (places.status == "ok").all()
+    blocks = [f"transformer.h.{i}" for i in range(3)]
+    assert places.groupby("measure").place.apply(list).to_dict() == {
+        "linearity": blocks,
+        "substitution": blocks,
+    }
+
+
+def test_blocks_are_measured_on_a_loader_of_a_tokenizers_mappings(folders):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders / "gpt2")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "gpt2", pad_token="<eos>")
+    texts = [f"define the square of {i} as {i * i}" + " and that" * (i % 3) for i in range(64)]
+
+    def collate(batch):
+        pad = {"padding": "max_length", "max_length": 40, "truncation": True}
+        encoded = tokenizer(batch, return_tensors="pt", **pad)
+        labels = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, -100)
+        return {**encoded, "labels": labels}
+
+    loader = torch.utils.data.DataLoader(texts, 8, collate_fn=collate)
+    settings = {"sites.of": "blocks"}
+    run = nlbench.evaluate(model, loader, ["linearity", "substitution"], settings=settings)
+    tokens = sum(len(tokenizer(text)["input_ids"][:40]) for text in texts)
+    assert [v.statistics["rows"] for v in run["linearity"].values] == [tokens] * 3
+    assert [v.place for v in run["substitution"].values] == [f"transformer.h.{i}" for i in range(3)]
+    labelled = run["substitution"].values[0].statistics
+    assert {"loss", "kl"} <= labelled.keys()
+
+
+def test_images_fit_their_model(folders):
+    assert loaded(folders / "vit", data="digits", samples=4).inputs.shape == (4, 3, 32, 32)
+    with pytest.raises(RequestError, match=r"images of shape \(3, 32, 32\), not \(3, 224, 224\)"):
+        loaded(folders / "vit", samples=4)
+    options = (("classes", 100),)
+    with pytest.raises(RequestError, match="it has 10 classes, the data 100"):
+        loaded(folders / "vit", data="random", samples=4, options=options)
+
+
+def test_images_are_prepared_as_the_folder_says(folders, tmp_path):
+    shutil.copytree(folders / "vit", tmp_path / "vit")
+    settings = {
+        "size": {"height": 32, "width": 32},
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 3,
+    }
+    file = tmp_path / "vit" / "preprocessor_config.json"
+    file.write_text(json.dumps(settings))
+    info = model_info(registry.load("models", f"hf/{tmp_path}/vit"))
+    assert info.preprocessing(None).text.startswith("resized to 32 pixels on both sides (bicubic")
+    assert info.preprocessing(None).mean == (0.1, 0.2, 0.3)
+    file.write_text(json.dumps({**settings, "size": {}}))
+    with pytest.raises(RequestError, match="expected the size of a square, image_mean"):
+        info.preprocessing(None)
+
+
+def test_a_configuration_alone_is_initialised(folders, tmp_path):
+    (tmp_path / "config.json").write_bytes((folders / "gpt2" / "config.json").read_bytes())
+    options = (("length", 16),)
+    first, again, other = (
+        loaded(tmp_path, weights="init", seed=seed, options=options).facts.weights_hash
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    choice = choose_weights(SubjectSpec(f"hf/{tmp_path}", "auto", "text/python"))
+    assert choice.label == "init"
+    assert "freshly initialised: the weights of" in choice.note
+    with pytest.raises(RequestError, match=r"are missing: no .*; use --weights init, or put them"):
+        choose_weights(SubjectSpec(f"hf/{tmp_path}", "trained", "text/python"))
+
+
+def test_a_changed_file_is_another_subject(folders, tmp_path):
+    shutil.copytree(folders / "llama", tmp_path / "model")
+    request = nlbench.Request("r2", f"hf/{tmp_path}/model", weights=("auto", "init"))
+    keys = [subject.key for subject in make_plan(request, "cpu", print).subjects]
+    assert keys == [subject.key for subject in make_plan(request, "cpu", print).subjects]
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for name, changed in (
+        ("config.json", json.dumps({**config, "hidden_act": "relu"})),
+        ("tokenizer.json", "{}"),
+    ):
+        (tmp_path / "model" / name).write_text(changed)
+        later = [subject.key for subject in make_plan(request, "cpu", print).subjects]
+        assert not set(keys) & set(later)
+        keys = later
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "config.json"),
+        ("[]", "expected a JSON object"),
+        ("{}", "names no model_type"),
+        ('{"model_type": "gpt2", "is_encoder_decoder": true}', "nlbench.evaluate"),
+        ('{"model_type": "gpt2", "quantization_config": {}}', "is quantised"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_one_line(tmp_path, config, message):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(RequestError, match=message) as caught:
+        registry.load("models", f"hf/{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_code_and_missing_tensors_are_one_line(folders, tmp_path):
+    shutil.copytree(folders / "gpt2", tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "architectures": ["OwnModel"]}))
+    with pytest.raises(RequestError, match="has no OwnModel, and code in a model's folder isn't"):
+        loaded(tmp_path / "gpt2")
+    file.write_text(json.dumps({**config, "n_layer": 4}))
+    with pytest.raises(RequestError, match=r"12 tensors are missing .* such as 'transformer.h.3"):
+        loaded(tmp_path / "gpt2", options=(("length", 16),))
+    file.write_text(json.dumps({**config, "model_type": "unheard-of"}))
+    with pytest.raises(RequestError, match=r"transformers can't load it: .*unheard-of"):
+        loaded(tmp_path / "gpt2")
+
+
+def test_an_encoder_with_a_decoder_is_refused_with_advice(folders):
+    with pytest.raises(RequestError, match="needs two inputs; pass the model and a loader"):
+        registry.load("models", f"hf/{folders}/t5")
+
+
+def test_data_that_do_not_fit_are_refused(folders):
+    with pytest.raises(RequestError, match="it takes rows of 300 different tokens"):
+        loaded(folders / "gpt2", data="digits")
+
+
+def test_a_model_in_the_cache_is_found_by_its_name(folders, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--somebody--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a1")
+    shutil.copytree(folders / "gpt2", repository / "snapshots" / "a1")
+    assert "hf/somebody/small" in registry.entries("models")
+    assert model_folder("somebody/small") == repository / "snapshots" / "a1"
+    with pytest.raises(RequestError, match=r"no such folder, and no such model in .*downloads no"):
+        model_folder("somebody/absent")
