@@ -264,7 +264,9 @@ class _LinearityAccumulator(Accumulator):
         held_out = sum(part.squared_errors(fits[fold]) for fold, part in self._sums.items())
         xx, xy, yy = total.centred()
         null = min(1.0, whole.rank / (total.n - 1))
-        target = _Target(yy.sum().item(), self._per_row(total, fits, branch=False))
+        x, y, predicted = self._held_out_rows(fits)
+        errors = (y - predicted).square().sum(1)
+        target = _Target(yy.sum().item(), errors, _about(y, total.y / total.n))
         numbers = target.statistics(held_out, in_sample, null, total.n)
         numbers["null"] = null
         if xx.shape == xy.shape:
@@ -273,27 +275,39 @@ class _LinearityAccumulator(Accumulator):
             numbers["identity"] = _cosine_square(inner, squares, target.total)
             branch = target.total - 2 * inner + squares
             if self._has_branch and branch > EPSILON * squares:
-                rows = self._per_row(total, fits, branch=True)
-                of_branch = _Target(branch, rows).statistics(held_out, in_sample, null, total.n)
+                squares_of_branch = _about(y - x, (total.y - total.x) / total.n)
+                target = _Target(branch, errors, squares_of_branch)
+                of_branch = target.statistics(held_out, in_sample, null, total.n)
                 of_branch["identity"] = _cosine_square(inner - squares, squares, branch)
                 numbers |= {f"branch_{name}": value for name, value in of_branch.items()}
+            if self._has_branch:
+                numbers |= self._after_norm(y, predicted)
         return numbers
 
-    def _per_row(
-        self, total: RegressionSums, fits: Mapping[int, AffineFit], *, branch: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return squared errors (rows,) of held-out rows and their squared distances to the mean.
-
-        Only of the rows in the reservoir.
-        """
+    def _held_out_rows(self, fits: Mapping[int, AffineFit]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, outputs and held-out predictions of the rows in the reservoir."""
         x, y, fold = self._reservoir.columns
         x, y = self._framed(*(side.to(torch.float64, copy=True) for side in (x, y)))
-        errors = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        predicted = torch.zeros_like(y)
         for index, fit in fits.items():
             rows = fold == index
-            errors[rows] = (y[rows] - fit(x[rows])).square().sum(1)
-        values, mean = (y - x, total.y - total.x) if branch else (y, total.y)
-        return errors, (values - mean / total.n).square().sum(1)
+            predicted[rows] = fit(x[rows])
+        return x, y, predicted
+
+    def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
+        """Return the score of rows at unit length; nothing if they are all equal there."""
+        assert self._frame is not None
+        origin = self._frame.y / self._frame.unit
+        y, predicted = (torch.nn.functional.normalize(side + origin) for side in (y, predicted))
+        squares = _about(y, y.mean(0)).sum()
+        if squares <= EPSILON * len(y):
+            return {}
+        return {"after_norm": 1 - ((y - predicted).square().sum() / squares).item()}
+
+
+def _about(rows: Tensor, mean: Tensor) -> Tensor:
+    """Return the squared distances of rows to a mean."""
+    return (rows - mean).square().sum(1)
 
 
 def _cosine_square(inner: float, first: float, second: float) -> float:
@@ -308,18 +322,19 @@ class _Target:
     ----------
     total : float
         Sum of squares about the mean.
-    rows : pair of tensors of shape (rows,)
+    errors, squares : tensor of shape (rows,)
         Squared errors of single rows, and their squared distances to the mean.
     """
 
     total: float
-    rows: tuple[Tensor, Tensor]
+    errors: Tensor
+    squares: Tensor
 
     def statistics(
         self, held_out: float, in_sample: float, null: float, n: int
     ) -> dict[str, float]:
         """Return the statistics, given the sums of squared errors."""
-        errors, squares = self.rows
+        errors, squares = self.errors, self.squares
         numbers = {
             "value": 1 - held_out / self.total,
             "in_sample": max(0.0, 1 - in_sample / self.total),
@@ -345,8 +360,9 @@ class Linearity(PooledMeasure):
 
     A sum of squares may be that of a few rows. `top_share` is the share of the 1 % of the rows
     with the largest squares, and `per_token` the mean over rows of the squared error of a held-out
-    row relative to its own squared distance to the mean: 0 for an affine map. Both are computed
-    from up to 2,048 rows.
+    row relative to its own squared distance to the mean: 0 for an affine map. `after_norm` is the
+    held-out score of a block's outputs and their predictions at unit length, as the norm that the
+    next block begins with passes them on. The three are computed from up to 2,048 rows.
 
     Definition
     ----------

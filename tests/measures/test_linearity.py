@@ -96,13 +96,17 @@ def test_statistics_of_single_rows():
     numbers = linearity_statistics(x, y, folds=2)
     squares = (y - y.mean(0)).square().sum(1)
     assert numbers["top_share"] == pytest.approx(squares.topk(4).values.sum() / squares.sum())
-    fold, errors = torch.arange(400) % 2, torch.zeros(400).double()
+    fold, predicted = torch.arange(400) % 2, torch.zeros_like(y)
     for index in range(2):
         train, test = fold != index, fold == index
         design = torch.cat([x, torch.ones(400, 1).double()], 1)
         weights = torch.linalg.lstsq(design[train], y[train]).solution
-        errors[test] = (y[test] - design[test] @ weights).square().sum(1)
+        predicted[test] = design[test] @ weights
+    errors = (y - predicted).square().sum(1)
     assert numbers["per_token"] == pytest.approx((errors / squares).mean().item(), abs=1e-9)
+    unit, unit_predicted = (side / side.norm(dim=1, keepdim=True) for side in (y, predicted))
+    share = (unit - unit_predicted).square().sum() / (unit - unit.mean(0)).square().sum()
+    assert numbers["after_norm"] == pytest.approx(1 - share.item(), abs=1e-9)
     cosine = ((x - x.mean(0)) * (y - y.mean(0))).sum() ** 2
     cosine = cosine / (x - x.mean(0)).square().sum() / squares.sum()
     assert numbers["identity"] == pytest.approx(cosine.item(), abs=1e-12)
