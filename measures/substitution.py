@@ -13,6 +13,7 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
+from nlbench.probes.replacement import UNFITTED
 
 if TYPE_CHECKING:
     from nlbench.probes.replacement import ReplacedOutputs
@@ -23,6 +24,9 @@ MIN_SAMPLES = 2
 
 IGNORED_LABEL = -100
 """Label of positions without a prediction, such as padding."""
+
+CHUNK_ENTRIES = (2**24, 2**17)
+"""Logits compared at a time on other devices, and on the CPU, where they fit into its cache."""
 
 
 def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,12 +53,8 @@ def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tens
     >>> math.isclose(change.item(), math.log(2) - math.log(4 / 3), rel_tol=1e-6)
     True
     """
-    counted = labels != IGNORED_LABEL
-    index = labels.masked_fill(~counted, 0).long().unsqueeze(-1)
-    before, after = (
-        _log_probabilities(logits).gather(-1, index).squeeze(-1) for logits in (outputs, replaced)
-    )
-    return _per_sample((before - after) * counted), _per_sample(counted)
+    terms = _ClassTerms.of(outputs, replaced, labels)
+    return _per_sample(terms.loss), _per_sample(terms.counted)
 
 
 def divergence(
@@ -83,11 +83,8 @@ def divergence(
     >>> math.isclose(kl.item(), 0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel_tol=1e-6)
     True
     """
-    before, after = _log_probabilities(outputs), _log_probabilities(replaced)
-    # Zero probability times an infinite logarithm is zero.
-    terms = torch.where(before > -math.inf, before.exp() * (before - after), 0.0).sum(-1)
-    counted = torch.ones_like(terms) if labels is None else (labels != IGNORED_LABEL)
-    return _per_sample(terms * counted), _per_sample(counted)
+    terms = _ClassTerms.of(outputs, replaced, labels)
+    return _per_sample(terms.kl), _per_sample(terms.counted)
 
 
 def paired_mean(sums: Tensor, weights: Tensor) -> tuple[float, float]:
@@ -114,10 +111,58 @@ def paired_mean(sums: Tensor, weights: Tensor) -> tuple[float, float]:
     return mean, math.sqrt(spread) / total
 
 
-def _log_probabilities(logits: Tensor) -> Tensor:
-    if logits.device.type == "mps":
-        logits = logits.cpu()
-    return torch.log_softmax(logits.double(), -1)
+@dataclass(frozen=True)
+class _ClassTerms:
+    """Changes of class probabilities at each position, tensors of shape (n, ...), float64.
+
+    Parameters
+    ----------
+    kl : tensor
+    loss, accuracy : tensor
+        Zeros without labels.
+    counted : tensor
+        1 where the position counts, otherwise 0, as are the changes there.
+    """
+
+    kl: Tensor
+    loss: Tensor
+    accuracy: Tensor
+    counted: Tensor
+
+    @classmethod
+    def of(cls, outputs: Tensor, replaced: Tensor, labels: Tensor | None) -> _ClassTerms:
+        """Compare logits (n, ..., classes), a few rows at a time, which stay in the cache."""
+        if outputs.device.type == "mps":
+            outputs, replaced = outputs.cpu(), replaced.cpu()
+        shape, classes = outputs.shape[:-1], outputs.shape[-1]
+        before, after = (logits.reshape(-1, classes) for logits in (outputs, replaced))
+        terms = torch.zeros(4, len(before), dtype=torch.float64, device=before.device)
+        if labels is None:
+            terms[3] = 1
+        else:
+            labels = labels.reshape(-1).to(before.device)
+            terms[3] = labels != IGNORED_LABEL
+            labels = labels.clamp(min=0).long()
+        step = max(1, CHUNK_ENTRIES[before.device.type == "cpu"] // classes)
+        for start in range(0, len(before), step):
+            rows = slice(start, start + step)
+            chunk = None if labels is None else labels[rows]
+            terms[:3, rows] = _row_terms(before[rows], after[rows], chunk) * terms[3, rows]
+        return cls(*(values.reshape(shape) for values in terms))
+
+
+def _row_terms(before: Tensor, after: Tensor, labels: Tensor | None) -> Tensor:
+    """Return divergences and changes of the loss and of hits, (3, rows), of logits (rows, k)."""
+    p, q = (torch.log_softmax(logits.double(), -1) for logits in (before, after))
+    terms = p.new_zeros(3, len(p))
+    # Zero probability times an infinite logarithm is zero.
+    terms[0] = torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum(-1)
+    if labels is not None:
+        index = labels[:, None]
+        terms[1] = (p.gather(1, index) - q.gather(1, index))[:, 0]
+        hits, hits_before = (logits.argmax(-1) == labels for logits in (after, before))
+        terms[2] = hits.double() - hits_before.double()
+    return terms
 
 
 def _per_sample(values: Tensor) -> Tensor:
@@ -146,9 +191,10 @@ class _Terms:
 class Substitution(Measure):
     r"""Cost of replacing each place by its best affine map, fitted on other samples.
 
-    ``value`` is the cost of the best slope and intercept per channel, ``error`` its standard error
-    over paired samples. ``identity``, ``mean`` and ``affine`` are the costs of these maps.
-    ``loss``, ``kl`` and ``accuracy`` are the changes of these by the map per channel.
+    ``value`` is the cost of the first of ``replacement.maps``: by default the best slope and
+    intercept per channel of an activation call, and the best full map of a block or another module.
+    ``error`` is its standard error over paired samples. The costs of other maps have their names.
+    ``loss``, ``kl`` and ``accuracy`` are the changes of these by the first map.
 
     Definition
     ----------
@@ -156,8 +202,8 @@ class Substitution(Measure):
 
         \frac{1}{n} \sum_i \ell(f_s(x_i), t_i) - \ell(f(x_i), t_i)
 
-    f_s is the network with the place's output replaced by a_c x_c + b_c, and ℓ the cross-entropy of
-    label t; or, by ``cost``, KL(f ‖ f_s), or ‖f_s − f‖² over the variance of f.
+    f_s is the network with the place's output replaced by that map of its input, and ℓ the
+    cross-entropy of label t; or, by ``cost``, KL(f ‖ f_s), or ‖f_s − f‖² over the variance of f.
 
     Units
     -----
@@ -202,7 +248,9 @@ class Substitution(Measure):
 
     def reset(self) -> None:
         """Discard all places."""
-        self._terms: dict[tuple[str, str], _Terms] = {}
+        # By place and map.
+        self._terms: dict[str, dict[str, _Terms]] = {}
+        self._primary = ""
         self._cost = ""
         # Number, sum and sum of squares of the outputs, once per batch.
         self._moments: tuple[float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
@@ -219,15 +267,19 @@ class Substitution(Measure):
             cost = self._cost = _usual_cost(outputs, labels, classes)
         if cost == "loss" and not classes:
             raise Undefined("the samples have no labels of classes; set substitution.cost=kl")
-        terms = self._terms.setdefault((observation.place, observation.map), _Terms())
-        if classes:
-            assert labels is not None
-            terms.add("loss", loss_change(outputs, replaced, labels))
-            terms.add("accuracy", _accuracy_change(outputs, replaced, labels))
-        if cost in ("loss", "kl") and outputs.ndim > 1 and outputs.shape[-1] > 1:
-            terms.add("kl", divergence(outputs, replaced, labels if classes else None))
-        elif cost == "kl":
+        self._primary = observation.primary
+        terms = self._terms.setdefault(observation.place, {}).setdefault(observation.map, _Terms())
+        has_probabilities = outputs.ndim > 1 and outputs.shape[-1] > 1
+        if cost == "kl" and not has_probabilities:
             raise Undefined("the network has one output, and so no classes")
+        if classes or cost == "kl":
+            changes = _ClassTerms.of(outputs, replaced, labels if classes else None)
+            counted = _per_sample(changes.counted)
+            if classes:
+                terms.add("loss", (_per_sample(changes.loss), counted))
+                terms.add("accuracy", (_per_sample(changes.accuracy), counted))
+            if cost != "squared":
+                terms.add("kl", (_per_sample(changes.kl), counted))
         if cost == "squared":
             self._add_squares(observation, terms)
 
@@ -260,17 +312,16 @@ class Substitution(Measure):
             if scale <= 0:
                 raise Undefined("constant output")
         values = []
-        for place in dict.fromkeys(place for place, _ in self._terms):
-            maps = {name: terms for (at, name), terms in self._terms.items() if at == place}
-            first = maps.get("channel")
+        for place, maps in self._terms.items():
+            first = maps.get(self._primary)
             if first is None:
-                reason = "no map per channel was fitted"
+                reason = UNFITTED[self._primary]
                 values.append(Value.missing(place, "undefined", reason))
                 continue
             mean, error = first.mean(self._cost, scale)
             statistics = {"value": mean, "error": error}
             for name, terms in maps.items():
-                if name != "channel":
+                if name != self._primary:
                     statistics[name] = terms.mean(self._cost, scale)[0]
             for other in ("loss", "kl", "accuracy"):
                 if other in first.parts:
@@ -295,9 +346,3 @@ def _usual_cost(outputs: Tensor, labels: Tensor | None, classes: bool) -> str:
     is_regression = labels is not None and labels.is_floating_point()
     is_single = outputs.ndim < 2 or outputs.shape[-1] == 1
     return "squared" if is_regression or is_single else "kl"
-
-
-def _accuracy_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    counted = labels != IGNORED_LABEL
-    before, after = ((logits.argmax(-1) == labels) & counted for logits in (outputs, replaced))
-    return _per_sample(after) - _per_sample(before), _per_sample(counted)

@@ -56,6 +56,18 @@ def test_divergence_is_that_of_pytorch():
     assert divergence(before, before + 3)[0].abs().max() < 1e-6
 
 
+def test_wide_outputs_equal_pytorch():
+    before, after = draw(2, 3, 70_000), draw(2, 3, 70_000)
+    labels = torch.tensor([[0, -100, 1], [2, 3, 69_999]])
+    expected = F.cross_entropy(after.mT, labels, reduction="none")
+    expected = (expected - F.cross_entropy(before.mT, labels, reduction="none")).sum(1)
+    torch.testing.assert_close(loss_change(before, after, labels)[0].float(), expected)
+    expected = F.kl_div(
+        after.log_softmax(-1), before.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    torch.testing.assert_close(divergence(before, after)[0].float(), expected.sum(1))
+
+
 def test_impossible_class_costs_nothing():
     before = torch.tensor([[0.0, -math.inf]])
     assert divergence(before, torch.zeros(1, 2))[0].item() == pytest.approx(math.log(2))
@@ -154,6 +166,24 @@ def test_full_map_of_an_mlps_activation_costs_what_its_best_map_costs():
         changed, original = design[1::2] @ weight, model(inputs[1::2])
     change = F.cross_entropy(changed, labels[1::2]) - F.cross_entropy(original, labels[1::2])
     assert statistics["affine"] == pytest.approx(change.item(), abs=1e-9)
+
+
+def test_value_is_the_cost_of_the_first_map():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    inputs = draw(60, 4)
+    usual = places(model, inputs)["1"]
+    first = places(model, inputs, **{"replacement.maps": "mean,channel,affine"})["1"]
+    assert first["channel"] == usual["value"]
+    assert first["affine"] == usual["affine"]
+    assert first["value"] > usual["value"]
+
+
+def test_few_rows_leave_the_full_map_undefined():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    settings = {"replacement.maps": "affine"}
+    run = nlbench.evaluate(model, draw(20, 4), ["substitution"], settings=settings)
+    assert run["substitution"].status == "undefined"
+    assert "four rows per coefficient" in run["substitution"].reason
 
 
 def test_costs_do_not_depend_on_batches():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nlbench.lazy import lazy_imports
 
 from .probe import REPLACEMENT as REPLACEMENT
+from .probe import UNFITTED as UNFITTED
 
 if TYPE_CHECKING:
     # A run is planned without PyTorch, which observing needs.

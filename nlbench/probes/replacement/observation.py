@@ -25,12 +25,15 @@ from .calls import find_calls
 from .fits import AffineFit, AffineMap, rows_of
 from .interception import CallId, CallInterception, ReplaceableCall, first_tensor
 from .prefix import Replacement, SharedPrefix
-from .probe import parse_maps
+from .probe import UNFITTED, parse_maps
 
 __all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
 
 EXAMPLE_SAMPLES = 2
 """Samples of the passes that find places and what can be cached."""
+
+MAX_OUTPUT_BYTES = 2**28
+"""Size of the outputs of a judged batch: those of a language model are larger than its layers'."""
 
 PASSES_IN_MEMORY = 2
 """Outputs and their replacements are in memory with a forward pass."""
@@ -43,6 +46,8 @@ class ReplacedOutputs:
     Parameters
     ----------
     place : str
+    primary : str
+        Name of the map whose cost is the place's value.
     map : {"channel", "identity", "mean", "affine"}
         The best slope and intercept per channel; the input itself; the output's mean; the best
         full affine map of the channels.
@@ -53,6 +58,7 @@ class ReplacedOutputs:
     """
 
     place: str
+    primary: str
     map: str
     outputs: Tensor
     replaced: Tensor
@@ -77,7 +83,8 @@ def observe(
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
-    size, names = int(options["batch"]), parse_maps(str(options["maps"]))
+    size, of = int(options["batch"]), str(options["of"])
+    names = parse_maps(str(options["maps"]), of)
     if memory_limit := SampleLimit(
         resources.fitting_sizes,
         model,
@@ -91,7 +98,7 @@ def observe(
         places = find_calls(
             model,
             first,
-            of=str(options["of"]),
+            of=of,
             select=str(options["select"]),
             on_unseen=unseen.setdefault,
         )
@@ -105,27 +112,33 @@ def observe(
         if prefix.is_cached and fitting < 1:
             prefix.disable()
         limit = max(1, int(fitting)) if prefix.is_cached else size
+        limit = min(limit, max(1, MAX_OUTPUT_BYTES // prefix.output_bytes))
+        most = int(options["judged"]) or None
+        # Moments of modules are few, and what modules compute has no other map by default.
+        full_channels = int(options["affine"]) if of == "activations" else None
         batch_index = judged = 0
         for half in (0, 1) if options["crossed"] else (0,):
             fits = fit_places(
                 model,
                 places,
                 (inputs for inputs, _ in _halves(samples, size, half, device, step)),
-                full_channels=int(options["affine"]),
+                full_channels=full_channels if "affine" in names else 0,
             )
             maps = [
                 (place, name, new)
                 for place in places
                 for name, new in maps_of(place, fits[place.name], names)
             ]
-            for inputs, labels in _halves(samples, size, 1 - half, device, step):
+            if not maps:
+                raise Undefined(UNFITTED[names[0]])
+            for inputs, labels in _first(_halves(samples, size, 1 - half, device, step), most):
                 for part in _split(inputs, labels, limit):
                     outputs = validated_outputs(prefix.record(part[0]), len(part[0]))
                     for place, name, new in maps:
                         replaced = first_tensor((prefix.run(place, new),))
                         assert replaced is not None
                         observation = ReplacedOutputs(
-                            place.name, name, outputs, replaced, part[1], batch_index
+                            place.name, names[0], name, outputs, replaced, part[1], batch_index
                         )
                         for listener in listeners:
                             listener.update(observation)
@@ -149,7 +162,7 @@ def _halves(
 ) -> Iterator[Batch]:
     """Yield every other sample, those of even number or those of odd number, in batches."""
     position = 0
-    for inputs, labels in _labelled(samples, size):
+    for inputs, labels in samples.repeatable(size):
         chosen = slice((parity - position) % 2, None, 2)
         position += len(inputs)
         if len(inputs[chosen]):
@@ -157,14 +170,14 @@ def _halves(
         step()
 
 
-def _labelled(samples: Samples, size: int) -> Iterator[Batch]:
-    """Yield all samples, with their labels if there are any."""
-    try:
-        batches = samples.labelled(size)
-    except Undefined:
-        yield from ((inputs, None) for inputs in samples.shuffled(size))
-    else:
-        yield from batches
+def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
+    """Yield batches up to a number of samples, and run through the others."""
+    for inputs, labels in batches:
+        taken = slice(count)
+        if count is not None:
+            count = max(0, count - len(inputs))
+        if len(inputs[taken]):
+            yield inputs[taken], None if labels is None else labels[taken]
 
 
 def _split(inputs: Tensor, labels: Tensor | None, limit: int) -> Iterator[Batch]:
@@ -181,7 +194,7 @@ def fit_places(
     places: Sequence[ReplaceableCall],
     batches: Iterator[Tensor],
     *,
-    full_channels: int = 0,
+    full_channels: int | None = 0,
 ) -> dict[str, AffineFit]:
     """Accumulate the moments of places over the positions of batches that are not padding.
 
@@ -192,8 +205,8 @@ def fit_places(
     places : sequence of ReplaceableCall
     batches : iterator of tensor
         On the model's device.
-    full_channels : int
-        Largest number of channels of a place whose full map is wanted.
+    full_channels : int or None
+        Largest number of channels of a place whose full map is fitted; None: any.
 
     Returns
     -------
@@ -206,7 +219,10 @@ def fit_places(
         If a batch doesn't call every place.
     """
     by_call = {place.call: place for place in places}
-    fits = {place.name: AffineFit(place.channels <= full_channels) for place in places}
+    fits = {
+        place.name: AffineFit(full_channels is None or place.channels <= full_channels)
+        for place in places
+    }
     interception = CallInterception(model)
     selector = PositionSelector(RowPolicy(tokens=True))
     called: set[CallId] = set()

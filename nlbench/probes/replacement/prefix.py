@@ -90,6 +90,8 @@ class SharedPrefix:
         cached outputs differs from one without.
     bytes_per_sample : int
         Size of the cached outputs.
+    output_bytes : int
+        Size of the network's output for a sample.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class SharedPrefix:
         before = rng_state(example.device)
         with preserve_rng_state(example.device):
             running: list[CallId] = []
-            self._interception.run(example.clone(), self._structure(wanted, running))
+            output = self._interception.run(example.clone(), self._structure(wanted, running))
             self.is_cached = rng_state(example.device) == before
         for call in self._calls.values():
             call.is_changed_later = any(t._version != version for t, version in call.versions)
@@ -112,6 +114,8 @@ class SharedPrefix:
         self._needed = self._needed_calls()
         total = sum(self._calls[call].bytes for call in self._needed)
         self.bytes_per_sample = max(1, total // max(1, len(example)))
+        size = sum(tensor.nbytes for tensor in tensors_in((output,)))
+        self.output_bytes = max(1, size // max(1, len(example)))
         self._outputs: dict[CallId, Any] = {}
         self._inputs = example
         if not self.is_cached or not self._is_exact(places):

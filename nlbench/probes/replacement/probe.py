@@ -11,15 +11,25 @@ from nlbench.probes.probe import LazyProbe, ProbeOptions
 from nlbench.probes.sites.place_options import parse_places
 from nlbench.probes.sites.select import Selection
 
-__all__ = ["MAPS", "REPLACEMENT", "Replacements", "parse_maps"]
+__all__ = ["MAPS", "REPLACEMENT", "UNFITTED", "Replacements", "parse_maps"]
 
 MAPS = ("channel", "identity", "mean", "affine")
 """The best slope and intercept of each channel; the input itself; the output's mean; the best full
 affine map of the channels."""
 
 
-def parse_maps(text: str) -> tuple[str, ...]:
-    """Parse names of maps, separated by commas.
+_CHANNELS = "input and output have different channels"
+UNFITTED = {
+    "channel": f"there is no map per channel: {_CHANNELS}",
+    "identity": f"there is no identity: {_CHANNELS}",
+    "affine": "there is no full map: fewer than four rows per coefficient, or more channels than "
+    "replacement.affine",
+}
+"""Reasons for which a map of a place is missing."""
+
+
+def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
+    """Parse names of maps, separated by commas, or ``auto`` for those of a kind of places.
 
     Raises
     ------
@@ -30,7 +40,11 @@ def parse_maps(text: str) -> tuple[str, ...]:
     --------
     >>> parse_maps("channel, mean")
     ('channel', 'mean')
+    >>> parse_maps("auto", "blocks")
+    ('affine',)
     """
+    if text.strip() == "auto":
+        return ("channel", "identity", "affine") if of == "activations" else ("affine",)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in MAPS:
@@ -46,20 +60,31 @@ class Replacements(LazyProbe):
     name = "replacement"
     description = "the network's outputs with one place replaced by a fitted affine map"
     home = "nlbench.probes.replacement.observation"
+    follows: ClassVar[Mapping[str, str]] = {"of": "sites.of", "select": "sites.select"}
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(128, "samples per batch", minimum=2, maximum=1e9),
         "of": Option(
             "activations",
-            "places to replace, as for sites.of: activations, blocks, mlp, attention or "
-            "modules:GLOB",
+            "places to replace: activations, blocks, mlp, attention or modules:GLOB; unless set, "
+            "as sites.of",
         ),
-        "select": Option("*", "sites to replace, as for sites.select"),
-        "maps": Option("channel,identity,affine", f"maps to fit, of {', '.join(MAPS)}"),
+        "select": Option("*", "sites to replace; unless set, as sites.select"),
+        "maps": Option(
+            "auto",
+            f"maps to fit, of {', '.join(MAPS)}, the first for the value; auto: "
+            "channel,identity,affine at activations and affine at other places",
+        ),
         "affine": Option(
             128,
-            "largest number of channels for which a full affine map is fitted",
+            "largest number of channels of an activation for which a full affine map is fitted",
             minimum=0,
             maximum=1e6,
+        ),
+        "judged": Option(
+            0,
+            "most samples to judge maps on; 0: all that none is fitted on",
+            minimum=0,
+            maximum=1e9,
         ),
         "crossed": Option(
             False, "also judge the half that maps were fitted on, by maps of the other half"

@@ -210,6 +210,16 @@ def test_crossed_judges_all_samples_by_the_other_half():
     assert sum(len(each.outputs) for each in seen) == 20
 
 
+@pytest.mark.parametrize("batch", [2, 7, 20])
+def test_judged_limits_the_samples_of_each_half(batch):
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.randn(20, 2)
+    seen = observed(model, inputs, maps="channel", judged=3, batch=batch)
+    whole = observed(model, inputs, maps="channel")
+    assert sum(len(each.outputs) for each in seen) == 3
+    replaced = torch.cat([each.replaced for each in seen])
+    torch.testing.assert_close(replaced, torch.cat([each.replaced for each in whole])[:3])
+
+
 def test_model_is_left_as_it_was(network):
     before = {module: dict(vars(module)) for module in network.modules()}
     state = copy.deepcopy(network.state_dict())
@@ -363,7 +373,7 @@ def test_best_map_of_an_mlp_costs_what_its_activations_best_map_costs(tokens):
             tokens, SEQUENCES, ["substitution"], labels=labels, settings=settings
         )
         (value,) = run["substitution"].values
-        return value.statistics["affine"]
+        return value.statistics["affine" if of == "activations" else "value"]
 
     at_activation = cost("activations", "layers.1.mlp.1")
     assert at_activation == pytest.approx(cost("mlp", "layers.1.mlp"), rel=1e-6)
@@ -371,7 +381,10 @@ def test_best_map_of_an_mlp_costs_what_its_activations_best_map_costs(tokens):
 
 
 def test_place_that_changes_its_channels_has_no_map_per_channel(tokens):
-    settings = {"replacement.of": "modules:layers.*.mlp.0,modules:layers.0.mlp"}
+    settings = {
+        "replacement.of": "modules:layers.*.mlp.0,modules:layers.0.mlp",
+        "replacement.maps": "channel,affine",
+    }
     run = nlbench.evaluate(tokens, SEQUENCES, ["substitution"], settings=settings)
     statuses = {value.place: value.status for value in run["substitution"].values}
     assert statuses["layers.0.mlp"] == "ok"
