@@ -15,8 +15,6 @@ from nlbench.subjects.data import dataset_info
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
 
-__all__ = ["Cell", "MeasureSpec", "Plan", "SubjectPlan"]
-
 
 @dataclass(frozen=True)
 class SubjectPlan:

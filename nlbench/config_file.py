@@ -11,8 +11,6 @@ from nlbench.options import Option
 from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
 from nlbench.serialization.files import read_text, write_if_changed
 
-__all__ = ["read_config", "to_toml", "write_request"]
-
 MAX_BYTES = 2**20
 
 

@@ -10,23 +10,6 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = [
-    "NlbenchError",
-    "NotFinite",
-    "PluginError",
-    "RequestError",
-    "Undefined",
-    "UnsupportedOperation",
-    "error_text",
-    "first_line",
-    "message_of",
-    "nearest",
-    "one_line",
-    "shorten",
-    "system_text",
-    "without_controls",
-]
-
 
 class NlbenchError(Exception):
     """Base class of all errors that nlbench raises."""

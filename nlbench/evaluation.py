@@ -40,8 +40,6 @@ from nlbench.subjects.inputs import (
 from nlbench.subjects.samples import Batches, sample_facts
 from nlbench.subjects.subject import Subject
 
-__all__ = ["combine", "evaluate"]
-
 
 def evaluate(
     model: nn.Module | Mapping[str, nn.Module],

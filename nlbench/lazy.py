@@ -9,8 +9,6 @@ from importlib import import_module, util
 from types import ModuleType
 from typing import Any
 
-__all__ = ["lazy_imports"]
-
 
 def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Create ``__getattr__``, ``__dir__`` and ``__all__`` of a package.

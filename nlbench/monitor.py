@@ -14,8 +14,6 @@ from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.store.run import Run
 
-__all__ = ["Monitor"]
-
 TIME_SHARE = 0.05
 """Share of the training's time that measuring takes with the default spacing."""
 

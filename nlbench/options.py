@@ -28,8 +28,6 @@ from nlbench.parsers import (
     parse_size,
 )
 
-__all__ = ["Option", "OptionValue", "Options", "Settings", "resolve_options"]
-
 OptionValue = bool | int | float | str
 
 Options = Mapping[str, OptionValue]

@@ -12,20 +12,6 @@ from pathlib import Path
 
 from nlbench.errors import RequestError, shorten
 
-__all__ = [
-    "MAX_INTEGER",
-    "SEEDS_TEXT",
-    "SIZE_TEXT",
-    "limited_seeds",
-    "parse_integer",
-    "parse_names",
-    "parse_number",
-    "parse_paths",
-    "parse_seeds",
-    "parse_settings",
-    "parse_size",
-]
-
 MAX_INTEGER = 2**63 - 1
 MAX_SEEDS = 100_000
 

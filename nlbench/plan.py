@@ -23,8 +23,6 @@ from nlbench.subjects.model import default_data
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
 
-__all__ = ["make_plan"]
-
 
 def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Plan:
     """Expand a request to cells.

@@ -10,8 +10,6 @@ from nlbench.measure import Measure
 from nlbench.measure.contract import as_measure
 from nlbench.probes import Probe
 
-__all__ = ["checked_measure", "load_measure", "load_measures", "load_probe"]
-
 
 def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
     """Load registered measures; skip those matched by a glob that can't be loaded."""

@@ -23,8 +23,6 @@ from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line
 
-__all__ = ["Bar", "PlainProgress", "Progress", "ProgressMonitor", "create_progress"]
-
 
 class Progress(Protocol):
     """Receiver of a run's progress."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.store.signature import Signature
 
-__all__ = ["Reports", "load_reports"]
-
 
 class Reports(Protocol):
     """Functions of the module named by the entry point of the group ``nlbench.reports``."""

@@ -13,9 +13,6 @@ from nlbench.errors import RequestError
 from nlbench.options import Option, Settings
 from nlbench.parsers import MAX_INTEGER
 
-__all__ = ["AUTO_DATA", "ExecutionOptions", "Request", "RunOptions", "options_of"]
-
-
 AUTO_DATA = "auto"
 """Stands for the default dataset of each model."""
 

@@ -35,8 +35,6 @@ from nlbench.store.record import Record
 from nlbench.store.run import Run
 from nlbench.store.run_folder import RunFolder
 
-__all__ = ["Preview", "forecast", "preview", "run"]
-
 
 @dataclass(frozen=True)
 class Preview:

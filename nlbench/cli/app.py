@@ -36,9 +36,6 @@ from .report import report
 from .run import run
 from .show import show
 
-__all__ = ["add_commands", "app", "main"]
-
-
 INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C."""
 

@@ -9,8 +9,6 @@ from nlbench.parsers import parse_settings
 from .common import completed, note, print_table
 from .parameters import JsonFlag
 
-__all__ = ["check_measure"]
-
 
 def check_measure(
     name: Annotated[

@@ -11,8 +11,6 @@ from nlbench.errors import NlbenchError, without_controls
 
 from .show import source_of
 
-__all__ = ["cite"]
-
 
 def cite(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],

@@ -16,17 +16,6 @@ from nlbench.parsers import parse_names, parse_settings
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = [
-    "Interrupted",
-    "command_line",
-    "completed",
-    "note",
-    "print_table",
-    "show_run",
-    "split_dataset_options",
-    "split_names",
-]
-
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
     """Split names at commas, without duplicates."""

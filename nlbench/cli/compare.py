@@ -7,8 +7,6 @@ import typer
 
 from nlbench.errors import one_line
 
-__all__ = ["compare"]
-
 
 def compare(
     first: Annotated[Path, typer.Argument(help="Folder of the first run.", metavar="RUN")],

@@ -20,8 +20,6 @@ from nlbench.errors import NlbenchError, PluginError, error_text
 from .common import print_table
 from .parameters import JsonFlag
 
-__all__ = ["Finding", "diagnose", "doctor"]
-
 
 def doctor(as_json: JsonFlag = False) -> None:
     """Check the installation, the machine and the data; exit with 1 if something is broken."""

@@ -15,8 +15,6 @@ from nlbench.request import AUTO_DATA
 from .common import completed, note, print_table, split_names
 from .parameters import JsonFlag
 
-__all__ = ["list_"]
-
 
 class Listing(StrEnum):
     """The lists of ``nlbench list``."""

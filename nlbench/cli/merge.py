@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["merge"]
-
 
 def merge(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],

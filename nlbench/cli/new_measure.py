@@ -11,8 +11,6 @@ import typer
 from nlbench import registry
 from nlbench.errors import RequestError, shorten
 
-__all__ = ["new_measure"]
-
 _PYPROJECT = """\
 [build-system]
 requires = ["setuptools>=77"]

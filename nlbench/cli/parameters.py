@@ -6,16 +6,6 @@ import typer
 
 from .common import completed
 
-__all__ = [
-    "DataName",
-    "DatasetSettings",
-    "Device",
-    "JsonFlag",
-    "ModelName",
-    "ProgressStyle",
-    "Seeds",
-]
-
 ModelName = Annotated[
     str, typer.Option(help="A registered model.", autocompletion=completed("models"))
 ]

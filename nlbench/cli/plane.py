@@ -11,8 +11,6 @@ from nlbench.parsers import parse_size
 from .common import split_dataset_options
 from .parameters import DataName, DatasetSettings, Device, ProgressStyle
 
-__all__ = ["plane"]
-
 MAX_PIXELS = 16384
 
 

@@ -23,9 +23,6 @@ from .imports import fast_imports
 if TYPE_CHECKING:
     from nlbench.runner import Preview
 
-__all__ = ["run"]
-
-
 SECTIONS = (Request, RunOptions, ExecutionOptions)
 _OPTIONS: dict[str, Option] = {
     name: option for kind in SECTIONS for name, option in options_of(kind).items()

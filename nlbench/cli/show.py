@@ -16,8 +16,6 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest, shorten
 from nlbench.options import Option
 
-__all__ = ["details", "group_of", "show", "source_of"]
-
 
 def show(
     name: Annotated[

@@ -9,8 +9,6 @@ from nlbench.signals import ignore_interruptions, interruptible
 
 from .imports import fast_imports
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run a command; Ctrl-C prints one line, even during imports."""

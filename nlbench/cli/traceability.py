@@ -13,8 +13,6 @@ from nlbench.errors import NlbenchError, error_text
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
 
-__all__ = ["traceability"]
-
 
 def traceability(
     names: Iterable[str], dataset: Data, step: Callable[[str], None] = lambda name: None

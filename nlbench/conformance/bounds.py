@@ -11,8 +11,6 @@ from nlbench.measure import Result
 from .check import Check, check_equal
 from .trial import SAMPLES, WIDTH, Trial, relu_network, samples, value_of
 
-__all__ = ["check_bounds", "check_direction"]
-
 
 def check_bounds(trial: Trial, first: Result) -> Iterator[Check]:
     """Check that values stay within the bounds for inputs of any scale and tails."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "Outcome", "check_equal"]
-
 Outcome = Literal["kept", "broken", "not claimed", "not checked"]
 
 

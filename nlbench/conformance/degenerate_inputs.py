@@ -12,8 +12,6 @@ from nlbench.measure import Result
 from .check import Check
 from .trial import SAMPLES, WIDTH, Trial, difference, relu_network, samples, value_of
 
-__all__ = ["check_degenerate_inputs"]
-
 
 def check_degenerate_inputs(trial: Trial, first: Result) -> Iterator[Check]:
     """Check constant activations and inputs, few samples, and inputs that are not finite."""

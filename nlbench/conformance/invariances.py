@@ -16,8 +16,6 @@ from nlbench.plugins import load_probe
 from .check import Check
 from .trial import ROUNDING_TOLERANCE, SAMPLES, Trial, difference, relu_network, samples
 
-__all__ = ["check_invariances"]
-
 
 def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
     """Check each invariance, declared or not."""

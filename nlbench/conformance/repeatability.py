@@ -13,8 +13,6 @@ from nlbench.measure import Measure, Result
 from .check import Check, check_equal
 from .trial import SAMPLES, Trial, difference, relu_network, samples
 
-__all__ = ["check_repeatability", "check_site_order"]
-
 
 def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     """Check a second run, a second instance, and an instance after `reset`."""

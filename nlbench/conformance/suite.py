@@ -16,8 +16,6 @@ from .repeatability import check_repeatability, check_site_order
 from .trial import Trial, relu_network, samples, value_of
 from .types_and_devices import check_types_and_devices
 
-__all__ = ["check_measure"]
-
 _CHECKS: tuple[Callable[[Trial, Result], Iterator[Check]], ...] = (
     check_repeatability,
     check_site_order,

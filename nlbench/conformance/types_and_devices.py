@@ -11,8 +11,6 @@ from nlbench.measure import Result
 from .check import Check, check_equal
 from .trial import FLOAT32_TOLERANCE, Trial, difference, relu_network, samples
 
-__all__ = ["check_types_and_devices"]
-
 
 def check_types_and_devices(trial: Trial, first: Result) -> Iterator[Check]:
     """Check float64 and bfloat16 and, if there is one, a GPU."""

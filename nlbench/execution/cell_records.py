@@ -37,8 +37,6 @@ from .cost_meter import CostMeter
 from .machine import Machine
 from .probe_pass import observe, with_remark
 
-__all__ = ["missing_record", "records_of"]
-
 
 def records_of(
     subject: Subject,

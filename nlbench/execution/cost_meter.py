@@ -11,8 +11,6 @@ import torch
 
 from .devices import synchronize
 
-__all__ = ["CostMeter"]
-
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

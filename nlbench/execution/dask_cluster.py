@@ -24,8 +24,6 @@ from nlbench.store.record import Record
 from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of, to_message
 from .worker_pool import WorkerPool, end_idle_workers, keep_supervisor, take_supervisor
 
-__all__ = ["measure_on_cluster"]
-
 
 def measure_on_cluster(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress

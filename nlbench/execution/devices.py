@@ -6,8 +6,6 @@ import torch
 
 from nlbench.errors import RequestError
 
-__all__ = ["resolve_device", "synchronize"]
-
 
 def resolve_device(name: str) -> torch.device:
     """Resolve ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` to an available device.

@@ -15,8 +15,6 @@ from .processes import measure_in_processes
 from .work_units import Unit, UnmeasuredCells
 from .worker_pool import WorkerPool
 
-__all__ = ["execute"]
-
 
 def execute(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress

@@ -18,8 +18,6 @@ from nlbench.errors import RequestError
 from nlbench.introspection.precision import float32_precision
 from nlbench.registry import about, installed, version_of
 
-__all__ = ["Machine", "describe_environment"]
-
 
 @dataclass(frozen=True)
 class Machine:

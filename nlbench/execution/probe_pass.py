@@ -29,8 +29,6 @@ from nlbench.subjects.subject import Subject
 
 from .devices import synchronize
 
-__all__ = ["Outcome", "observe", "result_of_error", "with_remark"]
-
 
 @dataclass
 class Outcome:

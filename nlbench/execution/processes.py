@@ -18,8 +18,6 @@ from .supervisor import Supervisor, UnitCancelled, WorkerCrash
 from .work_units import Unit, UnmeasuredCells, WorkerEvent
 from .worker_pool import WorkerPool, release_supervisor, supervising_threads, take_supervisor
 
-__all__ = ["call_in_processes", "measure_in_processes"]
-
 
 def measure_in_processes(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress

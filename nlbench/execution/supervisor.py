@@ -24,9 +24,6 @@ from nlbench.store.record import Record
 from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of
 from .worker import IDLE_SECONDS
 
-__all__ = ["Phase", "Supervisor", "UnitCancelled", "Worker", "WorkerCrash", "WorkerTimeout"]
-
-
 START_SECONDS = 120.0
 """Time to start a process and import plugins, in addition to the time limit of a cell."""
 

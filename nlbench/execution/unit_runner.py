@@ -41,8 +41,6 @@ from .machine import Machine
 from .probe_pass import result_of_error
 from .work_units import Unit, UnmeasuredCells
 
-__all__ = ["UnitRunner"]
-
 
 class UnitRunner:
     """Measures units one after the other, and keeps what the next one can reuse.

@@ -15,16 +15,6 @@ from nlbench.cells import Cell, Plan
 from nlbench.progress import Progress
 from nlbench.store.record import Record
 
-__all__ = [
-    "Unit",
-    "UnmeasuredCells",
-    "WorkerEvent",
-    "from_message",
-    "keys_of",
-    "to_message",
-    "units_of",
-]
-
 
 @dataclass(frozen=True)
 class Unit:

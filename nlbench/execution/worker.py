@@ -26,9 +26,6 @@ from nlbench.progress import ProgressMonitor
 
 from .work_units import Unit, to_message
 
-__all__ = ["IDLE_SECONDS", "CellTimeout", "Messenger", "main"]
-
-
 IDLE_SECONDS = 60.0
 """A worker without an order for so long ends and frees its memory and GPU."""
 

@@ -12,16 +12,6 @@ from nlbench.request import ExecutionOptions
 from .supervisor import Supervisor
 from .work_units import Unit
 
-__all__ = [
-    "WorkerPool",
-    "end_idle_workers",
-    "keep_supervisor",
-    "keep_workers",
-    "release_supervisor",
-    "supervising_threads",
-    "take_supervisor",
-]
-
 
 @dataclass(frozen=True)
 class WorkerPool:

@@ -14,8 +14,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .dispatch import DispatchMode
 from .shared_setting import SharedSetting
 
-__all__ = ["SoftmaxInterceptor", "with_plain_attention", "without_fast_path"]
-
 
 @contextmanager
 def _fast_path_off() -> Iterator[None]:

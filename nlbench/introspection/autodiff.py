@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["is_differentiated", "is_vmapped"]
-
 
 def is_differentiated(*values: Tensor) -> bool:
     """Return True if derivatives of the values are taken, so that PyTorch must compute them.

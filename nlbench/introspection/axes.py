@@ -22,8 +22,6 @@ from .axis_rules import GONE, axis_map, moved_axis
 from .function_calls import FunctionCall, tensors_in
 from .operations import Operation
 
-__all__ = ["Layout", "Layouts", "batch_first", "channel_axes", "softmax_axis"]
-
 
 def softmax_axis(call: FunctionCall) -> int:
     """Return the axis of a softmax or a gated linear unit, counted from 0.

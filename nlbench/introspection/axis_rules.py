@@ -12,8 +12,6 @@ from torch import Tensor
 from .function_calls import FunctionCall
 from .operations import axis_rule
 
-__all__ = ["GONE", "AxisMap", "axis_map", "moved_axis"]
-
 GONE = -1
 """Place of an axis that was indexed away or reduced; an unknown place is None."""
 

@@ -12,8 +12,6 @@ from nlbench.errors import Undefined
 from .memory import is_out_of_memory
 from .random_state import rng_state
 
-__all__ = ["equal_but_for_rounding", "refuse_mixing"]
-
 # In two runs on equally many samples, the numbers of a sample differ only by the order of
 # additions; an influence of other samples is larger. For more samples, different kernels run, and
 # deep networks amplify the difference.

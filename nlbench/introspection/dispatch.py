@@ -13,15 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from .function_calls import tensors_in
 
-__all__ = [
-    "DispatchMode",
-    "modes_disabled",
-    "out_of_place",
-    "positional",
-    "storage_of",
-    "written_in",
-]
-
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that does not import PyTorch's compiler, which takes seconds."""

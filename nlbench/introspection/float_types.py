@@ -18,8 +18,6 @@ from torch.overrides import TorchFunctionMode
 from .function_calls import tensors_in, unobserved_calls
 from .pytree import tree_map
 
-__all__ = ["FloatTypeMode", "computing_in", "own_float_type"]
-
 Network = TypeVar("Network", bound=nn.Module)
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .operations import known, operation
 
-__all__ = ["FunctionCall", "tensors_in", "unobserved_calls"]
-
 unobserved_calls = torch._C.DisableTorchFunction
 """Context in which no mode and no subclass sees the calls of functions."""
 

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from nlbench.introspection.function_calls import FunctionCall
 
-__all__ = ["hidden_calls"]
-
 # Activations of a layer at each step: of LSTM's gates, of its new and of its whole state.
 _CALLS = {"lstm": 5, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["is_root_mean_square_norm", "known_kind"]
-
 # A module is a function if it differs by no more, in float64: constants such as sqrt(2 / pi) are
 # written with seven digits or more. The two forms of GELU differ by 5e-4.
 TOLERANCE = 1e-6

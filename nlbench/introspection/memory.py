@@ -20,22 +20,6 @@ from .function_calls import tensors_in
 from .model_state import preserve_attributes
 from .random_state import preserve_rng_state
 
-__all__ = [
-    "FittingSizes",
-    "LiveBytes",
-    "SampleLimit",
-    "available_memory",
-    "bytes_per_sample",
-    "format_bytes",
-    "halve_on_oom",
-    "is_out_of_memory",
-    "memory_budget",
-    "microbatch_sizes",
-    "release_gpu_cache",
-    "usable_memory",
-    "with_overhead",
-]
-
 DEFAULT_MEMORY_SHARE = 0.5
 """Share of the free memory that is used by default."""
 OVERHEAD_BYTES = 32 * 2**20

@@ -15,8 +15,6 @@ from nlbench.errors import RequestError, first_line
 from .float_types import FloatTypeMode, computing_in, own_float_type
 from .model_state import refuse_unobservable
 
-__all__ = ["cpu_copy", "double_copy", "precise_device", "shape_copy", "tensors_of", "typed_copy"]
-
 
 def double_copy(model: nn.Module) -> nn.Module:
     """Copy a model, in eval mode and float64; see `typed_copy`."""

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
-__all__ = ["validated_outputs", "validated_tensor"]
-
 
 def validated_tensor(output: object) -> Tensor:
     """Validate that a model's output is a tensor, and return it.

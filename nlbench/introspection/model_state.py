@@ -19,15 +19,6 @@ from nlbench.errors import RequestError
 
 from .threads import torch_threads
 
-__all__ = [
-    "batch_norm_layers",
-    "changed_parameters",
-    "evaluation_mode",
-    "parameter_checksums",
-    "preserve_attributes",
-    "refuse_unobservable",
-]
-
 
 class _Snapshot:
     """State of a module when the first of several overlapping passes began to use it."""

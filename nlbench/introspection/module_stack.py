@@ -40,9 +40,6 @@ from .function_calls import FunctionCall, tensors_in
 from .known_functions import known_kind
 from .operations import Operation, named_modules
 
-__all__ = ["HandwrittenCall", "SiteName", "SiteNames", "running_module"]
-
-
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 # Where a trace bends in one of these, the site has the module's name.

@@ -16,15 +16,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = [
-    "autocast_now",
-    "each_exact",
-    "exact_arithmetic",
-    "exact_by_default",
-    "float32_precision",
-    "without_autocast",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -16,8 +16,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-__all__ = ["ProcessChanges", "restored_process_state"]
-
 
 class ProcessChanges:
     """Names of what a block changed in the process, known when the block ends."""

@@ -13,15 +13,6 @@ import numpy as np
 import torch
 from numpy.random import MT19937
 
-__all__ = [
-    "RandomStream",
-    "preserve_numpy_state",
-    "preserve_rng_state",
-    "rng_state",
-    "seeded",
-    "torch_generators",
-]
-
 
 def rng_state(device: torch.device) -> bytes:
     """Return the state of all global random generators, to compare it with a later one.

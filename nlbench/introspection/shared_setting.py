@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-__all__ = ["SharedSetting"]
-
 
 class SharedSetting:
     """A process-wide setting that several passes use at the same time.

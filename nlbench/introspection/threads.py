@@ -13,14 +13,6 @@ from pathlib import Path
 import torch
 from threadpoolctl import ThreadpoolController
 
-__all__ = [
-    "default_threads",
-    "measure_threads",
-    "overlap_pays",
-    "single_blas_thread",
-    "torch_threads",
-]
-
 MAX_THREADS_PER_CELL = 4
 """Layers of ordinary size gain little beyond that, and other cells could use the cores."""
 

@@ -15,9 +15,6 @@ import torch
 from .shared_setting import SharedSetting
 from .threads import single_blas_thread, torch_threads
 
-__all__ = ["BackgroundWorkers"]
-
-
 Item = TypeVar("Item")
 
 # Overlapping workers restore the number of threads once, when the last of them ends.

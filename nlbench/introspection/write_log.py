@@ -11,8 +11,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .dispatch import storage_of
 
-__all__ = ["WriteLog", "memory_of"]
-
 Content = TypeVar("Content")
 
 

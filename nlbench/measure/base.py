@@ -15,8 +15,6 @@ from .result import Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["INVARIANCES", "Measure", "MoreMeans"]
-
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
 
 INVARIANCES: Mapping[str, str] = {

@@ -25,8 +25,6 @@ from .pooled import FunctionMeasure
 from .result import Result, Status, Value
 from .torchmetrics_adapter import metric_measure
 
-__all__ = ["as_measure", "sound_result"]
-
 BOUNDS_TOLERANCE = 1e-9
 """Rounding allowed beyond the bounds of a result, relative to them or to 1."""
 

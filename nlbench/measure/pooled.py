@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from nlbench.probes.sites import SiteBatch
 
-__all__ = ["ROW_LIMIT", "Accumulator", "FunctionMeasure", "PooledMeasure", "site_measure"]
-
 ROW_LIMIT = 1024
 """Token rows of a batch that are drawn for a function of all of them."""
 

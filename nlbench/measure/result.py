@@ -11,8 +11,6 @@ from typing import Any, Literal
 from nlbench.errors import one_line
 from nlbench.reporting import load_reports
 
-__all__ = ["MIN_DEFINED_SHARE", "Parts", "Result", "Status", "Value", "summarize"]
-
 Status = Literal["ok", "undefined", "skipped", "failed"]
 
 MIN_DEFINED_SHARE = 0.5

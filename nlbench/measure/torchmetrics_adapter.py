@@ -13,8 +13,6 @@ from .pooled import Accumulator, PooledMeasure
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MetricMeasure", "metric_measure"]
-
 
 class MetricMeasure(PooledMeasure):
     """A site measure that passes a site's input and output to a metric; see `metric_measure`."""

@@ -11,8 +11,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from nlbench.errors import shorten
 
-__all__ = ["SHARED", "extra_fields", "from_plain", "to_plain"]
-
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 

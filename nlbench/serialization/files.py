@@ -14,21 +14,6 @@ from typing import Any
 
 from nlbench.errors import RequestError, one_line, system_text
 
-__all__ = [
-    "MAX_TEXT_BYTES",
-    "check_is_file",
-    "is_part",
-    "make_folder",
-    "parse_json",
-    "read_text",
-    "remove_parts",
-    "spreadsheet_safe",
-    "spreadsheet_text",
-    "write_atomically",
-    "write_if_changed",
-]
-
-
 _PART = re.compile(r"\..+\.\w+\.part")
 
 MAX_JSON_DEPTH = 32

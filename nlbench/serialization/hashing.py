@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["SampleHash", "content_key", "file_hash", "state_hash", "tensor_hash"]
-
 
 def content_key(content: Mapping[str, Any]) -> str:
     """Compute the key of JSON content, independent of the order of its keys.

@@ -10,15 +10,6 @@ from nlbench.subjects.facts import SubjectFacts
 
 from .record import Record
 
-__all__ = [
-    "Decisions",
-    "changed_keys",
-    "changed_subject",
-    "decisions_of",
-    "difference_text",
-    "recorded_facts",
-]
-
 K = TypeVar("K")
 
 Decisions = Mapping[tuple[object, ...], object]

@@ -17,8 +17,6 @@ from nlbench.serialization.files import (
 )
 from nlbench.serialization.versioned import dump_versioned, parse_versioned
 
-__all__ = ["LockedFolder"]
-
 
 class LockedFolder:
     """A folder with a manifest that one process writes at a time.

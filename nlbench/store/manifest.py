@@ -18,8 +18,6 @@ from .record import Record, RecordedMeasure
 if TYPE_CHECKING:
     from nlbench.execution.machine import Machine
 
-__all__ = ["Manifest", "RunCall", "make_manifest", "now"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from .manifest import Manifest, now
 from .record import Record
 from .run import Run, load_run
 
-__all__ = ["merge_runs"]
-
 
 def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
     """Merge the cells of several runs into a new folder.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .signature import Signature
 
-__all__ = ["Run", "compare", "load_run"]
-
 
 @dataclass
 class Run:

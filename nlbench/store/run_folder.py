@@ -27,9 +27,6 @@ from .manifest import Manifest, RunCall, now
 from .record import Record, is_plain_name
 from .table import table_text, tidy_table
 
-__all__ = ["RunFolder"]
-
-
 TABLE_SECONDS = 30.0
 """Seconds between two writings of the table while cells are added."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import nn
 
-__all__ = ["Signature", "module_of"]
-
 
 @dataclass(frozen=True)
 class Signature:

@@ -15,8 +15,6 @@ from .record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "table_text", "tidy_table"]
-
 COLUMNS = (
     "model",
     "weights",

@@ -13,8 +13,6 @@ from .data import Data
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build_model"]
-
 
 def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
     """Build a registered model for a dataset, initialised from a seed.

@@ -10,8 +10,6 @@ from nlbench.errors import RequestError, one_line, system_text
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["calibrate"]
-
 
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     """Set batch norm's statistics to those of samples, averaged over batches.

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Dataset as TorchDataset
 
-__all__ = [
-    "Data",
-    "Dataset",
-    "DatasetInfo",
-    "Items",
-    "Preprocessing",
-    "Sample",
-    "dataset",
-    "dataset_info",
-    "read_items",
-]
-
-
 Items: TypeAlias = "TorchDataset[tuple[Tensor, int]]"
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 

@@ -9,8 +9,6 @@ from typing import Any
 from nlbench.options import OptionValue
 from nlbench.serialization.fields import extra_fields
 
-__all__ = ["SubjectFacts"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectFacts:

@@ -16,15 +16,6 @@ from nlbench.serialization.hashing import SampleHash, tensor_hash
 from .data import Data, Dataset, Sample
 from .inputs import Arguments, BatchReader
 
-__all__ = [
-    "Batches",
-    "DrawnBatches",
-    "batch_sizes",
-    "draw",
-    "rebatched",
-    "sample_facts",
-]
-
 
 class Batches:
     """The batches of a loader, which are read only once.

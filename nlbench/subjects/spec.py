@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from nlbench.options import OptionValue
 
-__all__ = ["SubjectSpec"]
-
 
 @dataclass(frozen=True)
 class SubjectSpec:

@@ -21,14 +21,6 @@ from nlbench.serialization.files import check_is_file, write_atomically
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "load_weights",
-    "read_checkpoint",
-    "read_metadata",
-    "save_weights",
-]
-
-
 HEADER_LENGTH = struct.Struct("<Q")
 BATCH_COUNTER = "num_batches_tracked"
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from .registry import FACTS, Operation, known, registered
 
-__all__ = ["page", "supported"]
-
 
 def supported() -> list[dict[str, str]]:
     """List the operations whose effect on numbers or channels is known, one per row.

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_each_dimension", "is_library_operation", "qualified_name"]
-
 
 def qualified_name(func: Any) -> str:
     """Return the name of an operation, with its library if that isn't PyTorch.

@@ -15,8 +15,6 @@ from nlbench.errors import RequestError
 from .names import is_library_operation, qualified_name
 from .registry import FACTS, Operation, entry_of, register_aspect, source_of
 
-__all__ = ["register_op"]
-
 
 def register_op(
     op: Any,

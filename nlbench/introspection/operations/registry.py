@@ -33,26 +33,6 @@ from nlbench.registry import entry_points
 
 from .names import qualified_name
 
-__all__ = [
-    "FACTS",
-    "Operation",
-    "activation",
-    "axis_rule",
-    "entry_of",
-    "fact",
-    "graph_rule",
-    "known",
-    "line_rule",
-    "load_errors",
-    "named_modules",
-    "not_affine",
-    "operation",
-    "register_aspect",
-    "registered",
-    "source_of",
-]
-
-
 FACTS: Mapping[str, Mapping[str, str]] = {
     "acts": {
         "keeps": "acts number by number and changes no number",

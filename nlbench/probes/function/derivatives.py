@@ -16,8 +16,6 @@ from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import refuse_mixing
 from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microbatch_sizes
 
-__all__ = ["directional_derivative", "dual"]
-
 # PyTorch's message for an operation, or a user's autograd function, without forward mode.
 _NO_FORWARD_MODE = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
 

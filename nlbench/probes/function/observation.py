@@ -20,8 +20,6 @@ from nlbench.introspection.precision import autocast_now, exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 
-__all__ = ["FunctionBatch", "observe", "observe_function"]
-
 DERIVATIVE_MEMORY_FACTOR = 4
 """Memory of a derivative relative to a forward pass.
 

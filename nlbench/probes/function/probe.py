@@ -8,8 +8,6 @@ from typing import ClassVar
 from nlbench.options import Option
 from nlbench.probes.probe import LazyProbe, ProbeOptions
 
-__all__ = ["FUNCTION", "Function"]
-
 
 class Function(LazyProbe):
     """The probe `function`."""

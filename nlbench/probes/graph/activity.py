@@ -17,8 +17,6 @@ from nlbench.introspection.precision import exact_by_default
 
 from .channel_graph import ChannelGraph, Units
 
-__all__ = ["unit_activity"]
-
 
 @exact_by_default()
 def unit_activity(

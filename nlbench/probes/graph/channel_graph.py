@@ -19,24 +19,6 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
-__all__ = [
-    "Builder",
-    "ChannelGraph",
-    "Inputs",
-    "Lengths",
-    "Merge",
-    "Positions",
-    "Units",
-    "compact",
-    "counted_lengths",
-    "differs",
-    "distinct",
-    "side_by_side",
-    "tidied",
-    "varies",
-    "walked_length",
-]
-
 
 @dataclass(frozen=True)
 class Inputs:

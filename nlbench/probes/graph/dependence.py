@@ -11,8 +11,6 @@ from nlbench.introspection.dispatch import DispatchMode, written_in
 from nlbench.introspection.function_calls import tensors_in
 from nlbench.introspection.write_log import memory_of
 
-__all__ = ["DependentMemory"]
-
 
 class DependentMemory(DispatchMode):
     """Dispatch mode that follows the memory computed from the input of a network.

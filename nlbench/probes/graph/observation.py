@@ -33,8 +33,6 @@ from .channel_graph import ChannelGraph
 from .dependence import DependentMemory
 from .tracker import ChannelTracker
 
-__all__ = ["channel_graph", "observe"]
-
 Example = Tensor | tuple[Tensor, ...]
 
 

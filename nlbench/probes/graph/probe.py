@@ -8,8 +8,6 @@ from typing import ClassVar
 from nlbench.options import Option
 from nlbench.probes import LazyProbe
 
-__all__ = ["GRAPH", "Graph"]
-
 
 class Graph(LazyProbe):
     """The probe `graph`."""

@@ -25,8 +25,6 @@ from nlbench.introspection.operations import graph_rule, in_each_dimension
 
 from .channel_graph import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
-__all__ = ["ChannelCall", "Refused", "unit"]
-
 
 class Refused(Exception):
     """A call can't be followed; the tracker adds its place."""

@@ -20,8 +20,6 @@ from .channel_graph import Builder, ChannelGraph, Units
 from .dependence import DependentMemory
 from .rules import ChannelCall, Refused, unit
 
-__all__ = ["ChannelTracker"]
-
 
 class ChannelTracker(SiteNames):
     """Follows the nodes of every tensor through one forward pass.

@@ -41,17 +41,6 @@ from .segments import check_ends, segments_on_device
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 from .verification import check_trace
 
-__all__ = [
-    "METHODS",
-    "estimate_segment",
-    "observe_paths",
-    "segment_ends",
-    "trace_or_integrate",
-    "trace_segment",
-    "trace_segments",
-    "with_positions",
-]
-
 METHODS = ("exact", "adaptive", "sampling")
 """Methods that find breakpoints, best first."""
 MAX_CHECKED_POINTS = 16

@@ -13,8 +13,6 @@ from nlbench.introspection.memory import bytes_per_sample, halve_on_oom, is_out_
 from .recording.agreement import is_same, run_alone
 from .recording.point_memory import PointMemory, share_out
 
-__all__ = ["BatchedNetwork"]
-
 MAX_BATCH_SIZE = 64
 MAX_CHECKED_BATCH = 5
 """Size of the batch that reveals whether samples are mixed."""

@@ -12,8 +12,6 @@ from scipy.interpolate import PchipInterpolator
 
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 
-__all__ = ["BINS", "MAX_SEGMENTS", "drawing_of"]
-
 BINS = 160
 """Equal parts of the whole path in which breakpoints are counted."""
 MAX_LOGITS = 3

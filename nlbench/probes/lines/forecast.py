@@ -21,8 +21,6 @@ from .observation import paths_of
 from .segments import segments_on_device
 from .trace import SegmentEstimate
 
-__all__ = ["forecast"]
-
 PROBED_SEGMENTS = 4
 """Segments of a subject that a forecast evaluates."""
 PASSES_PER_REGION = {"exact": 1, "adaptive": 2}

@@ -14,8 +14,6 @@ from nlbench.probes.sites.site import SiteBatch
 
 from .segments import points_at
 
-__all__ = ["SegmentImage", "SiteImages"]
-
 POINTS_PER_BATCH = 128
 
 

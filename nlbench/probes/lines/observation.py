@@ -20,8 +20,6 @@ from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_
 from .probe import LINES, is_channels_last
 from .trace import SegmentEstimate, TracedSegment
 
-__all__ = ["observe", "paths_of"]
-
 MAX_PATH_BYTES = 2**32
 """Limit for all paths of a pass, which are made before the first is traced."""
 

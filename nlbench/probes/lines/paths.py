@@ -10,16 +10,6 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, nearest
 from nlbench.introspection.model_copy import precise_device
 
-__all__ = [
-    "DIRECTIONS",
-    "closed_paths",
-    "direction_paths",
-    "noise_paths",
-    "open_paths",
-    "pair_paths",
-    "translations",
-]
-
 DIRECTIONS = ("random", "sign", "gradient")
 """Kinds of directions away from a sample."""
 

@@ -23,8 +23,6 @@ from .estimation.patterns import Margins, Windows
 from .recording.program import Step
 from .segments import check_ends
 
-__all__ = ["Plane", "plane"]
-
 DEFAULT_MARGIN = 0.3
 """Margin of a picture around its points, as a share of their distance."""
 

@@ -13,8 +13,6 @@ from nlbench.probes.probe import LazyProbe, ProbeOptions, Resources, Samples
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["LINES", "Lines", "is_channels_last"]
-
 
 class Lines(LazyProbe):
     """The probe `lines`."""

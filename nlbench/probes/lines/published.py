@@ -28,8 +28,6 @@ from .rules.rule import Apply
 from .segments import Segment, points_at, segment_length
 from .trace import SegmentTrace
 
-__all__ = ["trace_adaptively", "trace_by_sampling"]
-
 Tensors = Sequence[Tensor]
 
 BATCH_SEGMENTS = 64

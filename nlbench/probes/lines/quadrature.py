@@ -26,19 +26,6 @@ from .batched_network import BatchedNetwork
 from .segments import points_at
 from .trace import SegmentEstimate
 
-__all__ = [
-    "DEGREE",
-    "NODES",
-    "IntervalIntegrals",
-    "coefficients",
-    "evaluate",
-    "integrate_along",
-    "integrate_parts",
-    "smooth_estimate",
-    "tail",
-]
-
-
 Array = NDArray[np.floating[Any]]
 
 DEGREE = 16

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.introspection.model_copy import precise_device
 
-__all__ = ["Segment", "check_ends", "points_at", "segment_length", "segments_on_device"]
-
 Segment = tuple[Tensor, Tensor]
 """Start and end, both of shape (*input)."""
 

@@ -14,16 +14,6 @@ from nlbench.errors import Undefined
 if TYPE_CHECKING:
     from .images import SegmentImage
 
-__all__ = [
-    "SegmentEstimate",
-    "SegmentTrace",
-    "TracedSegment",
-    "bends",
-    "rounding",
-    "slope_changes",
-]
-
-
 SLOPE_TOLERANCE_EPS = 256
 """Rounding error of an output, in machine epsilons of its largest magnitude on the segment."""
 OUTPUT_TOLERANCE_EPS = 16

@@ -23,9 +23,6 @@ from .rules.rounding import noise_of, peak
 from .segments import points_at
 from .trace import SegmentTrace
 
-__all__ = ["check_trace"]
-
-
 CHECKED_REGIONS = 5
 """Regions, in addition to the widest, where traced values are compared with the network."""
 CHECKED_BREAKPOINTS = 2

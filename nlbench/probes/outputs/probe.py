@@ -12,8 +12,6 @@ from nlbench.probes.probe import Listener, OnStep, Probe, ProbeOptions, Resource
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["OUTPUTS", "OutputBatch", "Outputs"]
-
 
 @dataclass(frozen=True)
 class OutputBatch:

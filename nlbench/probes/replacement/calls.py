@@ -19,8 +19,6 @@ from nlbench.probes.sites.select import Selection
 
 from .interception import CallId, CallInterception, ReplaceableCall, activation_input
 
-__all__ = ["find_calls"]
-
 
 def find_calls(
     model: nn.Module,

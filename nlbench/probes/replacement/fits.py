@@ -9,8 +9,6 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
 
-__all__ = ["AffineFit", "AffineMap", "rows_of"]
-
 MIN_ROWS_PER_COEFFICIENT = 4
 """Rows per coefficient of an output below which no full map is fitted."""
 

@@ -21,16 +21,6 @@ from torch.overrides import TorchFunctionMode
 from nlbench.introspection.axes import softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 
-__all__ = [
-    "CallId",
-    "CallInterception",
-    "Replace",
-    "ReplaceableCall",
-    "first_tensor",
-    "shares_memory",
-    "with_first_tensor",
-]
-
 
 class CallId(NamedTuple):
     """Identity of a call in a forward pass.

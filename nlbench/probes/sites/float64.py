@@ -22,8 +22,6 @@ from nlbench.introspection.random_state import preserve_rng_state, rng_state
 from .observation import observe_sites
 from .site import SiteBatch
 
-__all__ = ["float64_copy_if_needed", "unresolved_sites"]
-
 # Root of noise variance over variance, pooled over the columns of a side. Affinity, the most
 # sensitive measure, changes by as much or less.
 MAX_POOLED_NOISE = 3e-4

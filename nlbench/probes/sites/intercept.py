@@ -28,8 +28,6 @@ from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 from .rows import PositionSelector
 
-__all__ = ["CallInterceptor", "CapturePolicy", "PendingCall", "SiteCall"]
-
 # Activations that multiply the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
 _GATED_UNITS = ("gelu", "relu", "silu")
 

@@ -26,8 +26,6 @@ from .rows import drawn_rows
 from .shared import Borrowed, Shared
 from .site import Site, SiteBatch
 
-__all__ = ["QUEUE_BYTES", "observe"]
-
 # Kinds of activations that multiply the other half of a gated unit.
 _GATED = ("gelu", "relu", "silu")
 

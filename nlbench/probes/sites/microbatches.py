@@ -18,8 +18,6 @@ from nlbench.introspection.model_state import preserve_attributes
 from .intercept import CapturePolicy, SiteCall
 from .reduce import Side, joined
 
-__all__ = ["CallIdentity", "Interceptor", "Microbatches", "rows_at_sites"]
-
 
 class Interceptor(Protocol):
     """Runs a model and reports the calls of its sites."""

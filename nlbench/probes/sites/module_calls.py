@@ -14,8 +14,6 @@ from .intercept import CapturePolicy, PendingCall, SiteCall
 from .modules import Place, find_places, place_hooks
 from .reduce import Side, capture
 
-__all__ = ["ModuleInterceptor"]
-
 
 class ModuleInterceptor:
     """Intercepts the calls of a model's places.

@@ -28,8 +28,6 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 
 from .place_options import parse_places
 
-__all__ = ["Axes", "Place", "find_places", "place_hooks"]
-
 # A child of which an output position changes by more, in roundings of its type and in units of
 # its largest output, when other positions change, mixes positions. Rounding changes where a
 # mixture of experts computes with other numbers of tokens.

@@ -28,8 +28,6 @@ from .rows import PositionSelector
 from .select import Picker, Selection
 from .site import Site, SiteBatch
 
-__all__ = ["channel_note", "list_sites", "observe_sites"]
-
 
 @exact_by_default()
 def observe_sites(

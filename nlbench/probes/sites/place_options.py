@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from nlbench.errors import RequestError, nearest
 
-__all__ = ["PLACES", "ROWS", "RowPolicy", "parse_places"]
-
 PLACES = ("activations", "blocks", "mlp", "attention", "modules:GLOB")
 """Values of ``sites.of``."""
 

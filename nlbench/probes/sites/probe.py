@@ -11,8 +11,6 @@ from nlbench.probes import LazyProbe, ProbeOptions
 from .place_options import RowPolicy, parse_places
 from .select import Selection
 
-__all__ = ["COMPARED_SAMPLES", "SITES", "Sites"]
-
 COMPARED_SAMPLES = 4
 """Number of samples that are run first, to see whether float32 resolves their differences."""
 

@@ -13,8 +13,6 @@ from nlbench.errors import Undefined
 
 from .rows import PositionSelector, SelectedPositions
 
-__all__ = ["REDUCTIONS", "Function", "Side", "Unreduced", "capture", "joined", "reduce_site"]
-
 
 def _spatial(tensor: Tensor, axis: int) -> Tensor:
     others = tuple(d for d in range(1, tensor.ndim) if d != axis)

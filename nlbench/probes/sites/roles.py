@@ -25,14 +25,6 @@ from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.operations import Operation
 from nlbench.introspection.pytree import tree_iter
 
-__all__ = [
-    "GateRoles",
-    "GateTracker",
-    "LogitRoles",
-    "RoleTracker",
-    "UnseenActivations",
-]
-
 
 class _LiveCopies:
     """The output of a call and its copies that are alive."""

@@ -18,8 +18,6 @@ from nlbench.introspection.function_calls import unobserved_calls
 
 from .place_options import RowPolicy
 
-__all__ = ["PositionSelector", "SelectedPositions", "drawn_rows"]
-
 SEED = 0
 
 # Arguments of modules, and True if their entries that are not zero mark padding.

@@ -13,9 +13,6 @@ from nlbench.errors import RequestError, nearest
 if TYPE_CHECKING:
     from .site import Site
 
-__all__ = ["ROLES", "Picker", "Selection"]
-
-
 ROLES = ("activation", "gate", "attention", "softcap", "block", "mlp", "module")
 _ATTRIBUTES = ("every", "kind", "role")
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Borrowed", "Pair", "Shared"]
-
 T = TypeVar("T")
 
 

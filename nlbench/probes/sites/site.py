@@ -11,8 +11,6 @@ from .shared import Borrowed, Pair
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Site", "SiteBatch"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["any_place", "first_set_bits", "pack", "pack_positions", "popcount", "set_bits"]
-
 _GATHER = 0x0102040810204080
 """Multiplier that gathers the lowest bits of eight bytes in the highest byte."""
 _M1, _M2, _M4 = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from .copies import MAX_COMPARED_ROUNDING, CrossingLog, clusters, join_clusters
 
-__all__ = ["CrossingTable"]
-
 EQUAL_NOISE = 0.25
 """Difference of equal values, in units of their noise: a machine epsilon of the layer's largest."""
 MAX_TIE_SHARE = 1e-3

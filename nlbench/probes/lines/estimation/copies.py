@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .bits import first_set_bits, set_bits
 
-__all__ = ["CrossingLog", "bend_together", "clusters", "join_clusters"]
-
 MAX_COMPARED_ROUNDING = 1e-7
 """Rounding error of a unit, relative to its largest value, beyond which multiples of it can't be
 recognised."""

@@ -44,8 +44,6 @@ from .extrapolation import (
 from .grids import COMPARED_STEPS, COST_PROBE_STEPS, GridGroup, interleave
 from .piecewise import COARSE_ROUNDING, MeasuredRounding
 
-__all__ = ["DEFAULT_BUDGET", "DEFAULT_EVALUATIONS", "DEFAULT_TOLERANCE", "estimate_segments"]
-
 DEFAULT_TOLERANCE = 1e-3
 DEFAULT_EVALUATIONS = 4096
 DEFAULT_BUDGET = 1000

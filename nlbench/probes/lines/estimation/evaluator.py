@@ -19,8 +19,6 @@ from nlbench.probes.lines.segments import Segment
 from .patterns import Margins, Windows
 from .piecewise import record_pieces
 
-__all__ = ["Evaluator"]
-
 # Points run at a time, and bytes that they may take together: enough to keep a device busy.
 _MAX_POINTS_CPU = 64
 _MAX_POINTS_GPU = 512

@@ -30,16 +30,6 @@ from torch import Tensor
 
 from nlbench.probes.lines.chord import ChordParts, chord_parts
 
-__all__ = [
-    "CHECK_PLACES",
-    "ERROR_SIGMAS",
-    "PAIRED_SHARE",
-    "RANKED_SHARE",
-    "CrossingEstimate",
-    "DeviationEstimate",
-    "check_places",
-]
-
 CHECK_PLACES = 16
 """Number of places between the nodes at which an estimate is compared with the network."""
 ERROR_SIGMAS = 2.0

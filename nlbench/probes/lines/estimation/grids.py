@@ -30,8 +30,6 @@ from .evaluator import Evaluator
 from .patterns import Margins, Windows, crossed, noise_among, value_at
 from .piecewise import MeasuredRounding
 
-__all__ = ["COMPARED_STEPS", "COST_PROBE_STEPS", "GridGroup", "interleave"]
-
 FIRST_GRID_STEPS = 4
 COST_PROBE_STEPS = 8
 """Steps of the second grid, from which the cost of an exact trace is predicted."""

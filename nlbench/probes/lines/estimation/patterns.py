@@ -24,16 +24,6 @@ from nlbench.probes.lines.rules.rounding import peak
 
 from .bits import pack, popcount
 
-__all__ = [
-    "RELATIVE_ROUNDING",
-    "Margins",
-    "Windows",
-    "crossed",
-    "margins_of",
-    "noise_among",
-    "value_at",
-]
-
 RELATIVE_ROUNDING = {
     torch.float64: 4 * torch.finfo(torch.float64).eps,
     torch.float32: 4 * torch.finfo(torch.float32).eps,

@@ -18,15 +18,6 @@ from nlbench.probes.lines.rules.rounding import peak
 
 from .patterns import Margins, Windows, margins_of
 
-__all__ = [
-    "COARSE_ROUNDING",
-    "MeasuredRounding",
-    "PatternCallback",
-    "PiecewiseNetwork",
-    "UnknownPieces",
-    "record_pieces",
-]
-
 COARSE_ROUNDING = 2
 """Multiple of the expected rounding error from which on the measured error replaces it."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Chunk", "Values", "insert_breakpoints", "spaced", "split"]
-
 MIN_NUMBERS_ROWWISE = 8192
 """Numbers per point from which a CPU interpolates points faster one by one than together."""
 

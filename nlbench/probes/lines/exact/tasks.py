@@ -18,8 +18,6 @@ import torch
 
 from nlbench.introspection.threads import torch_threads
 
-__all__ = ["run_tasks"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Work = Callable[[Task], tuple[Sequence[Task], Sequence[Result]]]

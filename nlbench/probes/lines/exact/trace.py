@@ -32,8 +32,6 @@ from nlbench.probes.lines.trace import SegmentTrace
 from .chunks import Chunk, Values, insert_breakpoints, split
 from .tasks import run_tasks
 
-__all__ = ["MIN_BREAKPOINT_GAP", "trace_exactly"]
-
 MIN_BREAKPOINT_GAP = {torch.float64: 1e-12, torch.float32: 1e-7}
 """Difference in t below which breakpoints are merged: ties, up to rounding."""
 

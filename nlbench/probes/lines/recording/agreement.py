@@ -17,15 +17,6 @@ from nlbench.introspection.batch_independence import equal_but_for_rounding
 from .program import Program, walk
 from .recorder import record_program, run_once
 
-__all__ = [
-    "RELATIVE_TOLERANCE",
-    "agree",
-    "check_program",
-    "is_same",
-    "record_checked_program",
-    "run_alone",
-]
-
 RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference up to which program and network count as the same function."""
 SPREAD_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}

@@ -22,8 +22,6 @@ from nlbench.probes.lines.rules.rounding import peak
 
 from .program import Program, apply_step
 
-__all__ = ["PointMemory", "measure_point_memory", "min_point_memory", "share_out"]
-
 
 @dataclass(frozen=True)
 class PointMemory:

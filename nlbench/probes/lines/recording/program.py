@@ -16,8 +16,6 @@ from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Rule
 
-__all__ = ["ComputedStep", "Program", "Step", "apply_step", "run_program", "walk", "walk_measured"]
-
 
 @dataclass(frozen=True)
 class Step:

@@ -51,8 +51,6 @@ from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
 from .program import Program, Step
 from .transposition import is_transposition, with_samples_first
 
-__all__ = ["Recorder", "record_program", "run_once", "untraceable_reason"]
-
 
 def record_program(network: nn.Module, example: Tensor) -> Program:
     """Record a network on one input (1, *input), which it may change.

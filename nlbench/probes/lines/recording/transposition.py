@@ -12,8 +12,6 @@ from nlbench.introspection.operations import known
 from nlbench.introspection.pytree import tree_map
 from nlbench.probes.lines.rules.rule import Input, NotAffine
 
-__all__ = ["is_transposition", "with_samples_first"]
-
 _TRANSPOSING = (
     "T", "adjoint", "mH", "mT", "matrix_H", "moveaxis", "movedim", "numpy_T", "permute",
     "swapaxes", "swapdims", "t", "transpose",

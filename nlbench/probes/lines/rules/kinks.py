@@ -18,8 +18,6 @@ from .pieces import Crossings, Kinks, sign_changes
 from .rounding import MIN_NONZERO_SHARE, Bound, noise_of, scaled, unchanged
 from .rule import Apply, Input, NotAffine, RecordedCall, Rule, only_first_traced
 
-__all__ = ["kinked_function", "kinked_units", "rule_of_kinks"]
-
 
 def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
     """Create the rule of units that each bend where a value passes a kink.

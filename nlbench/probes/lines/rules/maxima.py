@@ -27,16 +27,6 @@ from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis
 
 Lead = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
 
-__all__ = [
-    "envelopes",
-    "max_pool",
-    "overtakes",
-    "pooling_windows",
-    "window_leaders",
-    "window_overtakes",
-    "window_tops",
-]
-
 
 @line_rule("maximum", "minimum", "max", "min", "fmax", "fmin", bends="where the two are equal")
 def larger_of_two(call: RecordedCall) -> Rule:

@@ -15,17 +15,6 @@ from torch import Tensor
 
 from .rounding import noise_of
 
-__all__ = [
-    "Crossings",
-    "Kinks",
-    "Leaders",
-    "Pieces",
-    "Ranks",
-    "changes",
-    "sign_changes",
-    "unit_crossings",
-]
-
 Crossings = tuple[Tensor, Tensor]
 """Places between points: index (m,) of the point to the left, and share (m,) in (0, 1)."""
 

@@ -21,21 +21,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "MIN_NONZERO_SHARE",
-    "Bound",
-    "channel_squares",
-    "largest_bound",
-    "noise_of",
-    "peak",
-    "peak_over",
-    "rearranged",
-    "root_sum_squares",
-    "scaled",
-    "squared_errors",
-    "unchanged",
-]
-
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 """Maps the inputs of a call, their bounds and its output to the output's bound."""
 

@@ -19,16 +19,6 @@ from nlbench.introspection.pytree import tree_iter
 from .pieces import Crossings, Pieces
 from .rounding import Bound
 
-__all__ = [
-    "Apply",
-    "Input",
-    "NotAffine",
-    "RecordedCall",
-    "Rule",
-    "inner_axis",
-    "only_first_traced",
-]
-
 Apply = Callable[[Sequence[Tensor]], Tensor]
 Bend = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
 Snap = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
