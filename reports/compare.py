@@ -25,7 +25,7 @@ from .agreement import Correlation, paired_share
 from .environment import environment
 from .exports import markdown_table, to_csv
 from .leaderboard import mean_interval
-from .manifest import flat
+from .manifest import flat, settings_of
 from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, number
 
@@ -417,14 +417,8 @@ def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key in ("nlbench", "device", "dtype"):
-        yield key, manifest.get(key, "")
+    yield from settings_of(manifest)
     yield from flat(manifest.get("environment") or {}, "environment.")
-    for name, options in (manifest.get("probes") or {}).items():
-        yield from flat(options or {}, f"probe {name}.")
-    for name, about in (manifest.get("measures") or {}).items():
-        yield f"{name}.version", about.get("version", "")
-        yield from flat(about.get("options") or {}, f"{name}.")
     for subject in manifest.get("subjects") or []:
         keys = ("model", "weights", "data", "seed")
         label = " · ".join(str(subject.get(key, "")) for key in keys)

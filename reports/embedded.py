@@ -18,7 +18,7 @@ from .fingerprint import Scale
 from .layout import NamedRun
 from .leaderboard import Row, family_of, sense_of
 from .tables import Scores, TableCell, TableSubject
-from .text import column_decimals, count, interval_decimals
+from .text import column_decimals, count, interval_decimals, settings_text
 
 __all__ = [
     "COLUMNS", "numbered", "pack", "places_left_out", "read_page", "to_script", "unpack",
@@ -53,6 +53,7 @@ def pack(
     by_name = {run.name: run for run in runs}
     with_places = _subjects_with_places(scores, rows)
     lists = _Lists()
+    traces: dict[str, int] = {}
     return {
         "measures": [
             _measure(name, measures.get(name, {}), [row.entries[name] for row in rows], scores)
@@ -77,6 +78,7 @@ def pack(
                     name,
                     by_name,
                     lists if subject.label in with_places else None,
+                    traces,
                 )
                 for name in scores.measures
             ]
@@ -85,7 +87,24 @@ def pack(
         "names": lists.names,
         "kinds": lists.kinds,
         "runs": [run.name for run in runs],
+        "settings": [_settings(run.manifest) for run in runs],
+        "traces": list(traces),
     }
+
+
+def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of each measure and of its probe as text."""
+    probes = manifest.get("probes") or {}
+    texts = {}
+    for name, about in (manifest.get("measures") or {}).items():
+        probe = str(about.get("probe", ""))
+        own, shared = (
+            settings_text(about.get("options") or {}),
+            settings_text(probes.get(probe) or {}),
+        )
+        parts = (f"version {about.get('version', '')}", own, shared and f"probe {probe}: {shared}")
+        texts[name] = "; ".join(part for part in parts if part)
+    return texts
 
 
 def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
@@ -178,6 +197,7 @@ def _cell(
     measure: str,
     runs: Mapping[str, NamedRun],
     lists: _Lists | None,
+    traces: dict[str, int],
 ) -> dict[str, Any]:
     packed: dict[str, Any] = {"s": cell.status, "n": cell.n}
     if cell.reason:
@@ -185,9 +205,12 @@ def _cell(
     if cell.statistics:
         packed["t"] = {name: _number(value) for name, value in cell.statistics.items()}
     run = runs.get(subject.run) or next(iter(runs.values()))
-    costs = run.costs.get((*subject.identity, measure))
-    if costs:
-        packed["cost"] = dict(costs)
+    facts = run.cells.get((*subject.identity, measure), {})
+    for name, short in (("key", "i"), ("seconds", "sec"), ("peak_memory", "mem")):
+        if facts.get(name):
+            packed[short] = facts[name] if name == "key" else float(f"{facts[name]:.3g}")
+    if facts.get("traceback"):
+        packed["tb"] = traces.setdefault(facts["traceback"], len(traces))
     if cell.places and lists is None:
         packed["x"] = len(cell.places)
     elif cell.places and lists is not None:

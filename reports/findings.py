@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ from nlbench.errors import one_line
 from .agreement import Correlation
 from .leaderboard import Row, is_training, sense_of, sort_measure
 from .population import STATISTICS, population_of
-from .remarks import Gap
+from .remarks import Gap, group_remarks
 from .tables import Scores, TableCell
 from .text import count, number
 from .training import training_findings, trainings
@@ -24,7 +22,6 @@ Measures = Mapping[str, Mapping[str, Any]]
 
 _MAX_NAMED = 3
 _MAX_REASON = 120
-_NUMBER = re.compile(r"\d+")
 _STANDOUT_GAP = 2.0  # times the mean gap between the other places
 
 
@@ -156,16 +153,19 @@ def _valued(row: Row, measure: str) -> str:
 
 
 def _missing_sentences(missing: Sequence[Gap]) -> list[str]:
-    whole: dict[tuple[str, str], dict[str, str]] = {}
-    for gap in missing:
-        if not gap.where:
-            whole.setdefault((gap.measure, gap.status), {})[gap.subject] = gap.reason
+    remarks = group_remarks(
+        (gap.status, gap.reason.partition(";")[0], gap.subject, gap.measure)
+        for gap in missing
+        if not gap.where
+    )
     sentences = []
-    for (measure, status), reasons in whole.items():
-        who = next(iter(reasons)) if len(reasons) == 1 else count(len(reasons), "network")
-        [(shape, n)] = Counter(_NUMBER.sub("0", r) for r in reasons.values()).most_common(1)
-        reason = next(r for r in reasons.values() if _NUMBER.sub("0", r) == shape)
-        reason = one_line(reason.partition(";")[0], _MAX_REASON)
-        others = f" (and {count(len(reasons) - n, 'other reason')})" if len(reasons) > n else ""
-        sentences.append(f"{measure} is {status} for {who}: {reason}{others}.")
+    for remark in remarks[:_MAX_NAMED]:
+        reason = one_line(remark.text, _MAX_REASON).rstrip(".")
+        verb = "are" if "," in remark.measures else "is"
+        sentences.append(
+            f"{remark.measures} {verb} {remark.status} for {remark.networks}: {reason}."
+        )
+    if len(remarks) > _MAX_NAMED:
+        more = count(len(remarks) - _MAX_NAMED, "other reason")
+        sentences.append(f"Missing values have {more}, listed at the end.")
     return sentences

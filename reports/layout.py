@@ -41,8 +41,8 @@ class NamedRun:
         Drawn path of each subject that has one.
     kinds : mapping of (model, weights, data, seed) to mapping
         Kind of activation of each site of a subject.
-    costs : mapping of (model, weights, data, seed, measure) to mapping
-        ``seconds``, ``peak_memory``, … of each cell.
+    cells : mapping of (model, weights, data, seed, measure) to mapping
+        ``key``, ``traceback``, ``seconds``, ``peak_memory``, … of each cell.
     subjects : mapping of (model, weights, data, seed) to mapping
         Facts of each subject in the manifest.
     remarks : mapping of (model, weights, data, seed) to sequence of str
@@ -56,9 +56,7 @@ class NamedRun:
     manifest: Mapping[str, Any]
     drawings: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     kinds: Mapping[Identity, Mapping[str, str]] = field(default_factory=dict)
-    costs: Mapping[tuple[str, str, str, int, str], Mapping[str, float]] = field(
-        default_factory=dict
-    )
+    cells: Mapping[tuple[str, str, str, int, str], Mapping[str, Any]] = field(default_factory=dict)
     subjects: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Mapping[Identity, tuple[str, ...]] = field(default_factory=dict)
     planes: tuple[Picture, ...] = ()

@@ -12,7 +12,7 @@ from nlbench.errors import one_line
 from .layout import NamedRun, Table, TextCell
 from .text import settings_text
 
-__all__ = ["ManifestView", "flat", "manifest_text", "manifest_view"]
+__all__ = ["ManifestView", "flat", "manifest_text", "manifest_view", "settings_of"]
 
 _HASH_SHOWN = 12
 _MAX_ROWS = 200
@@ -162,6 +162,17 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def settings_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the version, device and options of a run by name."""
+    for key in ("nlbench", "device", "dtype"):
+        yield key, manifest.get(key, "")
+    for name, options in (manifest.get("probes") or {}).items():
+        yield from flat(options or {}, f"probe {name}.")
+    for name, about in (manifest.get("measures") or {}).items():
+        yield f"{name}.version", about.get("version", "")
+        yield from flat(about.get("options") or {}, f"{name}.")
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> str:

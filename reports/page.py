@@ -336,7 +336,7 @@ def _record_facts(run: Run) -> dict[str, Any]:
     drawings: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
     kinds: dict[tuple[str, str, str, int], dict[str, str]] = {}
     remarks: dict[tuple[str, str, str, int], dict[str, None]] = {}
-    costs: dict[tuple[str, str, str, int, str], dict[str, float]] = {}
+    cells: dict[tuple[str, str, str, int, str], dict[str, Any]] = {}
     for record in run.records:
         subject = record.identity[:4]
         facts = record.probe.facts
@@ -348,12 +348,16 @@ def _record_facts(run: Run) -> dict[str, Any]:
             notes[f"{site}: {remark}"] = None
         if facts.get("unseen"):
             notes[f"activations inside {', '.join(facts['unseen'])} were not observed"] = None
-        cost = dict(getattr(record, "costs", None) or {})
-        costs[record.identity] = {"seconds": getattr(record, "seconds", 0.0), **cost}
+        cells[record.identity] = {
+            "key": record.key,
+            "seconds": record.seconds,
+            "traceback": record.traceback,
+            **record.costs,
+        }
     return {
         "drawings": drawings,
         "kinds": kinds,
-        "costs": costs,
+        "cells": cells,
         "remarks": {subject: tuple(notes) for subject, notes in remarks.items()},
         "planes": planes_of(run.path) if run.path else (),
     }

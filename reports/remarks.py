@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .layout import NamedRun
+from .layout import NamedRun, Table, TextCell
 from .leaderboard import Row
+from .manifest import settings_of
 from .tables import Scores, Series
-from .text import count, settings_text
+from .text import count
 
 __all__ = [
     "Gap",
+    "Remark",
     "differences",
     "gaps",
     "gpus_of",
     "group_gaps",
+    "group_remarks",
+    "remarks_of",
     "summary_sentence",
     "unfinished",
     "what_was_measured",
 ]
 
 _MAX_NAMES_SHOWN = 6
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,78 @@ class Gap:
     where: str
     status: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A reason for missing values, or a note on values, of one or several cells.
+
+    Parameters
+    ----------
+    status : str
+    text : str
+        Numbers in which the cells differ are ranges.
+    cells : tuple of (str, str)
+        Network and measure of each cell.
+    """
+
+    status: str
+    text: str
+    cells: tuple[tuple[str, str], ...]
+
+    @property
+    def measures(self) -> str:
+        """Names of the measures."""
+        return ", ".join(dict.fromkeys(measure for _, measure in self.cells))
+
+    @property
+    def networks(self) -> str:
+        """Names of a few networks, or the number of many."""
+        names = list(dict.fromkeys(name for name, _ in self.cells))
+        return ", ".join(names) if len(names) < 4 else f"{len(names)} networks"
+
+
+def group_remarks(remarks: Iterable[tuple[str, str, str, str]]) -> list[Remark]:
+    """Merge remarks that differ in numbers only.
+
+    Parameters
+    ----------
+    remarks : iterable of (str, str, str, str)
+        Status, text, network and measure.
+
+    Examples
+    --------
+    >>> group_remarks([("ok", "4 of 7 places", "a", "r2"), ("ok", "9 of 17 places", "b", "r2")])
+    [Remark(status='ok', text='4–9 of 7–17 places', cells=(('a', 'r2'), ('b', 'r2')))]
+    """
+    grouped: dict[tuple[str, str], list[tuple[str, tuple[str, str]]]] = {}
+    for status, text, network, measure in remarks:
+        shape = (status, _NUMBER.sub("0", text))
+        grouped.setdefault(shape, []).append((text, (network, measure)))
+    return [
+        Remark(status, _merged([text for text, _ in group]), tuple(cell for _, cell in group))
+        for (status, _), group in grouped.items()
+    ]
+
+
+def _merged(texts: Sequence[str]) -> str:
+    """Merge texts that differ in numbers only."""
+    ranges = []
+    for column in zip(*(_NUMBER.findall(text) for text in texts), strict=True):
+        ordered = sorted(set(column), key=lambda text: float(text.replace(",", "")))
+        ranges.append("–".join(dict.fromkeys((ordered[0], ordered[-1]))))
+    each = iter(ranges)
+    return _NUMBER.sub(lambda _: next(each), texts[0])
+
+
+def remarks_of(rows: Sequence[Row], measures: Sequence[str]) -> list[Remark]:
+    """Collect the remarks on the cells of a leaderboard, and why cells have no value."""
+    entries = ((row.label, name, row.entries[name]) for row in rows for name in measures)
+    return group_remarks(
+        (entry.status, entry.reason, label, name)
+        for label, name, entry in entries
+        if entry.reason or entry.status != "ok"
+    )
 
 
 def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]) -> str:
@@ -79,28 +157,25 @@ def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
     ]
 
 
-def differences(runs: Sequence[NamedRun]) -> list[str]:
-    """List the settings, versions and devices in which the runs of a page differ."""
-    facts: dict[str, dict[str, str]] = {}
+def differences(runs: Sequence[NamedRun]) -> Table | None:
+    """Return the settings, versions and devices in which the runs of a page differ."""
+    facts: dict[str, dict[str, list[str]]] = {}
     mixed = {"GPU"} if any(len(gpus_of(run.manifest)) > 1 for run in runs) else set()
     for run in runs:
-        manifest = run.manifest
-        for key in ("nlbench", "device", "dtype"):
-            facts.setdefault(key, {})[run.name] = str(manifest.get(key, "unknown"))
-        gpus = gpus_of(manifest)
+        settings = dict(settings_of(run.manifest))
+        gpus = gpus_of(run.manifest)
         if gpus:
-            facts.setdefault("GPU", {})[run.name] = " and ".join(gpus)
-        for name, about in (manifest.get("measures") or {}).items():
-            version = f"version {about.get('version')}"
-            options = settings_text(about.get("options") or {})
-            facts.setdefault(name, {})[run.name] = f"{version}, {options}" if options else version
-        for name, options in (manifest.get("probes") or {}).items():
-            facts.setdefault(f"probe {name}", {})[run.name] = settings_text(options or {})
-    return [
-        f"{name}: " + "; ".join(f"{text} in {run}" for run, text in texts.items())
-        for name, texts in facts.items()
-        if len(set(texts.values())) > 1 or name in mixed
+            settings["GPU"] = " and ".join(gpus)
+        for name, value in settings.items():
+            facts.setdefault(name, {}).setdefault(str(value), []).append(run.name)
+    rows = [
+        (TextCell("" if place else name), TextCell(value), TextCell(_enumerated(names)))
+        for name, values in facts.items()
+        if len(values) > 1 or name in mixed
+        for place, (value, names) in enumerate(values.items())
     ]
+    head = tuple(TextCell(text) for text in ("setting", "value", "runs"))
+    return Table(head, tuple(rows)) if rows else None
 
 
 def gpus_of(manifest: Mapping[str, Any]) -> list[str]:

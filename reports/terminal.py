@@ -15,7 +15,7 @@ from rich.text import Text
 from nlbench.errors import one_line
 
 from .leaderboard import Row, Standing, is_training, leaderboard, sort_measure
-from .remarks import gpus_of
+from .remarks import gpus_of, remarks_of
 from .tables import Scores
 from .text import (
     count,
@@ -78,9 +78,10 @@ def print_leaderboard(run: Run, console: Console) -> None:
     gpus = gpus_of(run.manifest)
     if len(gpus) > 1:
         _line(console, f"measured on GPUs whose rounding may differ: {', '.join(gpus)}")
-    remarks = _remarks(rows, scores.measures)
+    remarks = remarks_of(rows, scores.measures)
     for remark in remarks[:_MAX_REMARKS]:
-        _line(console, remark)
+        status = "" if remark.status == "ok" else f"{remark.status}: "
+        _line(console, f"{remark.measures}, {remark.networks}: {status}{remark.text}")
     if len(remarks) > _MAX_REMARKS:
         more = count(len(remarks) - _MAX_REMARKS, "more remark")
         _line(console, f"and {more}, in scores.csv and on the page")
@@ -183,22 +184,3 @@ def _table(
             table.add_row(*("⋮" for _ in body))
         table.add_row(*(Text(column[row]) for column in body))
     return table
-
-
-def _remarks(rows: Sequence[Row], measures: Sequence[str]) -> list[str]:
-    """List the reasons for missing values and the remarks on others, one line per reason."""
-    grouped: dict[str, list[tuple[str, str]]] = {}
-    for row in rows:
-        for name in measures:
-            entry = row.entries[name]
-            if entry.status != "ok":
-                grouped.setdefault(f"{entry.status}: {entry.reason}", []).append((name, row.label))
-            elif entry.reason:
-                grouped.setdefault(entry.reason, []).append((name, row.label))
-    remarks = []
-    for text, cells in grouped.items():
-        names = ", ".join(dict.fromkeys(name for name, _ in cells))
-        labels = list(dict.fromkeys(label for _, label in cells))
-        networks = ", ".join(labels) if len(labels) < 4 else f"{len(labels)} networks"
-        remarks.append(f"{names}, {networks}: {text}")
-    return remarks

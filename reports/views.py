@@ -14,6 +14,7 @@ from markupsafe import Markup
 from .agreement import Correlation
 from .fingerprint import Scale, strip
 from .leaderboard import Row, Standing, is_training, sort_measure
+from .remarks import remarks_of
 from .tables import Scores, TableCell
 from .text import bounds_text, direction, number, settings_text
 
@@ -31,6 +32,7 @@ _COEFFICIENTS = {
     "pearson": "Pearson's r over sites within networks",
 }
 
+_MARKS = "abcdefgh"  # of remarks; more of them are in the records of their cells
 _DENSE = 7  # with more measures a heatmap shows intervals in tooltips only
 
 Measures = Mapping[str, Mapping[str, Any]]
@@ -90,6 +92,8 @@ class BoardCell:
     place : str
         CSS variables that position the mark and its interval.
     remark : str
+    note : str
+        Mark that refers to the remark below the table.
     """
 
     status: str
@@ -98,6 +102,7 @@ class BoardCell:
     ranks: str = ""
     place: str = ""
     remark: str = ""
+    note: str = ""
 
 
 def board_view(
@@ -129,6 +134,8 @@ def board_view(
         for i, name in enumerate(names)
     ]
     marks = [Scale(**m["mark"]) if m["mark"] else None for m in about]
+    remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"]
+    noted = {cell: m for m, r in zip(_MARKS, remarks, strict=False) for cell in r.cells}
     shown = [
         {
             "index": index,
@@ -139,18 +146,15 @@ def board_view(
             if strips is None
             else _strip(row, scores, strips, content, content["rows"][index]["subjects"][0]),
             "cells": [
-                _board_cell(row.entries[name], about[i], marks[i]) for i, name in enumerate(names)
+                _board_cell(
+                    row.entries[name], about[i], marks[i], noted.get((row.label, name), "†")
+                )
+                for i, name in enumerate(names)
             ],
         }
         for index, row in enumerate(rows)
     ]
     over = {entry.over for row in rows for entry in row.entries.values() if entry.over}
-    remarks = dict.fromkeys(
-        f"{name} {row.entries[name].reason}"
-        for row in rows
-        for name in names
-        if row.entries[name].status == "ok" and row.entries[name].reason
-    )
     return {
         "columns": columns,
         "groups": [
@@ -164,7 +168,10 @@ def board_view(
         "kinds": _kinds(content["kindOrder"]),
         "drawn": " or ".join(o for o in ("seeds", "sites", "paths", "places") if o in over)
         or "places",
-        "remarks": list(remarks)[:6],
+        "remarks": [
+            {"mark": mark, "text": f"{remark.measures}: {remark.text}"}
+            for mark, remark in zip(_MARKS, remarks, strict=False)
+        ],
     }
 
 
@@ -254,7 +261,9 @@ def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
     return shown
 
 
-def _board_cell(entry: Standing, about: Mapping[str, Any], mark: Scale | None) -> BoardCell:
+def _board_cell(
+    entry: Standing, about: Mapping[str, Any], mark: Scale | None, note: str
+) -> BoardCell:
     if entry.status != "ok" or not math.isfinite(entry.value):
         status = entry.status if entry.status != "ok" else "undefined"
         return BoardCell(status, remark=entry.reason or "no finite number")
@@ -270,6 +279,7 @@ def _board_cell(entry: Standing, about: Mapping[str, Any], mark: Scale | None) -
         ranks_text(entry.best, entry.worst),
         place,
         entry.reason,
+        note if entry.reason else "",
     )
 
 

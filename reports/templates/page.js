@@ -276,7 +276,7 @@ function openSeeds() {
     button.setAttribute("aria-expanded", open.has(row.label));
     if (!open.has(row.label)) return;
     const made = row.subjects.map(subject => {
-      const line = h("tr", {class: "seed"}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
+      const line = h("tr", {class: "seed", "data-subject": subject}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
       if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(cellOf(subject, measureIndex(state.strip)), SUBJECTS[subject].label, measureIndex(state.strip)) || ""));
       M.forEach((m, measure) => {
         const cell = cellOf(subject, measure), value = num((cell.t || {}).value);
@@ -288,7 +288,7 @@ function openSeeds() {
     lines[index].after(...made);
   });
 }
-const missing = (status, reason) => h("td", {class: "num none " + status}, h("button", {type: "button", title: reason || ""}, status), h("small", {}, reason || ""));
+const missing = (status, reason) => h("td", {class: "num none " + status}, h("b", {}, status), h("small", {}, reason || ""));
 
 /* ---- Strips ---- */
 function path(d, name) { const made = document.createElementNS(SVG, "path"); made.setAttribute("d", d); made.setAttribute("class", name); return made; }
@@ -391,13 +391,47 @@ if (body) {
     say(cell && line ? describe(+line.dataset.row, cell.cellIndex - SHIFT) : "", event);
   });
   body.addEventListener("pointerleave", () => say(""));
+  const open = td => {
+    const {row, subject} = td.parentNode.dataset, measure = td.cellIndex - SHIFT;
+    showRecord(row ? ROWS[+row].subjects : [+subject], measure, row ? describe(+row, measure) : "");
+  };
+  body.addEventListener("keydown", event => {
+    const td = event.target, {key} = event;
+    if (!td.matches("td.num")) return;
+    if (key === "Enter") { event.preventDefault(); open(td); }
+    const along = {ArrowLeft: "previousElementSibling", ArrowUp: "previousElementSibling", ArrowRight: "nextElementSibling", ArrowDown: "nextElementSibling"}[key];
+    if (!along) return;
+    event.preventDefault();
+    const down = key === "ArrowUp" || key === "ArrowDown";
+    let next = td;
+    do next = down ? ((next.parentNode[along] || {}).cells || [])[td.cellIndex] : next[along]; while (next && !next.offsetParent);
+    if (next && next.matches("td.num")) { td.tabIndex = -1; next.tabIndex = 0; next.focus(); }
+  });
+  const firstCell = $("td.num", body);
+  if (firstCell) firstCell.tabIndex = 0;
   body.addEventListener("click", event => {
-    const why = event.target.closest(".none button");
-    if (why) why.setAttribute("aria-expanded", String(why.parentNode.classList.toggle("open")));
+    const td = event.target.closest("td.num");
+    if (td) open(td);
     const strip = event.target.closest("td.print .strip");
     const line = event.target.closest("tr[data-row]");
     if (strip && line) toggleOver(ROWS[+line.dataset.row].label, true);
   });
+}
+
+/* ---- The record of a cell, seed by seed ---- */
+function showRecord(subjects, measure, summary) {
+  const m = M[measure], dialog = $("#record"), alone = subjects.length === 1;
+  const parts = subjects.flatMap((subject, place) => {
+    const cell = cellOf(subject, measure), one = SUBJECTS[subject], value = num((cell.t || {}).value);
+    const facts = {value: Number.isFinite(value) ? String(value) : cell.s, [cell.s === "ok" ? "note" : "reason"]: cell.r, samples: cell.n ? cell.n.toLocaleString("en") : "", seconds: "sec" in cell ? String(cell.sec) : "",
+      "peak memory": "mem" in cell ? fmt(cell.mem / 2 ** 20) + " MiB" : "", options: place ? "" : D.settings[Math.max(0, D.runs.indexOf(one.run))][m.name], weights: one.facts.weights_hash, record: cell.i ? `cells/${cell.i}.json` : ""};
+    return [alone ? null : h("h4", {}, one.label),
+      h("dl", {}, Object.entries(facts).filter(([, text]) => text).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {class: /weights|record/.test(name) ? "code" : null}, text)])),
+      "tb" in cell ? h("pre", {tabindex: "0"}, D.traces[cell.tb]) : null];
+  });
+  const title = alone ? SUBJECTS[subjects[0]].label : ROWS.find(row => row.subjects === subjects).label;
+  dialog.replaceChildren(h("div", {}, h("h3", {tabindex: "-1", autofocus: true}, `${m.name} of ${title}`), alone ? null : h("p", {}, summary), parts, h("button", {type: "button", class: "plain", onclick: () => dialog.close()}, "Close")));
+  dialog.showModal();
 }
 
 /* ---- Downloads ---- */
@@ -1014,12 +1048,12 @@ function drawSubject() {
   const numbers = M.map((m, i) => {
     const entry = ROWS[whole >= 0 ? whole : ROWS.findIndex(r => r.subjects.length === 1 && r.subjects[0] === subject)];
     const single = cellOf(subject, i), cell = whole >= 0 ? {s: entry.cells[i][STATUS], r: entry.cells[i][REASON], n: entry.cells[i][N], t: {value: entry.cells[i][VALUE], std: entry.cells[i][STD]}} : single;
-    const t = cell.t || {}, value = num(t.value), cost = cell.cost || {};
+    const t = cell.t || {}, value = num(t.value);
     const fine = cell.s === "ok" && Number.isFinite(value);
     const more = Object.entries(t).filter(([name]) => name !== "value" && !name.includes(":") && !/\d$/.test(name)).map(([name, v]) => `${name} ${fmt(num(v), ["std", "min", "max", "median", "spread"].includes(name) ? m.all : null)}`).join(", ");
     const ranked = entry && ROWS.length > 1 && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
     const interval = entry && entry.cells[i][OVER] && num(entry.cells[i][LOW]) < num(entry.cells[i][HIGH]) ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
-    return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
+    return h("tr", {}, h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "sec" in single && whole < 0 ? single.sec + " s" : ""));
   });
   parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data numbers"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
   const measure = measureIndex(state.strip);

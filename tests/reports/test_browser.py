@@ -226,7 +226,7 @@ def test_differences_to_a_chosen_row(eight):
         if label == "vgg8":
             assert not text.startswith("+")
         else:
-            assert is_rounding(text.replace("±", "").rstrip("†"), value - base)
+            assert is_rounding(text.replace("±", "").rstrip("abcdefgh†"), value - base)
 
 
 def test_seeds_open_under_their_network(eight):
@@ -362,7 +362,7 @@ def test_the_interval_of_a_difference_is_paired_and_contains_it(eight):
     assert not any("±" in small for _, small in shown)
     for text, small in paired:
         change, low, high = (
-            float(x.replace(",", "").strip("±†")) for x in (text, *small.split(" to "))
+            float(x.replace(",", "").strip("±†abcdefgh")) for x in (text, *small.split(" to "))
         )
         assert low <= change <= high
 
@@ -411,6 +411,49 @@ def test_a_narrow_page_shows_the_selected_measure_without_scrolling(eight):
     eight.page.set_viewport_size({"width": 1440, "height": 900})
     assert eight.page.locator("#board thead th.num:visible").count() == len(names)
     assert not eight.page.locator("#one").is_visible()
+
+
+def test_a_cell_shows_its_record_by_mouse_and_by_keyboard(eight):
+    page, dialog = eight.page, eight.page.locator("#record")
+    page.locator("#board td.none").first.click()
+    assert "not piecewise affine" in dialog.inner_text()
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    page.locator("#board td.num").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    text = dialog.inner_text()
+    label = page.evaluate("ROWS[order[1]].label")
+    assert text.startswith(f"r2 of {label}")
+    assert text.count("cells/") == 2  # one of each seed
+    assert "version 1" in text
+    page.keyboard.press("Escape")
+
+
+def test_a_training_has_a_curve_of_each_measure(browser, tmp_path, conftest):
+    rows = []
+    for epoch in (0, 3, 10):
+        for seed in (0, 1):
+            subject = ("mlp", f"seed{seed}/epoch{epoch}.pt", "digits", 0)
+            sites = {"net.1": 0.9 - 0.03 * epoch + 0.01 * seed, "net.3": 0.8}
+            rows += conftest.cell_rows(subject, "affinity", sites)
+            rows += conftest.cell_rows(subject, "pathlength", {"net.1": 4.0, "net.3": 2.0})
+    table = conftest.frame(rows)
+    manifest = conftest.manifest_of(table, ("affinity", "pathlength"))
+    run = conftest.FakeRun("training", None, table, manifest)
+    seen = Seen(browser, write_page([run], tmp_path / "training.html"))
+    assert seen.names() == ["mlp", "mlp", "mlp"]
+    about = seen.page.locator("#board tbody th small").all_inner_texts()
+    assert [text.split(" 2")[0] for text in about] == ["epoch 0", "epoch 3", "epoch 10"]
+    figures = seen.page.locator("#curves figure")
+    assert figures.count() == 1  # the path length is constant
+    assert "most changed: net.1" in figures.first.inner_text()
+    tips = figures.locator("circle[data-tip]").evaluate_all("all => all.map(e => e.dataset.tip)")
+    assert len(tips) == 3
+    assert "epoch 10: affinity 0.7025" in tips[-1]
+    assert seen.said == []
+    seen.context.close()
 
 
 def test_dark_is_dark_and_light_is_light(eight):

@@ -143,7 +143,8 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
     scores = Scores(conftest.frame([]))
     assert findings([], scores, {}, missing, spearman) == [
         "a and b order the networks oppositely (ρ -0.90 (-0.99 to -0.50)).",
-        "m is undefined for 4 networks: 7 samples are too few (and 1 other reason).",
+        "m is undefined for n0, n1, n2: 7–9 samples are too few.",
+        "m is undefined for n3: constant.",
         "k is failed for n0: no memory.",
     ]
 

@@ -266,7 +266,7 @@ def test_runs_that_were_made_differently_are_marked_as_such(conftest) -> None:
     differing = Page(render_page([first, second])).text
     assert "The settings of these runs differ" not in alike
     assert "The settings of these runs differ" in differing
-    assert "version 1, shrinkage = none in late" in differing
+    assert "affinity.shrinkage ledoit-wolf early none late" in differing
 
 
 def test_an_interrupted_run_is_said_to_be_one_with_the_command_that_goes_on(conftest, run) -> None:
