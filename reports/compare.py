@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -310,8 +310,8 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     Parameters
     ----------
     first, second : nlbench.Run
-        Cells are matched by model, weights, data, seed and measure; by measure alone if each run
-        has one subject.
+        Cells are matched by model, weights, data, seed and measure; checkpoints also by their
+        step and seed; by measure alone if each run has one subject.
 
     Returns
     -------
@@ -363,7 +363,20 @@ def _matched(
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
     known = {subject.identity: subject for subject in after}
-    return [(s, known[s.identity]) for s in before if s.identity in known]
+    pairs = [(s, known[s.identity]) for s in before if s.identity in known]
+    paired = {subject.identity for subject, _ in pairs}
+    old, new = (_by_step(s for s in side if s.identity not in paired) for side in (before, after))
+    return pairs + [(subject, new[key]) for key, subject in old.items() if key in new]
+
+
+def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], TableSubject]:
+    """Index checkpoints by model, data, seed and step, without those of one step twice."""
+    steps: dict[tuple[object, ...], list[TableSubject]] = {}
+    for s in subjects:
+        if s.checkpoint:
+            key = (s.model, s.data, s.seed, s.training_seed, s.checkpoint.unit, s.checkpoint.step)
+            steps.setdefault(key, []).append(s)
+    return {key: group[0] for key, group in steps.items() if len(group) == 1}
 
 
 def _label(before: TableSubject, after: TableSubject) -> str:

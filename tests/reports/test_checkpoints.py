@@ -7,8 +7,12 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
+import nlbench
 from nlbench.reports.checkpoints import Checkpoint, parse_checkpoint, split_seed
+from nlbench.reports.compare import compare_runs
 from nlbench.reports.findings import findings
 from nlbench.reports.leaderboard import is_training, leaderboard
 from nlbench.reports.page import render_page
@@ -137,3 +141,17 @@ def test_the_page_draws_curves_and_lists_changes(training):
     [packed] = content["trainings"]
     assert packed["steps"] == [0, 2, 10]
     assert packed["top"]["affinity"] == "net.3"
+
+
+def test_runs_of_two_trainings_are_compared_step_by_step():
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(32, 3)
+    clean, noisy = (
+        nlbench.evaluate({f"{name}-seed1 epoch {e}": model for e in epochs}, inputs, ["cka"])
+        for name, epochs in (("clean", (0, 2)), ("noisy", (0, 10)))
+    )
+    comparison = compare_runs(clean, noisy)
+    [difference] = comparison.differences
+    assert "clean-seed1 epoch 0 →" in difference.subject
+    assert difference.subject.endswith("noisy-seed1 epoch 0")
+    assert difference.change == 0
+    assert len(comparison.alone) == 2
