@@ -91,8 +91,8 @@ class Measures(Study):
             settings, half = fields["settings"], fields["samples"] // 2
             run("twins", names, fields)
             run("twins.batches", names, {**fields, "settings": {**settings, **BATCHES}})
-            fewer = {"samples": half, "settings": {**settings, "lines.number": PAIRS // 2}}
-            run("twins.half", names, {**fields, **fewer})
+            fewer = {"lines.number": settings["lines.number"] // 2}
+            run("twins.half", names, {**fields, "samples": half, "settings": settings | fewer})
         if not context.quick:
             # Alone and one at a time: a measure's seconds are those of what it needs.
             alone = replace(context, execution=ExecutionOptions(threads=1))
@@ -153,7 +153,10 @@ def _requests(
     if ladder.data == "digits":
         settings["lines.number"] = IMAGES
     else:
-        settings |= {"lines.paths": "pairs", "lines.number": PAIRS}
+        pairs = PAIRS // 2 if context.quick else PAIRS
+        settings |= {"lines.paths": "pairs", "lines.number": pairs}
+    if context.quick:
+        settings["local-complexity.traced"] = 2
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for each in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         weights = (weights_of(context, rung, each[0]) for rung in ladder.rungs)
@@ -169,7 +172,8 @@ def _requests(
 
 def _applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
     """Select the settings that a run of these measures on this dataset has."""
-    owners = {data.partition("/")[0], *(load_measure(name).probe for name in measures)}
+    probes = (load_measure(name).probe for name in measures)
+    owners = {data.partition("/")[0], *measures, *probes}
     return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
 
 
@@ -356,7 +360,7 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
     remarks = [
         f"Networks are the unit: {few if few == many else f'{few} to {many}'} seeds for each rung. "
         f"Each network is measured on {SAMPLES} samples, along {PAIRS} segments between pairs of "
-        f"them, or around {IMAGES} images by 8 segments each.",
+        f"them (half of these if quick), or around {IMAGES} images by 8 segments each.",
         "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over the "
         "ladders of a measure; a recovered order takes at least five networks.",
         "Seconds depend on the machine and its load.",
