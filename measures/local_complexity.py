@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,14 +16,17 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
-from nlbench.probes.lines import trace_segments
-from nlbench.probes.sites import observe_sites
+from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
+from nlbench.probes.sites import SiteBatch, observe_sites
 
 from .papers import local_complexity_paper
 from .statistics.prepared import prepared
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
+
+COST_PROBE_EVALUATIONS = 25
+"""Forward passes of the estimate of a segment's boundaries: a grid of 9 points, and 16 checks."""
 
 __all__ = ["LocalComplexity", "changed_units", "star_boundaries", "stars"]
 
@@ -94,21 +98,16 @@ def changed_units(model: nn.Module, vertices: Tensor, *, memory: int | None = No
     >>> changed_units(model, torch.tensor([-0.1, 0.1]).reshape(1, 2, 1, 1))
     tensor([1.], dtype=torch.float64)
     """
+    changed: list[list[int]] = [[] for _ in vertices]
 
-    def count(star: Tensor) -> Tensor:
-        changed: list[int] = []
-        observe_sites(
-            model,
-            [star.flatten(0, 1)],
-            lambda site: changed.append(_changes(prepared(site.x, site.place).values > 0)),
-            reduction="flatten",
-            memory=memory,
-        )
-        if not changed:
-            raise Undefined("the network has no activations")
-        return torch.tensor(float(sum(changed)), dtype=torch.float64)
+    def count(site: SiteBatch) -> None:
+        changed[site.batch].append(_changes(prepared(site.x, site.place).values > 0))
 
-    return torch.stack([count(star) for star in vertices])
+    stars_as_batches = (star.flatten(0, 1) for star in vertices)
+    observe_sites(model, stars_as_batches, count, reduction="flatten", memory=memory)
+    if not all(changed):
+        raise Undefined("the network has no activations")
+    return torch.tensor([sum(counts) for counts in changed], dtype=torch.float64)
 
 
 def _changes(states: Tensor) -> int:
@@ -133,14 +132,14 @@ class StarBoundaries:
 
 def star_boundaries(
     model: nn.Module, vertices: Tensor, *, memory: int | None = None
-) -> StarBoundaries:
-    """Trace the segments of one star exactly.
+) -> list[StarBoundaries]:
+    """Trace the segments of stars exactly.
 
     Parameters
     ----------
     model : torch.nn.Module
         Piecewise affine.
-    vertices : tensor of shape (2, p, *input)
+    vertices : tensor of shape (n, 2, p, *input)
     memory : int, optional
         As in `nlbench.probes.lines.trace_segment`.
 
@@ -149,8 +148,13 @@ def star_boundaries(
     nlbench.Undefined
         If the network is not piecewise affine.
     """
+    traces = trace_segments(model, *vertices.transpose(0, 1).flatten(1, 2), memory=memory)
+    return [_boundaries(itertools.islice(traces, vertices.shape[2])) for _ in range(len(vertices))]
+
+
+def _boundaries(star: Iterable[SegmentTrace]) -> StarBoundaries:
     count, nearest = 0, math.inf
-    for trace in trace_segments(model, *vertices, memory=memory):
+    for trace in star:
         count += trace.crossings
         distances = (trace.t[1:-1] - 0.5).abs() * trace.length
         if len(distances):
@@ -182,7 +186,7 @@ class LocalComplexity(Measure):
     Undefined
     ---------
     Networks without activations; inputs that are not floating-point. The exact counts are left out
-    of networks that are not piecewise affine.
+    of networks that are not piecewise affine, or have too many.
 
     Cost
     ----
@@ -217,6 +221,12 @@ class LocalComplexity(Measure):
             64, "samples in whose neighbourhood units are counted", minimum=1, maximum=1e9
         ),
         "traced": Option(8, "samples whose star is traced exactly", minimum=0, maximum=1e9),
+        "budget": Option(
+            1000,
+            "no star is traced if the first has more boundaries on a segment, by an estimate",
+            minimum=0,
+            maximum=1e12,
+        ),
         "seed": Option(0, "seed of the frames", minimum=0, maximum=2**63 - 1),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches",)
@@ -240,15 +250,26 @@ class LocalComplexity(Measure):
         vertices = stars(inputs, directions, radius, self._generator)
         first = len(self._counts)
         self._counts += changed_units(model, vertices).tolist()
-        for star in vertices[: max(int(self.settings["traced"]) - first, 0)]:
-            if not self._refused:
-                self._trace(model, star)
+        traced = vertices[: max(int(self.settings["traced"]) - first, 0)]
+        if len(traced) and not self._refused:
+            try:
+                if not first:
+                    self._check_cost(model, traced[0])
+                self._stars += star_boundaries(model, traced)
+            except Undefined as error:
+                self._refused = str(error)
 
-    def _trace(self, model: nn.Module, star: Tensor) -> None:
-        try:
-            self._stars.append(star_boundaries(model, star))
-        except Undefined as error:
-            self._refused = str(error)
+    def _check_cost(self, model: nn.Module, star: Tensor) -> None:
+        """Raise `Undefined` if a star's segments seem to have more boundaries than the budget."""
+        estimates = [
+            estimate_segment(model, start, end, evaluations=COST_PROBE_EVALUATIONS)
+            for start, end in zip(*star, strict=True)
+        ]
+        boundaries = statistics.fmean(estimate.crossings or 0.0 for estimate in estimates)
+        if boundaries > float(self.settings["budget"]):
+            raise Undefined(
+                f"about {boundaries:,.0f} on a segment, more than local-complexity.budget"
+            )
 
     def compute(self) -> Result:
         """Return the mean over samples."""

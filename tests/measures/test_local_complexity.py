@@ -50,7 +50,7 @@ def test_deep_units_and_boundaries_are_those_of_brute_force():
     expected = (signs.any(1) & ~signs.all(1)).sum(1).double()
     assert torch.equal(changed_units(model, vertices), expected)
     t = torch.linspace(0, 1, 40_001, dtype=torch.float64)[:, None]
-    for star in vertices:
+    for star, found in zip(vertices, star_boundaries(model, vertices), strict=True):
         count, nearest = 0, 1.0
         for start, end in zip(*star, strict=True):
             x = torch.lerp(start, end, t)
@@ -61,7 +61,6 @@ def test_deep_units_and_boundaries_are_those_of_brute_force():
             middles = (t[flips, 0] + t[flips + 1, 0]) / 2
             if len(flips):
                 nearest = min(nearest, float((middles - 0.5).abs().min() * 1.4))
-        found = star_boundaries(model, star)
         assert found.count == count
         assert found.nearest == pytest.approx(nearest, abs=1e-4)
 
@@ -80,6 +79,22 @@ def test_the_measure_averages_over_its_samples():
     assert result.summary["near"] <= 1
     again = nlbench.evaluate(model, x, "local-complexity", settings=settings)["local-complexity"]
     assert again.summary == result.summary
+
+
+def test_stars_beyond_the_budget_are_not_traced():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 400), nn.ReLU(), nn.Linear(400, 2)).double()
+    x = torch.randn(8, 3, dtype=torch.float64)
+
+    def result(budget):
+        settings = {"local-complexity.budget": budget, "local-complexity.radius": 2.0}
+        return nlbench.evaluate(model, x, "local-complexity", settings=settings)["local-complexity"]
+
+    traced, refused = result(1000), result(10)
+    assert traced.summary["boundaries"] > 80
+    assert "boundaries" not in refused.summary
+    assert refused.summary["value"] == traced.summary["value"]
+    assert "on a segment, more than local-complexity.budget" in refused.reason
 
 
 def test_networks_without_kinks_have_no_boundaries_and_without_activations_no_value():
