@@ -39,6 +39,12 @@ LONG = (
 )
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same random numbers for a test, whichever tests were before it."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items):
     tests = Path(__file__).parent
     place = {tests / name: number for number, name in enumerate(LONG)}

@@ -59,7 +59,8 @@ def test_the_residual_of_relu():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_the_residual_of_a_sine(k):
-    x = torch.linspace(-1, 1, 4001).double()[torch.randperm(4001), None]
+    shuffled = torch.randperm(4001, generator=torch.Generator().manual_seed(0))
+    x = torch.linspace(-1, 1, 4001).double()[shuffled, None]
     expected = 1 - 6 / (math.pi * k) ** 2
     assert affine_residual(x, (math.pi * k * x).sin()).item() == pytest.approx(expected, abs=2e-3)
 
@@ -137,10 +138,10 @@ def test_the_measure_is_the_function_of_all_batches():
 
 
 def test_the_standard_error_is_the_spread_over_draws():
-    x = torch.randn(300, 500, 1, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(60, 500, 1, generator=torch.Generator().manual_seed(2))
     results = [
         nlbench.evaluate(nn.ReLU(), sample, "affine-residual")["affine-residual"].summary
-        for sample in x[:150]
+        for sample in x
     ]
     spread = np.std([result["value"] for result in results])
     assert np.mean([result["error"] for result in results]) == pytest.approx(spread, rel=0.2)

@@ -254,6 +254,8 @@ def test_training_equals_the_cpus_with_two_waits_per_step(cuda):
 
 def test_a_run_on_the_device_gives_what_one_on_the_cpu_gives(tmp_path):
     settings = {**FEW_LINES, "lines.radius": 0.5, "lines.budget": 0, "lines.evaluations": 64}
+    few = {"samples": 2, "traced": 1, "directions": 2}
+    settings |= {f"local-complexity.{name}": value for name, value in few.items()}
     request = Request(("*",), ("vgg8",), samples=12, data=("digits",), settings=settings)
     here = run(request, tmp_path / "cpu")
     with PretendCuda():

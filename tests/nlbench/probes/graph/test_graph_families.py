@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ class WithoutWeights(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@cache
 def graph_of(name):
     with WithoutWeights():
         model = torchvision.models.get_model(name, weights=None)
@@ -91,7 +93,6 @@ VALUES = {
     "vgg11": 8 + 2,
     "resnet18": 1 + 8 * 2 - 4,  # per basic block: 1/2, then the unit after the addition
     "resnet50": 1 + 16 * 2,
-    "resnext50_32x4d": 1 + 16 * 2,
     "squeezenet1_1": 1 + 8 * 2 + 1,
     "mobilenet_v2": 1 + 1 + 6 * 2 + 10 * 1 + 1,
     # Inverted residuals of which 6 change the shape, and 4 + 5 of the others have a gate.
@@ -159,4 +160,4 @@ def test_plain_networks_have_one_length_for_all_their_paths():
 
 
 def test_a_deep_network_is_followed_as_well():
-    assert walked_length(graph_of("resnet152")) == 1 + 50 * 2
+    assert walked_length(graph_of("resnet101")) == 1 + 33 * 2

@@ -78,13 +78,10 @@ def narrowed(name, options, width=64):
 
 def slopes(net, start, end, t):
     """The network's derivative along the segment, by PyTorch's own differentiation."""
-    twin = double_copy(net)
-    found = []
-    for point in on_segment(start, end, t):
-        with torch.no_grad(), forward_ad.dual_level():
-            along = (end - start).double()[None]
-            found.append(forward_ad.unpack_dual(twin(forward_ad.make_dual(point[None], along)))[1])
-    return torch.cat(found)
+    points = on_segment(start, end, t)
+    with torch.no_grad(), forward_ad.dual_level():
+        along = (end - start).double().expand_as(points).contiguous()
+        return forward_ad.unpack_dual(double_copy(net)(forward_ad.make_dual(points, along)))[1]
 
 
 @pytest.mark.slow
@@ -117,7 +114,7 @@ def test_every_piecewise_affine_family_traces_as_it_is(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "shufflenet_v2_x0_5"])
+@pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5"])
 def test_adaptive_traces_meet_the_same_regions(name):
     options, size, length = FAMILIES[name]
     net = build(name, options)
@@ -160,7 +157,7 @@ def test_prelu_networks_are_checked_without_weights():
     assert untraceable_reason(net, torch.zeros(1, 3, 8, 8)) == ""
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vgg16", "wide_resnet101_2", "densenet201"])
+@pytest.mark.parametrize("name", ["wide_resnet50_2", "densenet201"])
 def test_large_networks_are_checked_without_weights(name):
     with torch.device("meta"):
         net = getattr(zoo, name)(weights=None)

@@ -105,6 +105,7 @@ def test_an_interrupt_in_a_task_is_raised(threads, threads_before):
 
 
 def test_a_stopped_trace_leaves_no_thread(two_threads, threads_before):
+    torch.manual_seed(0)
     net = double_copy(torch.nn.Sequential(torch.nn.Linear(3, 50), torch.nn.ReLU()))
     ends = torch.randn(20, 2, 3, dtype=torch.float64)
     traces = trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), limit=4)

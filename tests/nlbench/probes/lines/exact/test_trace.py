@@ -27,28 +27,28 @@ from segments import (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(networks())
 def test_a_random_network_is_exactly_affine_between_breakpoints(drawn):
     net, start, end = drawn
     assert_exact(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(networks())
 def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
     net, start, end = drawn
     assert_patterns(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(networks())
 def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
     net, start, end = drawn
     assert_complete(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(networks(), st.integers(2, 9))
 def test_the_limit_changes_nothing(drawn, limit):
     net, start, end = drawn
@@ -85,7 +85,7 @@ def test_no_more_points_than_the_limit_are_carried_at_once():
     assert max(carried) == 5
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(networks())
 def test_the_way_back_meets_the_same_regions(drawn):
     net, start, end = drawn
@@ -125,7 +125,7 @@ def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment
         assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(hostile_networks())
 def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
     net, start, end = drawn
@@ -184,7 +184,7 @@ def test_a_trace_keeps_no_memory_of_its_neighbours():
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(networks())
 def test_contributions_add_up_to_the_crossings(drawn):
     net, start, end = drawn
