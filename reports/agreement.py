@@ -18,16 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from .leaderboard import CONFIDENCE, Row, sense_of
 from .tables import Scores
 
-__all__ = [
-    "Correlation",
-    "agreement",
-    "agreement_frame",
-    "kendall",
-    "paired_share",
-    "spearman",
-    "within_groups",
-]
-
 _WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 

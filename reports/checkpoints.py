@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Checkpoint", "parse_checkpoint", "split_seed"]
-
 _SUFFIX = re.compile(r"\.(safetensors|pth?|bin|ckpt|training)(?=/|$)")
 _SEED = re.compile(r"(?:^|(?<=/)|[-_. ])seed[-_= ]?(\d+)(?!\d)", re.IGNORECASE)
 _STEP = re.compile(

@@ -32,8 +32,6 @@ from .text import column_decimals, count, number
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = ["Comparison", "Difference", "compare_runs", "difference_of"]
-
 _CONDITION = re.compile(r"\s*(?P<measure>\S+)\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _WIDE = 110
 _MAX_ROWS = 200

@@ -7,8 +7,6 @@ from markupsafe import Markup
 
 from nlbench.errors import without_controls
 
-__all__ = ["environment"]
-
 _TEMPLATES = Path(__file__).parent / "templates"
 
 

@@ -22,16 +22,6 @@ from .views import ranks_text
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = [
-    "latex_text",
-    "markdown_table",
-    "read_csv",
-    "to_csv",
-    "to_latex",
-    "to_markdown",
-    "to_parquet",
-]
-
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",

@@ -16,8 +16,6 @@ from .tables import Scores, TableCell
 from .text import count, number
 from .training import training_findings, trainings
 
-__all__ = ["findings", "network_findings", "standout_places"]
-
 Measures = Mapping[str, Mapping[str, Any]]
 
 _MAX_NAMED = 3

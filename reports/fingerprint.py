@@ -12,8 +12,6 @@ from markupsafe import Markup, escape
 
 from nlbench.errors import without_controls
 
-__all__ = ["LEVELS", "Scale", "level_of", "strip"]
-
 LEVELS = 10
 WIDTH, HEIGHT, BAND = 1000.0, 20.0, 5.0
 _GAP = 1.5

@@ -8,8 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["NamedRun", "Table", "TextCell"]
-
 Identity = tuple[str, str, str, int]
 
 

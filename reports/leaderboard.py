@@ -15,23 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from .tables import Scores, TableCell, TableSubject
 
-__all__ = [
-    "CONFIDENCE",
-    "Row",
-    "Standing",
-    "family_of",
-    "is_training",
-    "leaderboard",
-    "leaderboard_frame",
-    "mean_interval",
-    "rank_intervals",
-    "resampled_means",
-    "sense_of",
-    "sort_measure",
-    "standard_error",
-    "student_half_width",
-]
-
 CONFIDENCE = 0.95
 REPEATS = 1000
 MAX_RESAMPLED_VALUES = 2_000_000

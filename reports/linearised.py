@@ -18,8 +18,6 @@ from .layout import NamedRun, Table, TextCell
 from .svg import STYLE, in_page_colours, to_svg
 from .text import count
 
-__all__ = ["LinearisedFamily", "Network", "Tradeoff", "compared", "families", "tradeoffs"]
-
 MODES = {
     "post-training": ("linearised after training", "#0072B2", "o"),
     "from-start": ("linearised from the start", "#D55E00", "s"),

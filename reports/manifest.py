@@ -12,8 +12,6 @@ from nlbench.errors import one_line
 from .layout import NamedRun, Table, TextCell
 from .text import settings_text
 
-__all__ = ["ManifestView", "flat", "manifest_text", "manifest_view", "settings_of"]
-
 _HASH_SHOWN = 12
 _MAX_ROWS = 200
 

@@ -50,8 +50,6 @@ from .views import board_view, heatmaps, meanings
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = ["named_runs", "render_page", "together", "write_page", "write_site"]
-
 _GENERATOR = '<meta name="generator" content="nlbench">'
 MAX_SUBJECTS = 1000
 """Subjects on one page; with more it would exceed 5 MB."""

@@ -17,16 +17,6 @@ from nlbench.errors import RequestError, one_line
 from .tables import Series
 from .text import count
 
-__all__ = [
-    "MAX_SERIES",
-    "draw_bars",
-    "draw_distribution",
-    "draw_signature",
-    "ecdf",
-    "legend_label",
-    "short",
-]
-
 # Okabe and Ito, "Color Universal Design", 2008, with grey for their yellow, which is invisible on
 # white. Marks and dashes repeat the distinction without colour.
 _COLORS = (

@@ -17,8 +17,6 @@ from .layout import Picture
 if TYPE_CHECKING:
     from nlbench.probes.lines import Plane
 
-__all__ = ["draw_plane", "planes_of"]
-
 PANELS = 3
 """Number of groups of layers drawn next to the picture of all layers."""
 

@@ -18,8 +18,6 @@ from .leaderboard import sense_of
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = ["STATISTICS", "Population", "build_population", "population_of"]
-
 FILE = Path(__file__).parent / "reference_networks.json"
 STATISTICS = {"absdev": "over_range"}
 """Statistic in which a measure is comparable between networks, where it isn't ``value``."""

@@ -13,20 +13,6 @@ from .manifest import settings_of
 from .tables import Scores, Series
 from .text import count
 
-__all__ = [
-    "Gap",
-    "Remark",
-    "differences",
-    "gaps",
-    "gpus_of",
-    "group_gaps",
-    "group_remarks",
-    "remarks_of",
-    "summary_sentence",
-    "unfinished",
-    "what_was_measured",
-]
-
 _MAX_NAMES_SHOWN = 6
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 

@@ -14,15 +14,6 @@ from scipy.spatial.distance import squareform
 from .leaderboard import Row
 from .tables import Scores
 
-__all__ = [
-    "MAX_NETWORKS",
-    "SignatureComparison",
-    "compare_signatures",
-    "dtw_distances",
-    "plane",
-    "signature_maps",
-]
-
 MAX_NETWORKS = 80
 """Networks in a heatmap; with more its rows are unreadable."""
 

@@ -15,8 +15,6 @@ from .population import Population, population_of
 from .tables import Place, Scores, TableCell
 from .text import column_decimals, count, number, plus_minus
 
-__all__ = ["Card", "Field", "cards", "cite_sentence", "strip_fields"]
-
 _WIDTH, _HEIGHT, _MARGIN = 300.0, 46.0, 12.0
 _FIRST_DARK_LEVEL = 5
 _MAX_DRAWN_PLACES = 60

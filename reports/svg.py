@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 
 from nlbench.errors import one_line
 
-__all__ = ["STYLE", "in_page_colours", "to_svg"]
-
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from nlbench.measure import Result
     from nlbench.store.record import Record
 
-__all__ = [
-    "Place",
-    "Scores",
-    "Series",
-    "TableCell",
-    "TableSubject",
-    "labelled",
-    "per_place",
-    "subject_columns",
-]
-
 _SUBJECT = ("run", "model", "weights", "data", "seed")
 _REQUIRED = (*_SUBJECT[1:], "measure", "place", "statistic", "value", "n", "status", "reason")
 

@@ -29,8 +29,6 @@ from .views import ranks_text
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = ["print_leaderboard"]
-
 _MAX_ROWS = 40
 _TAIL_ROWS = 10  # of the shown rows, if not all fit, how many are the least nonlinear ones
 _MAX_REMARKS = 12

@@ -7,17 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-__all__ = [
-    "bounds_text",
-    "column_decimals",
-    "count",
-    "direction",
-    "interval_decimals",
-    "number",
-    "plus_minus",
-    "settings_text",
-]
-
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # outside this range a number has an exponent
 

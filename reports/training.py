@@ -15,8 +15,6 @@ from .leaderboard import CONFIDENCE, Row, is_training, mean_interval, sense_of
 from .tables import Scores, TableCell
 from .text import column_decimals, count, number
 
-__all__ = ["Change", "Training", "change_table", "training_findings", "trainings"]
-
 Measures = Mapping[str, Mapping[str, Any]]
 
 _MAX_PLACES = 3

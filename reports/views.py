@@ -18,8 +18,6 @@ from .remarks import remarks_of
 from .tables import Scores, TableCell
 from .text import bounds_text, direction, number, settings_text
 
-__all__ = ["Heatmap", "Meaning", "board_view", "heatmaps", "meanings"]
-
 _GROUPS = {
     "sites": "Activations",
     "lines": "Lines through input space",

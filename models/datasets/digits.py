@@ -12,9 +12,6 @@ from nlbench.subjects.data import Dataset
 
 from .items import InMemoryItems
 
-__all__ = ["digits"]
-
-
 TEST_IMAGES = 512
 
 

@@ -13,9 +13,6 @@ from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
-__all__ = ["FOLDER", "dataset_folder", "imagenet", "images"]
-
-
 FOLDER = Option("", "folder of the files; by default in the folder that NLBENCH_DATA names")
 
 IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

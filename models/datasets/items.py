@@ -20,17 +20,6 @@ from nlbench.errors import RequestError
 from nlbench.serialization.files import check_is_file
 from nlbench.subjects.data import Preprocessing
 
-__all__ = [
-    "ByteImages",
-    "GeneratedItems",
-    "ImageFiles",
-    "InMemoryItems",
-    "check_image",
-    "item_generator",
-    "read_image",
-]
-
-
 Arrays = tuple[np.ndarray, np.ndarray]
 LabelledFiles = list[tuple[str, int]]
 

@@ -15,8 +15,6 @@ from nlbench.subjects.data import Dataset, dataset
 
 from .items import InMemoryItems
 
-__all__ = ["mnist1d"]
-
 
 def _fingerprint() -> str:
     version = version_of("mnist1d")

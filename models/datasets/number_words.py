@@ -11,9 +11,6 @@ from nlbench.subjects.data import dataset
 
 from .parallel_text import ParallelText, make_parallel
 
-__all__ = ["LANGUAGES", "number_words", "spell_out"]
-
-
 LARGEST = 999_999
 
 

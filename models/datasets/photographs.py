@@ -15,9 +15,6 @@ from nlbench.models.datasets.images import IMAGENET_PREPROCESSING
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
-__all__ = ["Crops", "photographs"]
-
-
 FILES = ("china.jpg", "flower.jpg")
 MIN_SHARE = 0.15
 """Smallest side of a random crop, relative to the shorter side of a photograph."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Read = Callable[["PublishedDataset", Path, str], tuple[np.ndarray, np.ndarray]]
 
-__all__ = ["cifar10", "cifar100", "fashion_mnist", "mnist"]
-
 
 @dataclass(frozen=True)
 class PublishedDataset:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from nlbench.subjects.data import Dataset
 
-__all__ = ["RegressionDataset"]
-
 
 @dataclass(frozen=True)
 class RegressionDataset(Dataset):

@@ -14,9 +14,6 @@ from nlbench.subjects.data import Dataset, dataset
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-__all__ = ["SEED", "parse_shape", "random_tensors", "synthetic"]
-
-
 MAX_ITEMS = 10**8
 MAX_NUMBERS = 2**28
 """Maximum size of one tensor, or of the patterns of all classes: 1 GiB."""

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from nlbench.models.training.recipes import Recipe
     from nlbench.models.training.tasks import Task
 
-__all__ = ["Text", "TextWindows", "text_files"]
-
-
 STANDARD_LIBRARY = "python"
 
 FOLD_CYCLES = (20, 4, 2, 1)

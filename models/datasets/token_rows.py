@@ -13,8 +13,6 @@ from nlbench.subjects.data import Sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TokenRows"]
-
 
 @dataclass(frozen=True)
 class TokenRows:

@@ -23,9 +23,6 @@ from nlbench.subjects.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["HuggingFace", "model_folder"]
-
-
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",

@@ -20,8 +20,6 @@ from nlbench.subjects.model import model
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["NAMES", "Timm", "Torchvision"]
-
 
 class _Library(Family):
     """Image classifiers of a library, under the library's names."""

@@ -14,22 +14,6 @@ from nlbench.subjects.model import model
 
 from .vgg import LINEAR_REGIONS, check_numbers, initialize
 
-__all__ = [
-    "ResNet18",
-    "ResidualNetwork",
-    "plain20",
-    "plain56",
-    "resnet18_w4",
-    "resnet18_w8",
-    "resnet18_w16",
-    "resnet18_w24",
-    "resnet18_w32",
-    "resnet18_w64",
-    "resnet20",
-    "resnet56",
-]
-
-
 HE = Source(
     citation=(
         "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016."

@@ -11,9 +11,6 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.subjects.model import model
 
-__all__ = ["TransformerTiny", "transformer_tiny"]
-
-
 ATTENTION = Source(
     citation=(
         "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "

@@ -11,9 +11,6 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.subjects.model import model
 
-__all__ = ["VGG", "check_numbers", "initialize", "vgg8", "vgg11", "vgg13", "vgg16", "vgg19"]
-
-
 LINEAR_REGIONS = Source(
     citation=(
         "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "

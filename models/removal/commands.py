@@ -10,8 +10,6 @@ from nlbench.cli.common import command_line, completed, print_table, split_datas
 from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
 from nlbench.errors import RequestError
 
-__all__ = ["remove"]
-
 Criterion = Annotated[
     str,
     typer.Option(

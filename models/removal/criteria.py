@@ -14,8 +14,6 @@ from nlbench.options import OptionValue
 from nlbench.plugins import load_measure
 from nlbench.probes.replacement import ReplaceableCall
 
-__all__ = ["SIMPLE_CRITERIA", "check_criterion", "removal_order"]
-
 SIMPLE_CRITERIA: Mapping[str, str] = {
     "random": "in random order",
     "depth": "from the last call to the first",

@@ -19,8 +19,6 @@ from nlbench.probes.replacement.fits import rows_of
 from nlbench.probes.replacement.interception import CallId
 from nlbench.probes.replacement.prefix import replaced, run_replaced
 
-__all__ = ["SHARES", "Removal", "Step", "area_under", "refitted_maps", "weights_of_calls"]
-
 IGNORED_LABEL = -100
 
 SHARES = ("calls", "units", "flops")

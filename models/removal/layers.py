@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.module_stack import running_module
 
-__all__ = ["AffineActivation", "replace_calls_of", "track_calls"]
-
 REMOVED = "removed_calls"
 """Name of the child that replaces activation calls of a module's own forward."""
 

@@ -21,8 +21,6 @@ from nlbench.probes.replacement.prefix import run_replaced
 
 from .layers import AffineActivation, replace_calls_of, track_calls
 
-__all__ = ["remove", "removed_network", "transform_metadata"]
-
 OUTPUT_TOLERANCE = 1e-4
 """Relative and absolute difference up to which two outputs are equal."""
 

@@ -21,8 +21,6 @@ from .criteria import removal_order
 from .curve import SHARES, Removal, Step
 from .network import removed_network, transform_metadata
 
-__all__ = ["RemovalRequest", "RemovalResult", "run_removal"]
-
 SHARE_TOLERANCE = 1e-9
 """Rounding of a share that is computed as a sum."""
 

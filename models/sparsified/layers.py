@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["SparsePReLU"]
-
 
 class SparsePReLU(nn.PReLU):
     """A PReLU that starts as a ReLU and whose units can be frozen as linear.

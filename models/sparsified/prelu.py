@@ -17,19 +17,6 @@ from .layers import SparsePReLU
 from .relu_calls import call_counts_text, find_calls, outputs_agree
 from .substitution import replace_calls
 
-__all__ = [
-    "checkpoint_metadata",
-    "linear_share",
-    "nonlinear_units",
-    "parameter_groups",
-    "penalty",
-    "randomize",
-    "snap",
-    "sparsify",
-    "transform_metadata",
-]
-
-
 MIN_ROOT_DISTANCE = 1e-4
 """Distance from slope 1 below which the penalty is linear, so that its gradient is finite."""
 

@@ -19,16 +19,6 @@ from nlbench.introspection.pytree import tree_leaves
 
 from .layers import SparsePReLU
 
-__all__ = [
-    "ActivationCalls",
-    "ReLUCall",
-    "call_counts_text",
-    "find_calls",
-    "other_activations",
-    "outputs_agree",
-]
-
-
 OUTPUT_TOLERANCE = 1e-6
 """Relative and absolute difference up to which two outputs are equal."""
 

@@ -18,9 +18,6 @@ from nlbench.introspection.module_stack import running_module
 from .layers import SparsePReLU
 from .relu_calls import ReLUCall
 
-__all__ = ["PReLUPerCall", "replace_calls"]
-
-
 SUBSTITUTE = "called_relu"
 """Attribute of a module with the name of the child that replaces its calls of ReLU."""
 

@@ -8,8 +8,6 @@ from torch.nn import functional
 
 from nlbench.errors import RequestError
 
-__all__ = ["augment"]
-
 
 def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Tensor:
     """Shift and flip each image independently.

@@ -13,9 +13,6 @@ from nlbench.introspection.random_state import rng_state
 from nlbench.introspection.threads import overlap_pays, torch_threads
 from nlbench.subjects.data import Items, read_items
 
-__all__ = ["batches", "prefetch", "to_device"]
-
-
 T = TypeVar("T")
 _END = object()
 

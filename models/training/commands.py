@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from .training_folder import TrainingSummary
     from .training_request import TrainingRequest
 
-__all__ = ["linearize", "train"]
-
-
 MAX_DIGITS = 20
 """Digits of an epoch's number that are parsed; no training has as many epochs."""
 

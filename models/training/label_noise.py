@@ -12,9 +12,6 @@ from torch.utils.data import Dataset as TorchDataset
 from nlbench.errors import RequestError
 from nlbench.subjects.data import Items, read_items
 
-__all__ = ["MAX_SEED", "check_seed", "corrupt_labels", "relabelled"]
-
-
 MAX_SEED = 2**32 - 1
 """Largest seed of NumPy's legacy generator."""
 

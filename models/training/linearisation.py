@@ -30,9 +30,6 @@ from .train import check_training, finished_training
 from .training_folder import record_failure
 from .training_request import TrainingRequest
 
-__all__ = ["MEASURES", "LinearisingRequest", "linearise"]
-
-
 MEASURES = ("accuracy", "linear-units", "pathlength")
 
 

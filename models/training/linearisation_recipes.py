@@ -23,8 +23,6 @@ from nlbench.models.sparsified.relu_calls import call_counts_text, other_activat
 
 from .recipes import Recipe
 
-__all__ = ["Linearisation", "from_start", "post_training"]
-
 
 @dataclass(frozen=True)
 class Linearisation(Recipe):

@@ -24,8 +24,6 @@ from .training_state import read_state, write_state
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
 
-__all__ = ["Epoch", "Keep", "TrainingResult", "example_of", "train"]
-
 
 @dataclass(frozen=True)
 class Epoch:

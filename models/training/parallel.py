@@ -26,9 +26,6 @@ from .train import finished_training, run_training
 from .training_folder import record_failure
 from .training_request import TrainingRequest, load_recipe
 
-__all__ = ["run_trainings", "train_in_worker"]
-
-
 Message = dict[str, Any]
 Send = Callable[[Message], object]
 

@@ -15,22 +15,6 @@ from nlbench.errors import RequestError, nearest
 from nlbench.models.networks import vgg
 from nlbench.models.networks.transformer import ATTENTION
 
-__all__ = [
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "Recipe",
-    "adam",
-    "augmented",
-    "linear_regions_augmented",
-    "linear_regions_double_descent",
-    "linear_regions_noisy_labels",
-    "linear_regions_vanilla",
-    "noisy_labels",
-    "translation",
-    "vanilla",
-]
-
-
 MAX_COUNT = 10_000_000
 """Largest number of epochs, samples per batch or epochs between decays."""
 

@@ -19,8 +19,6 @@ from .training_request import TrainingRequest, load_recipe
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["check_training", "finished_training", "run_training"]
-
 
 def run_training(
     request: TrainingRequest,

@@ -30,8 +30,6 @@ from .training_request import TrainingRequest
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["TrainingFolder", "TrainingSummary", "record_failure"]
-
 
 @dataclass(frozen=True)
 class TrainingSummary:

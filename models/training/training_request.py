@@ -15,8 +15,6 @@ from nlbench.subjects.spec import SubjectSpec
 from .label_noise import check_seed
 from .recipes import Recipe
 
-__all__ = ["TrainingRequest", "load_recipe", "resolve_recipe"]
-
 
 @dataclass(frozen=True)
 class TrainingRequest:

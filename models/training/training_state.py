@@ -12,9 +12,6 @@ import torch
 from nlbench.errors import RequestError
 from nlbench.serialization.files import write_atomically
 
-__all__ = ["read_state", "write_state"]
-
-
 FORMAT = 1
 
 

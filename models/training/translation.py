@@ -11,9 +11,6 @@ from nlbench.errors import RequestError
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.models.datasets.parallel_text import END, PAD, START
 
-__all__ = ["SENTENCES_PER_BATCH", "bleu", "translate"]
-
-
 SENTENCES_PER_BATCH = 256
 
 

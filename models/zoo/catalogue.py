@@ -19,9 +19,6 @@ from .packages import Package, PackagedFile, is_installed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["MEMBERS", "Member", "Zoo"]
-
-
 DEFAULT_LENGTH = 64
 """Length of an axis of any length, where a network is built without data."""
 

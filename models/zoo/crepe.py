@@ -17,9 +17,6 @@ from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
 
-__all__ = ["BINS", "Crepe", "bin_frequency", "build", "harmonic_tones", "read", "tones"]
-
-
 BINS = 360
 CENTS_PER_BIN = 20
 FIRST_CENTS = 1997.3794084376191

@@ -13,8 +13,6 @@ from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
 
-__all__ = ["build", "read"]
-
 
 def build(member: Member) -> nn.Module:
     """Build timm's network, freshly initialised."""

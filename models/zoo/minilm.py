@@ -15,9 +15,6 @@ from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
 
-__all__ = ["SentenceEncoder", "build", "load_tokenizer", "read", "tokenizer"]
-
-
 PAD = 0
 
 

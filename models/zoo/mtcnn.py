@@ -11,9 +11,6 @@ from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
 
-__all__ = ["CascadeNetwork", "build", "read"]
-
-
 # Channels, kernel and side of the max pooling (0 for none) of each convolution; width of the hidden
 # linear layer (0 for none), inputs of the layer after the convolutions, widths of the heads.
 _NETWORKS = {

@@ -18,9 +18,6 @@ from nlbench.subjects.data import Dataset, dataset
 from .catalogue import MEMBERS, Member
 from .packages import PackagedFile
 
-__all__ = ["airfoils", "build", "read"]
-
-
 INPUTS, OUTPUTS = 25, 198
 
 DISTRIBUTION = PackagedFile(

@@ -10,8 +10,6 @@ from pathlib import Path
 from nlbench.errors import RequestError
 from nlbench.serialization.hashing import file_hash
 
-__all__ = ["Package", "PackagedFile", "is_installed"]
-
 
 @dataclass(frozen=True)
 class Package:

@@ -22,9 +22,6 @@ from nlbench.subjects.weights import read_checkpoint
 from .catalogue import MEMBERS, Member
 from .packages import PackagedFile
 
-__all__ = ["build", "load_vocabulary", "reactions", "read", "tokens_of"]
-
-
 VOCABULARY = PackagedFile(
     MEMBERS["rxnmapper"].file.package,
     "models/transformers/albert_heads_8_uspto_all_1310k/vocab.txt",

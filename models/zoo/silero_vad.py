@@ -17,9 +17,6 @@ from nlbench.subjects.weights import read_checkpoint
 from .catalogue import Member
 from .crepe import harmonic_tones
 
-__all__ = ["SileroVAD", "build", "read", "sounds"]
-
-
 FRAME, CONTEXT = 512, 64
 """Samples at 16 kHz of a step, and of the previous step that it sees again."""
 

@@ -18,9 +18,6 @@ from nlbench.subjects.tokenizer import Tokenizer
 
 from .catalogue import Member
 
-__all__ = ["build", "load_tokenizer", "read", "read_gguf", "tokenizer"]
-
-
 BLOCKS, WIDTH, HEADS, KEY_HEADS = 30, 576, 9, 3
 
 # Types of values and of tensors: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nlbench.options import OptionValue
     from nlbench.store.run import Run
 
-__all__ = ["Context"]
-
 
 @dataclass(frozen=True)
 class Context:

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "COLOURS",
-    "draw_groups",
-    "draw_intervals",
-    "draw_shares",
-    "draw_theory",
-    "legend_below",
-    "page_figure",
-    "signature_map",
-]
-
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
 """Okabe and Ito, "Color Universal Design", 2008, with a grey in place of black."""
 

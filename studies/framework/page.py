@@ -20,9 +20,6 @@ from .study import Findings, Runs, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["add_verdicts", "analyse_in_style", "verdict_table", "write_findings"]
-
-
 _TEMPLATE = Path(__file__).with_name("templates") / "study.html.j2"
 
 

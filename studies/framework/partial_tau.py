@@ -13,8 +13,6 @@ from scipy import special, stats
 
 from .trends import LEVEL
 
-__all__ = ["RESAMPLES", "Association", "Group", "associate", "kendall_tau", "partial_tau"]
-
 RESAMPLES = 1000
 MIN_NETWORKS = 4
 RESIDUAL_DECIMALS = 10

@@ -18,18 +18,6 @@ from scipy import stats
 
 from nlbench.reports.agreement import Correlation
 
-__all__ = [
-    "Interval",
-    "Trend",
-    "bootstrap_mean",
-    "holm",
-    "intraclass",
-    "network_interval",
-    "network_share",
-    "sign_test",
-    "trend_test",
-]
-
 LEVEL = 0.05
 RESAMPLES = 4000
 

@@ -15,24 +15,6 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from nlbench.reports.agreement import Correlation
 
-__all__ = [
-    "Verdict",
-    "above",
-    "below",
-    "between",
-    "correlates",
-    "correlation_text",
-    "falls",
-    "mean_and_spread",
-    "ordered",
-    "range_text",
-    "rises",
-    "share_above",
-    "share_below",
-    "share_text",
-    "within",
-]
-
 
 @dataclass(frozen=True)
 class Verdict:

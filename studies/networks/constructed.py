@@ -13,9 +13,6 @@ from .perceptrons import vector_length
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["CONSTRUCTED", "MAPS", "OURS", "constructed"]
-
-
 WIDTH, OUTPUTS = 32, 4
 BLOCKS, TOKENS = 4, 6
 MAPS = ("identity", "negation", "permutation", "rotation")

@@ -18,8 +18,6 @@ from .perceptrons import vector_length
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["WIDTH", "Drawn"]
-
 WIDTH = 32
 _NAME = re.compile(r"depth([1-9]\d?)-variance(\d+(?:\.\d+)?)")
 

@@ -13,9 +13,6 @@ from nlbench.subjects.model import model
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ACTIVATIONS", "Functions"]
-
-
 ACTIVATIONS: Mapping[str, str] = {
     "elu": "ELU",
     "gelu": "GELU",

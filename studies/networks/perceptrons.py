@@ -14,19 +14,6 @@ from nlbench.subjects.model import model
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "redshift_mlp",
-    "redshift_mlp_shifted",
-    "redshift_mlp_shifted_tanh",
-    "redshift_mlp_shifted_tanh_x6",
-    "redshift_mlp_shifted_x6",
-    "redshift_mlp_tanh",
-    "redshift_mlp_tanh_x6",
-    "redshift_mlp_x6",
-    "redshift_network",
-]
-
-
 REDSHIFT = Source(
     citation=(
         "D. Teney, A. M. Nicolicioiu, V. Hartmann, E. Abbasnejad. Neural Redshift: Random Networks "

@@ -19,9 +19,6 @@ from .perceptrons import perceptron, vector_length
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ACTIVATIONS", "DEPTHS", "GAINS", "SLOPES", "TWINS", "Ladders"]
-
-
 ACTIVATIONS = ("relu", "tanh", "gelu")
 SLOPES = (1, 0.75, 0.5, 0.25, 0)
 GAINS = (0.5, 1, 2, 4, 8)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from nlbench import register_op
 
-__all__ = ["Power"]
-
 
 class _Power(torch.autograd.Function):
     # A separate operation, because squares and cubes elsewhere in a network are not activations.

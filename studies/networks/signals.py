@@ -11,8 +11,6 @@ from .perceptrons import vector_length
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["signal_cnn"]
-
 # Channels and stride of each convolution.
 LAYERS = ((24, 1), (24, 1), (32, 2), (32, 1), (32, 1), (48, 2), (48, 1), (64, 2), (64, 1))
 

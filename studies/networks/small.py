@@ -16,8 +16,6 @@ from nlbench.subjects.model import model
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ACTIVATIONS", "Small"]
-
 ACTIVATIONS = ("relu", "gelu", "tanh")
 IMAGE_SIDE = 8
 """Side in pixels to which images are averaged."""

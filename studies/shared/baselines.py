@@ -10,8 +10,6 @@ from nlbench.measure import site_measure
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["elementwise_residual"]
-
 
 @site_measure(
     bounds=(0.0, 1.0),

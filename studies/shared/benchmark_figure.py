@@ -16,8 +16,6 @@ from .orders import WORDS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["benchmark_figure", "mean_orders"]
-
 
 def mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
     """Average each measure's tau over the ladders of a question that it is judged on.

@@ -14,9 +14,6 @@ from nlbench.serialization.files import write_atomically
 
 from .ladder_tables import ICC_COLUMNS, ORDER_COLUMNS
 
-__all__ = ["ShippedResults", "save_results", "shipped_results"]
-
-
 FILE = Path(__file__).with_name("benchmark_results.json")
 DIGITS = 4
 _TABLES = {

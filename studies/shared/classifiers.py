@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 
     from nlbench.store.run import Run
 
-__all__ = [
-    "CLASSIFIERS",
-    "FAMILIES",
-    "Classifier",
-    "Classifiers",
-    "in_order",
-    "measure_classifiers",
-    "remarks_on",
-    "short_name",
-    "undecided_if_untrained",
-]
-
 
 @dataclass(frozen=True)
 class Classifier:

@@ -16,9 +16,6 @@ from .ladders import AFFINE_MAPS, LADDERS, MIN_EXPLAINED, TWIN_LADDER, Ladder
 if TYPE_CHECKING:
     from nlbench.store.record import Record
 
-__all__ = ["ALL_LADDERS", "NORMALIZED", "PARAMETERS", "cells_of", "descriptions_of", "residuals_of"]
-
-
 NORMALIZED = ("range", "chord")
 PARAMETERS = "parameters"
 """Baseline: the number of parameters, recorded with every accuracy."""

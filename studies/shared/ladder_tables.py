@@ -18,19 +18,6 @@ from .ladder_cells import ALL_LADDERS
 from .ladders import AFFINE_MAPS, LADDERS, QUESTIONS, TWIN_LADDER
 from .orders import WORDS, Order, is_constant, round_digits
 
-__all__ = [
-    "MAX_DEPARTURE",
-    "agreement_table",
-    "exactness_table",
-    "fit_table",
-    "invariance_table",
-    "ladder_table",
-    "order_table",
-    "precision_table",
-    "question_table",
-    "rung_table",
-]
-
 Descriptions = Mapping[str, Mapping[str, Any]]
 Orders = Mapping[tuple[str, str], Order]
 

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from nlbench.studies.framework import Context
     from nlbench.subjects.facts import SubjectFacts
 
-__all__ = [
-    "AFFINE_MAPS",
-    "LADDERS",
-    "MIN_EXPLAINED",
-    "QUESTIONS",
-    "QUICK",
-    "TWIN_LADDER",
-    "Kind",
-    "Ladder",
-    "Rung",
-    "weights_of",
-]
-
 Kind = Literal["planted", "regime", "published"]
 
 CONSTRUCTED_SEEDS, TRAINED_SEEDS, QUICK_SEEDS = tuple(range(8)), tuple(range(5)), (0, 1, 2)

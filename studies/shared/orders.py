@@ -21,9 +21,6 @@ from nlbench.studies.framework.trends import (
     trend_test,
 )
 
-__all__ = ["MIN_TAU", "WORDS", "Order", "adjusted", "is_constant", "order_of", "round_digits"]
-
-
 MIN_TAU = 0.9
 """Kendall's tau from which one network's order counts as recovered."""
 SIGNIFICANT_DIGITS = 9

@@ -20,15 +20,6 @@ from nlbench.subjects.load import load_dataset
 
 from .removal_criteria import gradients_at_calls
 
-__all__ = [
-    "ACCURACY_COST",
-    "TaskSamples",
-    "fgsm_robustness",
-    "generalisation_gap",
-    "nonlinear_share",
-    "outcomes_measure",
-]
-
 ACCURACY_COST = 0.01
 """Accuracy that removal may cost."""
 REMOVED_SHARES = tuple(number / 20 for number in range(21))

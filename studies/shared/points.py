@@ -18,9 +18,6 @@ from nlbench.subjects.data import Dataset, dataset
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-__all__ = ["Exponential", "Interval", "Normal", "curves", "grid", "spirals", "target_values"]
-
-
 CURVE_POINTS = 512
 SPIRAL_POINTS = {"train": 512, "test": 1024}
 TARGETS = ("sine", "kinks")

@@ -18,14 +18,6 @@ from nlbench.probes.replacement.interception import CallId
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
-__all__ = [
-    "CRITERIA",
-    "call_criteria",
-    "criteria_measure",
-    "curves_measure",
-    "gradients_at_calls",
-]
-
 CRITERIA = ("residual", "change", "taylor", "fisher", "senet", "depth", "size", "random")
 """Statistics of `call_criteria`."""
 

@@ -12,17 +12,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-__all__ = [
-    "NINE",
-    "NORMAL",
-    "correlation_score",
-    "normal_score",
-    "one_batch",
-    "relu_on_uniform",
-    "summary_values",
-]
-
-
 NINE = (
     "sigmoid",
     "relu",

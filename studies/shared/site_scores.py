@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.subjects.facts import SubjectFacts
 
-__all__ = ["AFFINITY", "nearest_shares_group", "signatures", "site_scores"]
-
-
 AFFINITY = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
     "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.studies.framework import Context
 
-__all__ = ["DATA", "measure_networks", "seeds_by_model", "trained_network", "trained_vgg8"]
-
-
 DATA = "digits"
 
 # Batch norm allows a higher learning rate: 96 % of the digits after eight epochs.
