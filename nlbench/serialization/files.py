@@ -125,7 +125,9 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     )
     try:
         content = json.loads(text, parse_int=_parse_int, **parsers)
-        if not _is_within_depth(content, MAX_JSON_DEPTH):
+        # Most records have fewer objects and lists than that.
+        brackets = text.count("[") + text.count("{")
+        if brackets > MAX_JSON_DEPTH and not _is_within_depth(content, MAX_JSON_DEPTH):
             raise ValueError(f"nested in more than {MAX_JSON_DEPTH} levels")
         if "\\u" in text:
             # Lone surrogates can be escaped in JSON but not encoded.

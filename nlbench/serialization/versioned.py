@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,10 @@ from nlbench.errors import RequestError
 
 from .files import parse_json
 
-__all__ = ["FORMAT", "dump_versioned", "parse_versioned"]
+__all__ = ["FORMAT", "add_checksum", "check_checksum", "dump_versioned", "parse_versioned"]
 
 FORMAT = 1
+_CHECKSUM = "checksum"
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
@@ -41,3 +43,32 @@ def parse_versioned(text: str, origin: str, *, finite: bool = True) -> dict[str,
             f"this one reads up to {FORMAT}"
         )
     return {name: value for name, value in content.items() if name != "format"}
+
+
+def add_checksum(text: str) -> str:
+    """Add the checksum of the text of an object as its last entry.
+
+    Examples
+    --------
+    >>> text = add_checksum(dump_versioned({"value": 0.5}))
+    >>> sorted(check_checksum(parse_versioned(text, "x.json"), text, "x.json"))
+    ['value']
+    >>> changed = text.replace("0.5", "0.6")
+    >>> check_checksum(parse_versioned(changed, "x.json"), changed, "x.json")
+    Traceback (most recent call last):
+    nlbench.errors.RequestError: x.json is damaged: its content does not match its checksum
+    """
+    body = text.removesuffix("\n}\n")
+    return f'{body},\n "{_CHECKSUM}": "{_checksum_of(body)}"\n}}\n'
+
+
+def check_checksum(content: Mapping[str, Any], text: str, origin: str) -> dict[str, Any]:
+    """Return the content of a text without its checksum, which must match if there is one."""
+    body = text.rpartition(f',\n "{_CHECKSUM}": ')[0]
+    if content.get(_CHECKSUM, _checksum_of(body)) != _checksum_of(body):
+        raise RequestError(f"{origin} is damaged: its content does not match its checksum")
+    return {name: value for name, value in content.items() if name != _CHECKSUM}
+
+
+def _checksum_of(body: str) -> str:
+    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -16,18 +16,13 @@ from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
 from nlbench.serialization.fields import SHARED, extra_fields, from_plain, to_plain
-from nlbench.serialization.versioned import dump_versioned, parse_versioned
+from nlbench.serialization.versioned import (
+    add_checksum,
+    check_checksum,
+    dump_versioned,
+    parse_versioned,
+)
 from nlbench.subjects.facts import SubjectFacts
-
-__all__ = [
-    "ProbeFacts",
-    "Record",
-    "RecordedMachine",
-    "RecordedMeasure",
-    "RecordedProbe",
-    "is_plain_name",
-    "readable",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +151,12 @@ class Record:
 
     def to_json(self) -> str:
         """Return the text of the record's file."""
-        return dump_versioned(to_plain(self))
+        return add_checksum(dump_versioned(to_plain(self)))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
         """Parse the text of a record's file."""
-        content = parse_versioned(text, origin)
+        content = check_checksum(parse_versioned(text, origin), text, origin)
         try:
             if not is_plain_name(content.get("key")):
                 raise ValueError(f"its key {str(content.get('key'))[:80]!r} is not a plain name")

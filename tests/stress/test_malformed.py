@@ -190,6 +190,7 @@ def test_a_damaged_or_dangerous_checkpoint_is_refused_and_runs_nothing(
 def spoil(case, folder):
     cell = sorted((folder / "cells").glob("*.json"))[0]
     content = json.loads(cell.read_text())
+    del content["checksum"]
     manifest = folder / "manifest.json"
     if case.startswith("cut"):
         cell.write_bytes(cell.read_bytes()[: int(case[3:])])
@@ -212,6 +213,8 @@ def spoil(case, folder):
         cell.write_text(json.dumps({**content, "result": "fine"}))
     elif case == "unknown field":
         cell.write_text(json.dumps({**content, "mood": "good"}))
+    elif case == "changed number":
+        cell.write_text(cell.read_text().replace('"value": 0.', '"value": 0.1', 1))
     elif case == "cells is a file":
         shutil.rmtree(folder / "cells")
         (folder / "cells").write_text("")
@@ -219,7 +222,7 @@ def spoil(case, folder):
 
 CASES = ["cut0", "cut1", "cut50", "cut500", "newer record", "newer run", "manifest cut",
          "manifest gone", "manifest is a list", "not utf-8", "no reading", "reading is text",
-         "unknown field", "cells is a file"]  # fmt: skip
+         "unknown field", "changed number", "cells is a file"]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -60,7 +60,7 @@ def test_a_record_cut_anywhere_is_refused_and_never_half_read(cut):
 
 def test_optional_fields_of_a_record_are_empty():
     content = json.loads(record().to_json())
-    for name in ("seconds", "finished"):
+    for name in ("seconds", "finished", "checksum"):
         del content[name]
     parsed = Record.from_json(json.dumps(content), "here")
     assert (parsed.seconds, parsed.finished, parsed.traceback) == (0.0, "", "")

@@ -181,6 +181,16 @@ def test_a_damaged_record_is_one_line_that_names_the_file(tmp_path, content, say
     assert "\n" not in str(caught.value)
 
 
+def test_a_record_whose_numbers_were_changed_is_refused(tmp_path):
+    Run({"order": []}, [record()]).save(tmp_path / "run")
+    file = tmp_path / "run" / "cells" / "k.json"
+    text = file.read_text()
+    for changed in (text.replace("0.25", "0.35", 1), json.dumps(json.loads(text))):
+        file.write_text(changed)
+        with pytest.raises(RequestError, match=r"k\.json is damaged: its content does not match"):
+            load_run(tmp_path / "run")
+
+
 @pytest.fixture
 def half(tmp_path, monkeypatch):
     """A folder in which saving two cells was cut short."""
@@ -226,6 +236,7 @@ def spoiled(folder, change):
     Run({}, [record()]).save(folder)
     cell = folder / "cells" / "k.json"
     content = json.loads(cell.read_text())
+    del content["checksum"]
     change(folder, cell, content)
     return folder
 
@@ -368,6 +379,7 @@ def test_an_untrusted_run_is_read_or_refused_in_one_line(tmp_path, data):
     file = data.draw(st.sampled_from([folder / "manifest.json", folder / "cells" / "k.json"]))
     before = file.read_text()
     content = json.loads(before)
+    content.pop("checksum", None)
     path = data.draw(st.sampled_from(list(paths_of(content))))
     file.write_text(json.dumps(replaced(content, path, data.draw(anything))))
     said = f"{folder}: nothing"
