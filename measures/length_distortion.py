@@ -20,10 +20,6 @@ __all__ = ["LengthDistortion", "image_length"]
 def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
     """Return the length of the curve that the outputs follow along a segment.
 
-    Parameters
-    ----------
-    trace : SegmentTrace or SegmentEstimate
-
     Returns
     -------
     float

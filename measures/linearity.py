@@ -101,10 +101,6 @@ def linearity_statistics(
     folds : int
         Sequence i is in fold i mod `folds`.
 
-    Returns
-    -------
-    dict of str to float
-
     Raises
     ------
     nlbench.Undefined

@@ -53,10 +53,6 @@ def count_regions(trace: SegmentTrace) -> RegionCounts:
     Two intervals have the same affine map if the line through the ends of the longer one passes
     the ends of the shorter one within rounding.
 
-    Parameters
-    ----------
-    trace : SegmentTrace
-
     Returns
     -------
     RegionCounts

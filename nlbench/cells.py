@@ -89,14 +89,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells of a request, subject by subject.
-
-    Parameters
-    ----------
-    cells : tuple of Cell
-    device : str
-    precision : str
-    """
+    """All cells of a request, subject by subject."""
 
     cells: tuple[Cell, ...]
     device: str

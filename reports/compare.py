@@ -311,10 +311,6 @@ def compare_runs(first: Run, second: Run) -> Comparison:
         Cells are matched by model, weights, data, seed and measure; checkpoints also by their
         step and seed; by measure alone if each run has one subject.
 
-    Returns
-    -------
-    Comparison
-
     Raises
     ------
     nlbench.RequestError

@@ -35,13 +35,7 @@ _MAX_REMARKS = 12
 
 
 def print_leaderboard(run: Run, console: Console) -> None:
-    """Print a run's leaderboard, with as many measures as fit the console's width.
-
-    Parameters
-    ----------
-    run : nlbench.Run
-    console : rich.console.Console
-    """
+    """Print a run's leaderboard, with as many measures as fit the console's width."""
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
     scores = Scores(run.scores, measures)
     rows = leaderboard(scores, measures)

@@ -14,11 +14,6 @@ __all__ = ["Reservoir"]
 class Reservoir:
     """Up to `limit` of all rows added so far, each with the same probability.
 
-    Parameters
-    ----------
-    limit : int
-    seed : int
-
     Examples
     --------
     >>> reservoir = Reservoir(3)

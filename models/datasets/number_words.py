@@ -177,10 +177,6 @@ def number_words(
 
     The numbers are drawn without replacement by NumPy's legacy generator, whose stream is frozen.
 
-    Returns
-    -------
-    ParallelText
-
     Raises
     ------
     nlbench.RequestError

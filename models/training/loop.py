@@ -137,10 +137,6 @@ def train(
         Called with each `Epoch` as it ends, the network in evaluation mode, and the metadata for
         a checkpoint.
 
-    Returns
-    -------
-    TrainingResult
-
     Raises
     ------
     nlbench.RequestError

@@ -17,10 +17,6 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class CostMeter:
     """Seconds and peak memory since construction.
 
-    Parameters
-    ----------
-    device : torch.device
-
     Examples
     --------
     >>> costs = CostMeter(torch.device("cpu")).read()

@@ -23,12 +23,6 @@ def execute(
 
     Closing the generator ends all workers.
 
-    Parameters
-    ----------
-    units : sequence of Unit
-    pool : WorkerPool
-    progress : Progress
-
     Raises
     ------
     nlbench.RequestError

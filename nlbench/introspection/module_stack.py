@@ -166,10 +166,6 @@ class SiteNames(TorchFunctionMode):
 
     While it is the innermost active mode, `current` is the name of the current call.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-
     Attributes
     ----------
     current : SiteName or None

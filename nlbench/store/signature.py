@@ -157,10 +157,6 @@ class Signature:
         ----------
         ax : matplotlib axes, optional
             By default those of a new figure.
-
-        Returns
-        -------
-        matplotlib axes
         """
         if ax is None:
             from matplotlib import pyplot

@@ -178,11 +178,6 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
 
     The model is run only to calibrate batch norm's statistics.
 
-    Parameters
-    ----------
-    spec : SubjectSpec
-    device : torch.device
-
     Raises
     ------
     nlbench.NlbenchError

@@ -19,10 +19,6 @@ class DependentMemory(DispatchMode):
     reveal what a compiled or vectorised function makes, and what is written into a constant
     through a view of it.
 
-    Parameters
-    ----------
-    inputs : iterable of tensor
-
     Examples
     --------
     >>> import torch

@@ -102,10 +102,6 @@ def plane(
     step : callable
         Called after each row of pixels.
 
-    Returns
-    -------
-    Plane
-
     Raises
     ------
     nlbench.UnsupportedOperation

@@ -280,10 +280,6 @@ def smooth_estimate(
     refused : str
         For the estimate.
 
-    Returns
-    -------
-    SegmentEstimate
-
     Examples
     --------
     >>> trace = smooth_estimate(lambda t: t[:, None] ** 2)

@@ -87,10 +87,6 @@ def slope_changes(trace: SegmentTrace) -> int:
     A unit that crosses its boundary where later layers ignore it (it is multiplied by 0,
     or a later unit is off) makes a region without changing the function.
 
-    Parameters
-    ----------
-    trace : SegmentTrace
-
     Returns
     -------
     int
@@ -122,10 +118,6 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     known to twice an output's `rounding`. A breakpoint within that of the chord is left out and its
     neighbours are joined, until the remaining ones lie off it. So a region too short to determine
     its own slope hides no change from its left to its right.
-
-    Parameters
-    ----------
-    trace : SegmentTrace
 
     Returns
     -------

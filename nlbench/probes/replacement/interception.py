@@ -83,10 +83,6 @@ class CallInterception(TorchFunctionMode):
 
     The model's modules are changed only while `run` runs.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

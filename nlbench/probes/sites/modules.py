@@ -205,10 +205,6 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[P
         ``blocks``, ``mlp``, ``attention`` or ``modules:GLOB``, with a glob over paths of modules;
         several are separated by commas.
 
-    Returns
-    -------
-    list of Place
-
     Raises
     ------
     nlbench.Undefined

@@ -52,10 +52,6 @@ class SelectedPositions:
 class PositionSelector:
     """Selects the positions of the tensors of a pass.
 
-    Parameters
-    ----------
-    policy : RowPolicy
-
     Attributes
     ----------
     first : int
