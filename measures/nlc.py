@@ -65,8 +65,9 @@ def nonlinearity_coefficient(
 
     References
     ----------
-    G. Philipp, "The Nonlinearity Coefficient - A Practical Guide to Neural Architecture
-    Design", arXiv:2105.12210, 2021, section 1.
+    G. Philipp, J. G. Carbonell, "The Nonlinearity Coefficient - Predicting Generalization in Deep
+    Neural Networks", arXiv:1806.00179, 2018; G. Philipp, "The Nonlinearity Coefficient - A
+    Practical Guide to Neural Architecture Design", arXiv:2105.12210, 2021, section 1.
 
     Examples
     --------
@@ -215,10 +216,18 @@ class NonlinearityCoefficient(Measure):
         )
     }
     source: ClassVar[Source] = Source(
-        "G. Philipp, The Nonlinearity Coefficient - A Practical Guide to Neural Architecture "
-        "Design, arXiv:2105.12210, 2021",
+        "G. Philipp, J. G. Carbonell. The Nonlinearity Coefficient - Predicting Generalization in "
+        "Deep Neural Networks. arXiv:1806.00179, 2018; estimated along differences of samples as "
+        "in G. Philipp. The Nonlinearity Coefficient - A Practical Guide to Neural Architecture "
+        "Design. arXiv:2105.12210, 2021",
         "definition of the NLC",
-        """@article{philipp2021nonlinearity,
+        """@article{philipp2018nonlinearity,
+    author  = {Philipp, George and Carbonell, Jaime G.},
+    title   = {The Nonlinearity Coefficient -- Predicting Generalization in Deep Neural Networks},
+    journal = {arXiv preprint arXiv:1806.00179},
+    year    = {2018}
+}
+@article{philipp2021nonlinearity,
     author  = {Philipp, George},
     title   = {The Nonlinearity Coefficient -- A Practical Guide to Neural Architecture Design},
     journal = {arXiv preprint arXiv:2105.12210},

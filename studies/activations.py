@@ -13,7 +13,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import legend_below, page_figure
-from .framework.verdicts import ordered
+from .framework.verdicts import above, ordered
 from .shared.single_functions import NINE, one_batch, summary_values
 from .shared.site_scores import AFFINITY
 
@@ -27,6 +27,7 @@ MAX_MEAN = 20
 POINTS = 1000
 GRIDS = {"full": (20, (1, 2, 4)), "quick": (9, (1, 4))}
 """Number of means, and the widths."""
+SHAPES, CENTRED_WIDTHS = ("relu", "tanh", "sigmoid"), (1, 4, 16)
 NONLINEAR_BELOW = 0.9
 """Affinity below which an activation counts as nonlinear, for its nonlinear range."""
 NEAR_ZERO = 0.15
@@ -55,11 +56,20 @@ class Activations(Study):
         )
         settings = {**request.settings, "affinity.ridge_unit": "absolute"}
         absolute = replace(request, settings=settings)
-        return {"run": context.run(request), "absolute": context.run(absolute, "absolute")}
+        centred = replace(
+            request,
+            models=tuple(f"functions/{name}" for name in SHAPES),
+            data=tuple(f"normal/0:{width}" for width in CENTRED_WIDTHS),
+        )
+        return {
+            "run": context.run(request),
+            "absolute": context.run(absolute, "absolute"),
+            "centred": context.run(centred, "centred"),
+        }
 
     def analyse(self, runs: Runs) -> Findings:
         """Compute the lowest score and the nonlinear range of each activation."""
-        curves = {part: _curves(run) for part, run in runs.items()}
+        curves = {part: _curves(runs[part]) for part in ("run", "absolute")}
         relative, absolute = _summary(curves["run"]), _summary(curves["absolute"])
         lowest, ridged, width = relative.lowest, absolute.lowest, relative.range
         means = curves["run"]["mean"].nunique()
@@ -114,6 +124,7 @@ class Activations(Study):
                 ordered(averages[["relu", "relu6"]], averages["leaky-relu"]),
                 "mean score over the windows where all three have one",
             ),
+            _at_zero(_curves(runs["centred"])),
         ]
         return Findings(
             verdicts,
@@ -121,6 +132,23 @@ class Activations(Study):
             {f"Affinity of nine activations on N(mean, width²), {means} means": _figure(curves)},
             ["The paper's widths are not stated in its text; those here are in the legend."],
         )
+
+
+def _at_zero(curves: pd.DataFrame) -> Verdict:
+    """Compare ReLU with tanh and the sigmoid on the same inputs."""
+    table = curves.pivot_table(index="width", columns="function", values="value")
+    listed = (
+        f"{', '.join(f'{row[name]:.2f}' for name in SHAPES)} at width {width:g}"
+        for width, row in table.iterrows()
+    )
+    return Verdict(
+        "For the same inputs ReLU is more nonlinear than tanh and the sigmoid",
+        "more nonlinear (figure 2B)",
+        f"{', '.join(SHAPES)}: {'; '.join(listed)}",
+        above(table[["tanh", "sigmoid"]].sub(table.relu, axis=0)),
+        "normal inputs of mean 0; yes or no where all widths agree: tanh of wide inputs is a step, "
+        "and ReLU's score there does not depend on the width",
+    )
 
 
 def _curves(run: Run) -> pd.DataFrame:

@@ -18,12 +18,16 @@ from .shared.site_scores import AFFINITY
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from nlbench.store.run import Run
+
 
 LENGTH = 5.0
 POINTS = 2000
 LAST_STEPS = (4.9, 4.99)
 """Steps beyond the even ones, where hardly any input is positive."""
 MIN_ASYMMETRY = 0.1
+MAX_INDEPENDENT = 0.1
+"""Score that counts as 0."""
 
 
 class Asymmetry(Study):
@@ -46,7 +50,7 @@ class Asymmetry(Study):
             settings=one_batch(POINTS) | {"interval.count": POINTS},
             precision="float64",
         )
-        return {"run": context.run(request)}
+        return {"run": context.run(request), "independent": _independent(context)}
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the score and its terms with their mirror images at the kink."""
@@ -92,9 +96,43 @@ class Asymmetry(Study):
                 f"closed form {last['score, closed form']:.3f}; without any positive input there "
                 "is no score",
             ),
+            _of_independent(runs["independent"]),
         ]
         figures = {"ReLU on [-a, -a + 5]: the score's terms, measured and derived": _figure(table)}
         return Findings(verdicts, {"ReLU on [-a, -a + 5]": table}, figures)
+
+
+def _independent(context: Context) -> Run:
+    """Measure an activation whose outputs are the inputs of other samples."""
+    import torch
+    from torch import nn
+
+    from .networks.formulas import Shuffled
+
+    inputs = torch.randn(POINTS, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return context.evaluate(
+        nn.Sequential(Shuffled()),
+        inputs,
+        ("affinity", "r2"),
+        "independent",
+        settings=one_batch(POINTS),
+        name="shuffled",
+    )
+
+
+def _of_independent(run: Run) -> Verdict:
+    affinity, r2 = (
+        next(r.result.summary["value"] for r in run.records if r.measure.name == name)
+        for name in ("affinity", "r2")
+    )
+    return Verdict(
+        "The score of independent inputs and outputs is 0",
+        "0",
+        f"{affinity:.3f}, R² {r2:.3f}",
+        within(affinity, 0, MAX_INDEPENDENT),
+        f"{POINTS:,} normal numbers, each output the input of the next sample: the score compares "
+        "the laws of inputs and outputs, which are equal, and not the pairs",
+    )
 
 
 def _table(scores: pd.DataFrame) -> pd.DataFrame:

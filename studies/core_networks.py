@@ -94,6 +94,7 @@ class CoreNetworks(Study):
                 f"{MODEL}, mean over seeds at ω = {steps}",
             ),
             _by_width(lengths),
+            _width(layer_table(runs["run"])),
             _by_depth(table, lengths),
             _by_difficulty(lengths),
         ]
@@ -136,6 +137,24 @@ def _by_width(lengths: pd.DataFrame) -> Verdict:
         within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
         f"path length of {' and '.join(WIDTHS)} under the same ω; agrees within "
         f"{MAX_RELATIVE_DIFFERENCE:.0%}",
+    )
+
+
+def _width(layers: pd.DataFrame) -> Verdict:
+    """Compare how many units of a layer stay nonlinear, for networks of different width."""
+    left = layers[layers["mode"] == "post-training"]
+    means = [left[left.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS]
+    pairs = _paired(*means)
+    rows = (
+        f"ω = {omega:g}: {row['first']:.1f} and {row.second:.1f}" for omega, row in pairs.iterrows()
+    )
+    return Verdict(
+        "The remaining width hardly depends on the width",
+        "near constant effective width",
+        ", ".join(rows) or "one width only",
+        within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
+        f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω, where the latter "
+        f"had twice as many; agrees within {MAX_RELATIVE_DIFFERENCE:.0%}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -10,7 +11,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.verdicts import ordered, within
+from .framework.verdicts import below, ordered, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +22,9 @@ NAMES = ("activation", "connected", "affine")
 TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelling")}
 TRAINED = "vgg8, trained"
 EXACT = {"lines.method": "exact"}
+STEPS, QUICK_STEPS = (1000, 10_000), (100, 1000)
+"""Steps per segment of uniform sampling."""
+MIN_MISSED = 0.01
 
 
 class Definitions(Study):
@@ -56,7 +60,14 @@ class Definitions(Study):
             samples=16,
             settings={**EXACT, "lines.number": 1, "lines.anchors": 2 if context.quick else 8},
         )
-        return {"twins": context.run(twins, "twins"), "vgg8": context.run(trained, "vgg8")}
+        runs = {"twins": context.run(twins, "twins"), "vgg8": context.run(trained, "vgg8")}
+        for steps in QUICK_STEPS if context.quick else STEPS:
+            sampling = {"lines.method": "sampling", "lines.resolution": steps}
+            request = replace(
+                trained, measures=("density",), settings={**trained.settings, **sampling}
+            )
+            runs[f"sampled{steps}"] = context.run(request, f"sampled{steps}")
+        return runs
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the three counts, and those of one function written in three ways."""
@@ -91,9 +102,28 @@ class Definitions(Study):
                 f"{means.loc['doubled'].activation:.1f} for {plain.activation:.1f}",
                 within(by_network.activation["doubled"] - by_network.activation["plain"], 0, 0),
             ),
+            _sampled(runs, vgg8.activation),
         ]
         figures = {"Regions of each network by definition": _figure(means)}
         return Findings(verdicts, {"Regions per path": means.reset_index().round(1)}, figures)
+
+
+def _sampled(runs: Runs, regions: float) -> Verdict:
+    """Compare the boundaries that uniform sampling finds with those of the exact method."""
+    found = {}
+    for part, run in runs.items():
+        if part.startswith("sampled"):
+            (record,) = run.records
+            steps = int(part.removeprefix("sampled"))
+            found[steps] = record.result.summary["value"] / (regions - 1)
+    listed = (f"{share:.1%} at {steps:,} steps" for steps, share in found.items())
+    return Verdict(
+        "Uniform sampling misses regions",
+        "might miss small regions if the step is large",
+        f"{', '.join(listed)} a segment",
+        below(list(found.values()), 1 - MIN_MISSED),
+        f"share of the boundaries on the path of VGG8; agrees if each misses {MIN_MISSED:.0%}",
+    )
 
 
 def _counts(run: Run) -> pd.DataFrame:

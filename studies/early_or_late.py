@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from numpy.typing import NDArray
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
+from .framework.trends import network_interval
+from .framework.verdicts import above
 from .shared.linearised_networks import (
     MAX_ACCURACY_LOSS,
     MIN_LINEAR_SHARE,
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
 
 MODEL, DATA = "vgg8", "digits"
+RANDOM_SHARES = (0.2, 0.4, 0.6)
+"""Shares of linear units of the random control."""
 MIN_GAP = 0.01
 """Smallest difference of accuracies that counts as a gap."""
+MIN_COMPARISONS = 3
 MIN_ROOM = 0.05
 """Loss of the most linear networks from which a task can refute a gap."""
 
@@ -42,8 +46,8 @@ class EarlyOrLate(Study):
 
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
-    needs = "linearises 15 networks (9 shared with core-networks)"
-    minutes, quick_minutes = 4.0, 0.4
+    needs = "linearises 24 networks (9 shared with core-networks)"
+    minutes, quick_minutes = 5.5, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -54,6 +58,15 @@ class EarlyOrLate(Study):
             for omega in omegas(context, mode)
             for seed in context.seeds_or(3)
         ]
+        if not context.quick:
+            checkpoints += [
+                context.request_training(
+                    MODEL, DATA, "post-training", seed, weights="trained",
+                    name=f"random{share:g}", random_share=share,
+                )
+                for share in RANDOM_SHARES
+                for seed in context.seeds_or(3)
+            ]  # fmt: skip
         return {"run": measure_networks(context, {MODEL: ["trained", *checkpoints]}, DATA)}
 
     def analyse(self, runs: Runs) -> Findings:
@@ -68,6 +81,7 @@ class EarlyOrLate(Study):
             ours = f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
         verdicts = [
             _gap(table),
+            _control(table),
             Verdict(
                 "After training many units can be made linear while accuracy stays high",
                 "a significant number of them",
@@ -90,33 +104,57 @@ class EarlyOrLate(Study):
         )
 
 
+def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
+    """Return by how much late networks are more accurate than those of a mode, at equal values.
+
+    The mean curve of the late networks over ω, including no penalty, is interpolated.
+    """
+    late = table[table["mode"].isin(["reference", "post-training"])]
+    late = late.assign(omega=late.omega.fillna(-1))
+    curve = late.groupby("omega")[[column, "accuracy"]].mean().sort_values(column)
+    others = table[table["mode"] == mode]
+    others = others[others[column].between(curve[column].min(), curve[column].max())]
+    accuracy = np.interp(others[column], curve[column], curve.accuracy)
+    return accuracy - others.accuracy.to_numpy(dtype=np.float64)
+
+
+def _points(gaps: NDArray[np.float64]) -> str:
+    if len(gaps) < MIN_COMPARISONS:
+        return f"{len(gaps)} comparisons"
+    low, high = network_interval(gaps)
+    return (
+        f"{100 * gaps.mean():+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
+        f"{len(gaps)} comparisons"
+    )
+
+
 def _gap(table: pd.DataFrame) -> Verdict:
     """Test whether late networks are more accurate at the path lengths of the early ones."""
-    late = table[table["mode"] != "from-start"].assign(omega=lambda rows: rows.omega.fillna(-1))
-    curve = late.groupby("omega")[["pathlength", "accuracy"]].mean().sort_values("pathlength")
-    early = table[table["mode"] == "from-start"]
-    early = early[early.pathlength.between(curve.pathlength.min(), curve.pathlength.max())]
-    gaps = np.interp(early.pathlength, curve.pathlength, curve.accuracy) - early.accuracy
-    claim = "At the same path length networks made linear late are more accurate"
-    published = "a significant gap in performance"
-    remark = (
+    gaps = _advantages(table, "from-start", "pathlength")
+    low, high = network_interval(gaps) if len(gaps) >= MIN_COMPARISONS else (-1.0, 1.0)
+    return Verdict(
+        "At the same path length networks made linear late are more accurate",
+        "a significant gap in performance",
+        _points(gaps),
+        _refuted(table) if high < MIN_GAP else True if low > 0 else None,
         "each early network against the mean curve of the late ones, interpolated at its path "
         "length; mean with Student's 95 % interval over early networks; does not agree where any "
         f"gap is below {100 * MIN_GAP:g} point, if the most linear networks lose at least "
-        f"{100 * MIN_ROOM:g}: on an easier task nothing can be lost"
+        f"{100 * MIN_ROOM:g}: on an easier task nothing can be lost",
     )
-    if len(gaps) < 3:
-        return Verdict(claim, published, f"{len(gaps)} comparisons", remark=remark)
-    mean, spread = float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    half = float(student.ppf(0.975, len(gaps) - 1)) * spread
-    low, high = mean - half, mean + half
+
+
+def _control(table: pd.DataFrame) -> Verdict:
+    """Test whether the units that the penalty makes linear cost less than random ones."""
+    gaps = _advantages(table, "control", "linear-units")
+    interval = network_interval(gaps) if len(gaps) >= MIN_COMPARISONS else ()
     return Verdict(
-        claim,
-        published,
-        f"{100 * mean:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
-        f"{len(gaps)} comparisons",
-        _refuted(table) if high < MIN_GAP else True if low > 0 else None,
-        remark,
+        "With as many linear units, chosen ones cost less accuracy than random ones",
+        "",
+        _points(gaps),
+        above(interval),
+        "each network with a random share of linear units, trained on as long, against the mean "
+        "curve of those chosen by the penalty; mean with Student's 95 % interval over the former",
     )
 
 
@@ -131,6 +169,7 @@ def _figure(table: pd.DataFrame, reference: float) -> Figure:
     modes = {
         "post-training": ("after training", "#0072B2", "o"),
         "from-start": ("from the start", "#D55E00", "s"),
+        "control": ("random units, after training", "#009E73", "^"),
     }
     figure, axes = page_figure(3.2)
     axes.axhline(100 * reference, color="#777777", linestyle="--", label="as trained")

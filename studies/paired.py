@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import pandas as pd
 
 from nlbench.reports.agreement import Correlation
 
 from .framework import Findings, Runs, Verdict
-from .framework.figures import COLOURS, draw_intervals, legend_below, page_figure
+from .framework.figures import COLOURS, draw_intervals, draw_shares, legend_below, page_figure
 from .framework.verdicts import between, share_above, share_below
 from .shared.linear_regions import (
     AXIS_LABELS,
     MEASURES,
-    ClosedPaths,
+    NETWORKS,
+    ColumnPaths,
     path_values,
     share_of_paths,
     size_remark,
@@ -27,80 +28,111 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Table 2, VGG8 on CIFAR-10: share of paths on which the first of a pair has the larger value,
-# by deviation and by density; mean over three pairs, ± their standard deviation.
+# Table 2, CIFAR-10: share of paths on which the first of a pair has the larger value, by deviation
+# and by density; mean over three pairs, ± their standard deviation.
 PUBLISHED = {
-    ("clean", "augmented"): ("0.98 ± 0.01", "0.66 ± 0.40"),
-    ("noise 0.2", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
-    ("noise 0.4", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
-    ("noise 0.6", "clean"): ("1.00 ± 0.00", "0.00 ± 0.01"),
-    ("noise 0.8", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
-    ("noise 1", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
-    ("clean", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
-    ("augmented", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
-    ("noise 0.2", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
-    ("noise 0.4", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
-    ("noise 0.6", "initialised"): ("1.00 ± 0.00", "0.99 ± 0.01"),
-    ("noise 0.8", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.03"),
-    ("noise 1", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.01"),
+    "VGG8": {
+        ("clean", "augmented"): ("0.98 ± 0.01", "0.66 ± 0.40"),
+        ("noise 0.2", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
+        ("noise 0.4", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
+        ("noise 0.6", "clean"): ("1.00 ± 0.00", "0.00 ± 0.01"),
+        ("noise 0.8", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
+        ("noise 1", "clean"): ("1.00 ± 0.00", "0.00 ± 0.00"),
+        ("clean", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
+        ("augmented", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
+        ("noise 0.2", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
+        ("noise 0.4", "initialised"): ("1.00 ± 0.00", "1.00 ± 0.00"),
+        ("noise 0.6", "initialised"): ("1.00 ± 0.00", "0.99 ± 0.01"),
+        ("noise 0.8", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.03"),
+        ("noise 1", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.01"),
+    },
+    "ResNet18": {
+        ("clean", "augmented"): ("1.00 ± 0.00", "0.03 ± 0.04"),
+        ("noise 0.4", "clean"): ("1.00 ± 0.00", "0.78 ± 0.02"),
+        ("clean", "initialised"): ("1.00 ± 0.00", "0.79 ± 0.05"),
+        ("augmented", "initialised"): ("1.00 ± 0.00", "0.99 ± 0.01"),
+        ("noise 0.4", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.01"),
+    },
 }
 NEARLY_ALL = 0.9
 """Share of paths that counts as nearly all; the published shares are 0.98 and more."""
 FEW = 1 - NEARLY_ALL
+OTHER_SEEDS = "different seeds"
+Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], Correlation]
+"""By pair of settings, measure, and True for networks of one seed."""
 
 
-class Paired(ClosedPaths):
+class Paired(ColumnPaths):
     """Share of paths on which wrong labels, no augmentation and training raise a measure."""
 
     question = "Is the harder task's network more nonlinear on nearly every path?"
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare two networks path by path, of one seed and of different seeds."""
-        values = {name: path_values(runs["paths"], name) for name in MEASURES}
-        pairs = _pairs(sorted_settings(values["absdev"].setting))
-        shares = {
-            (pair, name, same): share_of_paths(table, *pair, same_seed=same)
-            for pair in pairs
-            for name, table in values.items()
-            for same in (True, False)
-        }
-        verdicts = [
-            _is_above(pair, name, PUBLISHED.get(pair, ("", ""))[column], shares[pair, name, True])
-            for pair in pairs
-            for column, name in enumerate(MEASURES)
-        ]
-        verdicts += [
-            Verdict(
-                f"Density separates {pair[0]} from clean labels across seeds too",
-                "",
-                f"{share.text}, {share.groups} networks",
-                share_above(share, NEARLY_ALL),
-                "each network of wrong labels against each clean one of a different seed, on "
-                "the same paths; Wilson's 95 % interval over networks",
-            )
-            for pair in pairs
-            if pair[1] == "clean" and (share := shares[pair, "density", False]).n
-        ]
-        names = {**AXIS_LABELS, "density": "density"}
-        seeds = {True: "one seed", False: "different seeds"}
-        rows = [
-            (*pair, names[name], seeds[same], share.groups, share.value, share.low, share.high)
-            for (pair, name, same), share in shares.items()
-            if share.n
-        ]
-        columns = ["higher", "lower", "measure", "networks of", "networks"]
-        table = pd.DataFrame(rows, columns=[*columns, "share", "low", "high"])
+        verdicts, tables, remarks = [], [], []
+        for part, network in NETWORKS.items():
+            if part not in runs:
+                continue
+            values = {name: path_values(runs[part], name) for name in MEASURES}
+            pairs = _pairs(sorted_settings(values["absdev"].setting))
+            shares = {
+                (pair, name, same): share_of_paths(table, *pair, same_seed=same)
+                for pair in pairs
+                for name, table in values.items()
+                for same in (True, False)
+            }
+            verdicts += _verdicts(network, shares)
+            tables.append(_table(network, shares))
+            remarks += [size_remark(values["absdev"], network), *unfitted_remarks(runs[part])]
+        table = pd.concat(tables, ignore_index=True)
+        own = {name: path_values(runs["paths"], name) for name in MEASURES}
         return Findings(
             verdicts,
             {"Share of paths on which the first has the larger value": table},
-            {"Share of paths: networks of one seed left, of different ones right": _figure(table)},
+            {
+                "Share of paths: networks of one seed left, of different ones right": _figure(
+                    table[table.network == "VGG8"]
+                ),
+                "Differences of networks of one seed, path by path (figure 9)": _differences(own),
+            },
             [
-                size_remark(values["absdev"]),
-                *unfitted_remarks(runs["paths"]),
+                *remarks,
                 "Paths are the same for all networks. One initialised network (seed 0) is compared "
                 "with all trained ones.",
             ],
         )
+
+
+def _verdicts(network: str, shares: Shares) -> list[Verdict]:
+    published, prefix = PUBLISHED[network], "" if network == "VGG8" else f"{network}: "
+    verdicts = [
+        _is_above(prefix, pair, name, published.get(pair, ("", ""))[MEASURES.index(name)], share)
+        for (pair, name, same), share in shares.items()
+        if same
+    ]
+    return verdicts + [
+        Verdict(
+            f"{prefix}Density separates {pair[0]} from clean labels across seeds too",
+            "",
+            f"{share.text}, {share.groups} networks",
+            share_above(share, NEARLY_ALL),
+            "each network of wrong labels against each clean one of a different seed, on "
+            "the same paths; Wilson's 95 % interval over networks",
+        )
+        for (pair, name, same), share in shares.items()
+        if pair[1] == "clean" and name == "density" and not same and share.n
+    ]
+
+
+def _table(network: str, shares: Shares) -> pd.DataFrame:
+    names, seeds = {**AXIS_LABELS, "density": "density"}, {True: "one seed", False: OTHER_SEEDS}
+    rows = [
+        (network, *pair, names[name], seeds[same], share.groups, share.value, share.low, share.high)
+        for (pair, name, same), share in shares.items()
+        if share.n
+    ]
+    columns = ["network", "higher", "lower", "measure", "networks of", "networks"]
+    return pd.DataFrame(rows, columns=[*columns, "share", "low", "high"])
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -112,7 +144,9 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     return pairs + [(name, "initialised") for name in trained if "initialised" in names]
 
 
-def _is_above(pair: tuple[str, str], measure: str, published: str, share: Correlation) -> Verdict:
+def _is_above(
+    prefix: str, pair: tuple[str, str], measure: str, published: str, share: Correlation
+) -> Verdict:
     """Test whether the share is nearly all, almost none or between, as published."""
     name = {"absdev": "Deviation", "density": "Density"}[measure]
     value = float(published.split()[0]) if published else 1.0
@@ -123,7 +157,7 @@ def _is_above(pair: tuple[str, str], measure: str, published: str, share: Correl
     else:
         side, agrees = "some", between((share.low, share.high), (FEW, NEARLY_ALL))
     return Verdict(
-        f"{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
+        f"{prefix}{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
         f"{share.text}, {share.groups} pairs of networks",
         agrees,
@@ -135,7 +169,7 @@ def _is_above(pair: tuple[str, str], measure: str, published: str, share: Correl
 def _figure(table: pd.DataFrame) -> Figure:
     figure, panels = page_figure(3.4, columns=2)
     names = list(dict.fromkeys(zip(table.higher, table.lower, strict=True)))
-    for axes, seeds in zip(panels, ("one seed", "different seeds"), strict=True):
+    for axes, seeds in zip(panels, ("one seed", OTHER_SEEDS), strict=True):
         part = table[table["networks of"] == seeds]
         for number, measure in enumerate(dict.fromkeys(table.measure)):
             rows = part[part.measure == measure]
@@ -157,4 +191,22 @@ def _figure(table: pd.DataFrame) -> Figure:
             axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
     panels[1].set_yticklabels([])
     legend_below(figure, panels[0], 2)
+    return figure
+
+
+def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
+    figure, panels = page_figure(2.9, columns=2)
+    for axes, (measure, table) in zip(panels, values.items(), strict=True):
+        pairs = [("clean", "initialised"), ("clean", "augmented"), ("noise 0.4", "clean")]
+        known = [pair for pair in pairs if set(pair) <= set(table.setting)]
+        for number, (higher, lower) in enumerate(known):
+            first, second = (table[table.setting == name] for name in (higher, lower))
+            keys = ["place"] if lower == "initialised" else ["place", "seed"]
+            both = first.merge(second, on=keys, suffixes=("", "_lower"))
+            style = {"color": COLOURS[number], "label": f"{higher} - {lower}"}
+            draw_shares(axes, both.value - both.value_lower, **style)
+        axes.axvline(0, color="#777777", linewidth=0.8)
+        axes.set_xlabel(f"difference of {AXIS_LABELS[measure]}")
+    panels[0].set_ylabel("share of paths")
+    panels[0].legend(loc="lower right", fontsize=7.5)
     return figure

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nlbench import register_op
 
-__all__ = ["FORMULAS", "Formula", "LinearMap"]
+__all__ = ["FORMULAS", "Formula", "LinearMap", "Shuffled"]
 
 Curve: TypeAlias = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
@@ -125,6 +125,16 @@ class _LinearMap(torch.autograd.Function):
         return moved
 
 
+class _Shuffled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.roll(1, 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep nothing."""
+
+
 class Formula(nn.Module):
     """Activation of an exact amount of nonlinearity, number by number.
 
@@ -157,5 +167,21 @@ class LinearMap(nn.Module):
         return mapped
 
 
+class Shuffled(nn.Module):
+    """Activation whose output for a sample is the input of another, independent one.
+
+    Examples
+    --------
+    >>> Shuffled()(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [3.0, 1.0, 2.0]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Move each sample's input to the next sample."""
+        moved: Tensor = _Shuffled.apply(x)
+        return moved
+
+
 register_op(_Formula, kind="formula", modules=(Formula,))
 register_op(_LinearMap, kind="map", modules=(LinearMap,))
+register_op(_Shuffled, kind="shuffled", modules=(Shuffled,))

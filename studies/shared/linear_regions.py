@@ -34,8 +34,10 @@ __all__ = [
     "LEVELS",
     "MEASURES",
     "MODEL",
+    "NETWORKS",
     "SOURCE",
     "ClosedPaths",
+    "ColumnPaths",
     "distribution_figure",
     "measure_paths",
     "medians",
@@ -56,8 +58,11 @@ SOURCE = Source(
     "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise.",
 )
 MODEL, DATA = "vgg8", "digits"
+RESNET, RESNET_NOISE = "resnet18-w4", 0.4
+NETWORKS = {"paths": "VGG8", "resnet18": "ResNet18"}
+"""Networks of the published tables by the part of a run."""
 MEASURES = ("absdev", "density")
-LEVELS = (0.2, 0.4, 0.8)
+LEVELS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of wrong labels."""
 # Recipes of plain training, augmented training and wrong labels: for small data, and the paper's
 # own for photographs.
@@ -81,13 +86,46 @@ class ClosedPaths(Study):
     """
 
     source = SOURCE
-    needs = "trains 15 networks, shared with four other studies"
-    minutes, quick_minutes = 7.5, 0.4
+    needs = "trains 21 networks, shared with four other studies"
+    minutes, quick_minutes = 10.0, 0.4
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
         """Measure networks of clean, augmented and wrongly labelled data along closed paths."""
         return {"paths": measure_paths(context)}
+
+
+class ColumnPaths(ClosedPaths):
+    """A study of both columns of the published tables: VGG8 and, in full, ResNet18."""
+
+    needs = "trains 30 networks, of which 21 are shared with four other studies"
+    minutes, quick_minutes = 16.0, 0.4
+
+    def measure(self, context: Context) -> Runs:
+        """Measure VGG8s and, of the digits in full, ResNet18s along closed paths."""
+        runs = dict(super().measure(context))
+        if not context.quick and (context.data or DATA) == DATA:
+            networks = [file for seed in context.seeds_or(3) for file in _resnets(context, seed)]
+            runs["resnet18"] = measure_paths(context, "resnet18", networks, RESNET)
+        return runs
+
+
+def _resnets(context: Context, seed: int) -> Iterator[Path]:
+    """Request ResNet18s trained on clean, on shifted and on wrongly labelled digits."""
+    yield context.request_training(RESNET, DATA, "adam", seed)
+    adam: dict[str, Any] = {
+        "optimizer": "adam",
+        "schedule": "cosine",
+        "learning_rate": 3e-3,
+        "batch_size": 64,
+    }
+    yield context.request_training(
+        RESNET, DATA, "augmented", seed, name="shifted", flip=False, epochs=60, **adam
+    )
+    yield context.request_training(
+        RESNET, DATA, "adam", seed, name=f"fitted-noise{RESNET_NOISE:g}", epochs=160,
+        label_noise=RESNET_NOISE, until_train_accuracy=1.0,
+    )  # fmt: skip
 
 
 def trained_networks(
@@ -132,22 +170,25 @@ def shipped_networks() -> tuple[Path, Path]:
 
 
 def measure_paths(
-    context: Context, kind: str = "closed", networks: Sequence[Path] | None = None
+    context: Context,
+    part: str = "closed",
+    networks: Sequence[Path] | None = None,
+    model: str = MODEL,
 ) -> Run:
     """Measure networks, by default of all settings, and an initialised one along the same paths.
 
-    The kind of path is a value of ``lines.paths``.
+    The part is the kind of path, a value of ``lines.paths``; otherwise paths are closed.
     """
     checkpoints = trained_networks(context) if networks is None else networks
     request = Request(
         MEASURES,
-        (MODEL,),
+        (model,),
         (context.data or DATA,),
         ("init", *map(str, checkpoints)),
         split="train",
-        settings={**LINES, "lines.paths": kind},
+        settings={**LINES, "lines.paths": part if part in ("open", "random") else "closed"},
     )
-    return context.run(request, kind)
+    return context.run(request, part)
 
 
 def path_values(run: Run, measure: str) -> pd.DataFrame:
@@ -218,10 +259,10 @@ def over_seeds(numbers: Iterable[float]) -> str:
     return f"{array.mean():{form}}{spread}"
 
 
-def size_remark(values: pd.DataFrame) -> str:
+def size_remark(values: pd.DataFrame, network: str = "VGG8") -> str:
     """Report the size of the experiment."""
     seeds, paths = values.seed.nunique(), values.place.nunique()
-    return f"Small data: {MODEL} on few images, seeds of each setting: {seeds}, paths: {paths}."
+    return f"Small data: {network} on few images, seeds of each setting: {seeds}, paths: {paths}."
 
 
 def unfitted_remarks(run: Run) -> list[str]:

@@ -46,7 +46,7 @@ __all__ = [
 
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
-    "Might Not Be As Complex as You Think. ICML, 2023; claims in words, from a summary.",
+    "Might Not Be As Complex as You Think. ICML, 2023; claims as the abstract words them.",
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
 OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
@@ -112,15 +112,18 @@ def network_table(run: Run) -> pd.DataFrame:
     """Return one row per network.
 
     The columns are ``model, mode, omega, seed, noise, epochs`` and the measures. A network that was
-    not linearised has the mode ``reference`` and the omega NaN.
+    not linearised has the mode ``reference`` and the omega NaN, one with linear units drawn at
+    random the mode ``control``.
     """
     networks: dict[tuple[Any, ...], dict[str, float]] = {}
     for record in run.records:
         if record.result.status == "ok":
-            key = _training(record.subject)
+            # Controls differ only in their checkpoints.
+            key = (record.subject.weights, *_training(record.subject))
             networks.setdefault(key, {})[record.measure.name] = record.result.summary["value"]
     rows = [
-        (*key, *(values.get(name, np.nan) for name in MEASURES)) for key, values in networks.items()
+        (*key[1:], *(values.get(name, np.nan) for name in MEASURES))
+        for key, values in networks.items()
     ]
     return pd.DataFrame(rows, columns=[*_TRAINING_COLUMNS, *MEASURES])
 
@@ -140,6 +143,7 @@ def layer_table(run: Run) -> pd.DataFrame:
 def _training(subject: SubjectFacts) -> tuple[str, str, float, int, float, int]:
     header = subject.weights_metadata or {}
     mode = str(header["recipe"]) if "omega" in header else "reference"
+    mode = "control" if "random" in header else mode
     return (
         subject.model,
         mode,

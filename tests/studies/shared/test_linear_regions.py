@@ -57,6 +57,45 @@ def test_numbers_as_published_agree_and_their_opposites_do_not(name):
     assert set(turned) == {"no"}
 
 
+@pytest.mark.parametrize("name", ["paired", "density-vs-deviation"])
+def test_columns_of_the_published_tables_are_judged_apart(name):
+    study, both = registry.load("studies", name)(), {"paths": paths(*PAPER, seeds=40)}
+    alone = study.analyse(both)
+    found = study.analyse({**both, "resnet18": paths(*TURNED, seeds=40)})
+    own = [v for v in found.verdicts if not v.claim.startswith("ResNet18: ")]
+    assert own == list(alone.verdicts)
+    resnet = {v.claim: v for v in found.verdicts if v not in own}
+    assert len(resnet) == len(own)
+    (table,) = found.tables.values()
+    assert set(table.network) == {"VGG8", "ResNet18"}
+    if name == "paired":
+        # The densities of the turned networks are above those of clean ones, as published.
+        claim = "ResNet18: Deviation of noise 0.4 is above that of clean on nearly all paths"
+        assert resnet[claim].word == "no"
+        assert resnet[claim].published == "1.00 ± 0.00"
+        assert "some paths" in list(resnet)[5]
+
+
+def test_resnets_are_trained_for_the_second_column(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(self, model, data, recipe, seed, **more):
+        asked.append((model, recipe, more.get("label_noise")))
+        return tmp_path / f"{len(asked)}"
+
+    monkeypatch.setattr(Context, "request_training", trained)
+    monkeypatch.setattr(Context, "run", lambda self, request, part: (request.models, part))
+    study = registry.load("studies", "paired")()
+    runs = study.measure(Context(tmp_path, "paired", seeds=(0,)))
+    assert runs["resnet18"] == (("resnet18-w4",), "resnet18")
+    assert asked[-3:] == [
+        ("resnet18-w4", "adam", None),
+        ("resnet18-w4", "augmented", None),
+        ("resnet18-w4", "adam", 0.4),
+    ]
+    assert list(study.measure(Context(tmp_path, "paired", quick=True))) == ["paths"]
+
+
 def test_paths_of_three_networks_do_not_stand_for_all_networks():
     # All but the density of augmented and clean networks, which is claimed to differ on some.
     found = words("paired", {"paths": paths(*PAPER)})
@@ -148,12 +187,12 @@ def test_trainings_have_shared_names(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Context, "request_training", trained)
     made = linear_regions.trained_networks(Context(tmp_path, "noise", seeds=(4,)))
-    assert len(made) == len(asked) == 5
+    assert len(made) == len(asked) == 7
     assert asked[:3] == [
         ("vanilla", 4, None, ""),
         ("augmented", 4, None, "shifted"),
         ("noisy-labels", 4, 0.2, "noise0.2"),
     ]
     quick = linear_regions.trained_networks(Context(tmp_path, "noise", quick=True))
-    assert len(asked) == 5
+    assert len(asked) == 7
     assert all(file.is_file() for file in quick)
