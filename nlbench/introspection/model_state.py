@@ -268,7 +268,8 @@ def refuse_unobservable(model: nn.Module) -> None:
             state = "compiled" if is_compiled else "scripted"
             raise RequestError(
                 f"{name or 'the model'} is {state}, so its activations can't be observed; "
-                "pass the module it was made from"
+                "measures of the probe function can be used, for others pass the module it was "
+                "made from"
             )
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise RequestError(

@@ -370,3 +370,14 @@ def test_places_to_replace_follow_those_of_sites():
     assert places(sites_of="modules:1", replacement_of="modules:2") == ["2"]
     with pytest.raises(RequestError, match="'sites' is not a measure, probe or dataset"):
         places(sites_rows="tokens")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
+def test_a_scripted_model_is_measured_as_a_function_only():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    inputs = torch.randn(64, 4)
+    scripted = nlbench.evaluate(torch.jit.script(model), inputs, ["affine-residual", "linearity"])
+    eager = nlbench.evaluate(model, inputs, ["affine-residual"])
+    expected = eager["affine-residual"].summary["value"]
+    assert scripted["affine-residual"].summary["value"] == pytest.approx(expected, rel=1e-6)
+    assert "for others pass the module it was made from" in scripted["linearity"].reason
