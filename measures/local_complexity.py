@@ -222,8 +222,8 @@ class LocalComplexity(Measure):
         ),
         "traced": Option(8, "samples whose star is traced exactly", minimum=0, maximum=1e9),
         "budget": Option(
-            1000,
-            "no star is traced if the first has more boundaries on a segment, by an estimate",
+            400,
+            "no star is traced if the first segment has more boundaries, by a coarse estimate",
             minimum=0,
             maximum=1e12,
         ),
@@ -260,15 +260,11 @@ class LocalComplexity(Measure):
                 self._refused = str(error)
 
     def _check_cost(self, model: nn.Module, star: Tensor) -> None:
-        """Raise `Undefined` if a star's segments seem to have more boundaries than the budget."""
-        estimates = [
-            estimate_segment(model, start, end, evaluations=COST_PROBE_EVALUATIONS)
-            for start, end in zip(*star, strict=True)
-        ]
-        boundaries = statistics.fmean(estimate.crossings or 0.0 for estimate in estimates)
-        if boundaries > float(self.settings["budget"]):
+        """Raise `Undefined` if a star's first segment seems to exceed the budget."""
+        estimate = estimate_segment(model, *star[:, 0], evaluations=COST_PROBE_EVALUATIONS)
+        if (estimate.crossings or 0.0) > float(self.settings["budget"]):
             raise Undefined(
-                f"about {boundaries:,.0f} on a segment, more than local-complexity.budget"
+                f"about {estimate.crossings:,.0f} on a segment, more than local-complexity.budget"
             )
 
     def compute(self) -> Result:
