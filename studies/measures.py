@@ -74,7 +74,7 @@ class Measures(Study):
         ladders = [
             ladder for ladder in LADDERS.values() if not context.quick or ladder.name in QUICK
         ]
-        requests = {ladder.name: list(_requests(context, ladder)) for ladder in ladders}
+        requests = {ladder.name: list(requests_of(context, ladder)) for ladder in ladders}
         context.train_pending()
         runs = {}
 
@@ -85,9 +85,9 @@ class Measures(Study):
         for name, ladder_requests in requests.items():
             for fields in ladder_requests:
                 run(name, names, fields)
-        for fields in _requests(context, AFFINE_MAPS):
+        for fields in requests_of(context, AFFINE_MAPS):
             run("maps", names, fields)
-        for fields in _requests(context, TWIN_LADDER):
+        for fields in requests_of(context, TWIN_LADDER):
             settings, half = fields["settings"], fields["samples"] // 2
             run("twins", names, fields)
             run("twins.batches", names, {**fields, "settings": {**settings, **BATCHES}})
@@ -98,7 +98,7 @@ class Measures(Study):
             alone = replace(context, execution=ExecutionOptions(threads=1))
             for ladder in TWICE_MEASURED:
                 for measure in names:
-                    (fields,) = _requests(context, LADDERS[ladder], TWICE_MEASURED_SEEDS)
+                    (fields,) = requests_of(context, LADDERS[ladder], TWICE_MEASURED_SEEDS)
                     settings = {**fields["settings"], f"{_family(LADDERS[ladder])}.seed": 1}
                     fields |= {"settings": _applicable(settings, (measure,), fields["data"][0])}
                     part = f"{ladder}.{measure}"
@@ -145,7 +145,7 @@ def _family(ladder: Ladder) -> str:
     return ladder.data.partition("/")[0]
 
 
-def _requests(
+def requests_of(
     context: Context, ladder: Ladder, seeds: tuple[int, ...] = ()
 ) -> Iterable[dict[str, Any]]:
     """Yield the fields of a ladder's requests, one per seed if networks are trained."""
@@ -159,15 +159,20 @@ def _requests(
         settings["local-complexity.traced"] = 2
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for each in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
-        weights = (weights_of(context, rung, each[0]) for rung in ladder.rungs)
-        yield {
-            "models": tuple(dict.fromkeys(rung.model for rung in ladder.rungs)),
-            "data": (ladder.data,),
-            "weights": tuple(dict.fromkeys(weights)),
-            "seeds": each,
-            "samples": SAMPLES,
-            "settings": settings,
-        }
+        # A request measures each of its models with all of its weights.
+        weights: dict[tuple[str, ...], list[str]] = {}
+        for rung in ladder.rungs:
+            file = weights_of(context, rung, each[0])
+            weights.setdefault((rung.model,) if ladder.is_trained else (), []).append(file)
+        for models, files in weights.items():
+            yield {
+                "models": models or tuple(dict.fromkeys(rung.model for rung in ladder.rungs)),
+                "data": (ladder.data,),
+                "weights": tuple(dict.fromkeys(files)),
+                "seeds": each,
+                "samples": SAMPLES,
+                "settings": settings,
+            }
 
 
 def _applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:

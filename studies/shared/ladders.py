@@ -65,8 +65,8 @@ class Rung:
             return False
         if self.weights == "init":
             return subject.weights == self.weights
-        pattern = rf"-{re.escape(self.weights)}-seed\d+\.safetensors$"
-        return re.search(pattern, subject.weights) is not None
+        model, weights = re.escape(self.model.replace("/", "-")), re.escape(self.weights)
+        return bool(re.fullmatch(rf"{model}-\w+-{weights}-seed\d+\.safetensors", subject.weights))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """Ladders: distinct rungs and their weights."""
 
+import itertools
+from pathlib import Path
+
 import pytest
 
 from nlbench.studies.framework import Context
+from nlbench.studies.measures import requests_of
 from nlbench.studies.shared.ladders import LADDERS, QUESTIONS, Rung, weights_of
 from nlbench.subjects.facts import SubjectFacts
 
@@ -44,3 +48,20 @@ def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
     weights_of(context, Rung("", "", "sine2"), 0)
     assert asked[-1][1] == "curves"
     assert asked[-1][4]["options"] == {"k": 2}
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_each_network_is_measured_once_and_with_its_own_weights(name, tmp_path):
+    ladder, seeds = LADDERS[name], set()
+    rungs = []
+    for fields in requests_of(Context(tmp_path, "measures"), ladder):
+        for model, weights, seed in itertools.product(
+            *map(fields.get, ("models", "weights", "seeds"))
+        ):
+            subject = SubjectFacts(
+                model=model, weights=Path(weights).name, data=ladder.data, seed=seed
+            )
+            rungs.append((ladder.rung_of(subject), seed))
+            seeds.add(seed)
+    assert sorted(rungs) == sorted(itertools.product(range(len(ladder.rungs)), seeds))
+    assert seeds == set(ladder.seeds)
