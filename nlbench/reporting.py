@@ -39,7 +39,12 @@ class Reports(Protocol):
         """Return the HTML of a notebook cell."""
 
     def leaderboard_of(
-        self, run: Run, measures: Sequence[str] | None = None, *, seeds: str = "together"
+        self,
+        run: Run,
+        measures: Sequence[str] | None = None,
+        *,
+        seeds: str = "together",
+        full: bool = False,
     ) -> pd.DataFrame:
         """Rank the subjects of a run."""
 

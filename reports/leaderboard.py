@@ -463,33 +463,38 @@ def _rank(
         )
 
 
-def leaderboard_frame(rows: Sequence[Row], measures: Sequence[str]) -> pd.DataFrame:
+def leaderboard_frame(
+    rows: Sequence[Row], measures: Sequence[str], *, full: bool = True
+) -> pd.DataFrame:
     """Convert a leaderboard to a DataFrame.
+
+    Parameters
+    ----------
+    full : bool
+        All fields of `Standing` and everything that identifies a row, or a narrow table of
+        values, intervals and ranks.
 
     Returns
     -------
     DataFrame
-        One row per subject, indexed by ``run, model, weights, data, seeds, subject``; columns
-        ``(measure, field)`` with the fields of `Standing`.
+        One row per subject, indexed by ``run, model, weights, data, seeds, subject``, or by
+        ``subject`` alone; columns ``(measure, field)``.
     """
-    index = pd.MultiIndex.from_tuples(
-        [
-            (
-                *row.subjects[0].group,
-                ", ".join(str(s.training_seed) for s in row.subjects),
-                row.label,
-            )
-            for row in rows
-        ],
-        names=["run", "model", "weights", "data", "seeds", "subject"],
-    ) if rows else None  # fmt: skip
+    fields = _FIELDS if full else tuple(f for f in _FIELDS if f in ("value", "low", "high", "rank"))
+    keys = ["run", "model", "weights", "data", "seeds", "subject"]
+    seeds = [", ".join(str(s.training_seed) for s in row.subjects) for row in rows]
+    index: pd.Index | None = pd.Index([row.label for row in rows], name="subject")
+    if full:
+        names = [
+            (*row.subjects[0].group, text, row.label) for row, text in zip(rows, seeds, strict=True)
+        ]
+        index = pd.MultiIndex.from_tuples(names, names=keys) if rows else None
     cells = [
-        [getattr(row.entries[name], field) for name in measures for field in _FIELDS]
-        for row in rows
+        [getattr(row.entries[name], field) for name in measures for field in fields] for row in rows
     ]
-    columns = pd.MultiIndex.from_product([measures, _FIELDS], names=["measure", "field"])
+    columns = pd.MultiIndex.from_product([measures, fields], names=["measure", "field"])
     frame = pd.DataFrame(cells, index=index, columns=columns, dtype=object)
-    for name in measures:
-        for field in ("value", "std", "low", "high", "rank", "best", "worst", "quantile", "n"):
+    for name, field in columns:
+        if field in ("value", "std", "low", "high", "rank", "best", "worst", "quantile", "n"):
             frame[name, field] = pd.to_numeric(frame[name, field])
     return frame

@@ -42,23 +42,13 @@ def _read(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
 
 
 def leaderboard_of(
-    run: Run, measures: Sequence[str] | None = None, *, seeds: str = "together"
+    run: Run,
+    measures: Sequence[str] | None = None,
+    *,
+    seeds: str = "together",
+    full: bool = False,
 ) -> pd.DataFrame:
-    """Rank a run's subjects by their values, with intervals.
-
-    Parameters
-    ----------
-    run : nlbench.Run
-    measures : sequence of str, optional
-        By default all. The first that has a direction orders the rows.
-    seeds : {"together", "apart"}
-        One row per network, or one per seed.
-
-    Returns
-    -------
-    DataFrame
-        One row per subject; columns ``(measure, field)`` with the fields ``value, std, low, high,
-        rank, tied, best, worst, quantile, n, over, status, reason``.
+    """Rank a run's subjects; see `nlbench.Run.leaderboard`.
 
     Raises
     ------
@@ -73,7 +63,7 @@ def leaderboard_of(
         _check(name, scores.measures, "measure")
     table = run.scores[run.scores["measure"].isin(names)]
     rows = leaderboard(Scores(table, names), known, together=seeds == "together")
-    return leaderboard_frame(rows, names)
+    return leaderboard_frame(rows, names, full=full)
 
 
 def agreement_of(run: Run) -> pd.DataFrame:

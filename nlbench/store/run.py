@@ -118,9 +118,13 @@ class Run:
         return load_reports().write_page([self], Path(output))
 
     def leaderboard(
-        self, measures: Sequence[str] | None = None, *, seeds: str = "together"
+        self,
+        measures: Sequence[str] | None = None,
+        *,
+        seeds: str = "together",
+        full: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals.
+        """Rank the subjects, with intervals; checkpoints of a training in order of their steps.
 
         Parameters
         ----------
@@ -128,14 +132,17 @@ class Run:
             By default all. The first with a direction orders the rows.
         seeds : {"together", "apart"}
             Pool the seeds of a network into one row, or list them separately.
+        full : bool
+            Add the fields ``std, tied, best, worst, quantile, n, over, status, reason``, and
+            the run, weights, data and seeds to the index.
 
         Returns
         -------
         DataFrame
-            One row per subject; columns ``(measure, field)`` with the fields ``value, std, low,
-            high, rank, tied, best, worst, quantile, n, over, status, reason``.
+            One row per subject; columns ``(measure, field)`` with the fields ``value, low, high,
+            rank``.
         """
-        return load_reports().leaderboard_of(self, measures, seeds=seeds)
+        return load_reports().leaderboard_of(self, measures, seeds=seeds, full=full)
 
     def agreement(self) -> pd.DataFrame:
         """Correlate the measures, pair by pair: over networks, and over sites within them."""

@@ -29,7 +29,10 @@ def test_the_leaderboard_is_a_frame_with_ranks(run):
     assert list(frame.columns.unique("measure")) == ["affinity", "r2", "absdev"]
     values = frame["affinity", "value"].tolist()
     assert values == sorted(values)
-    assert (frame["affinity", "best"] <= frame["affinity", "worst"]).all()
+    assert list(frame.columns.unique("field")) == ["value", "low", "high", "rank"]
+    full = run.leaderboard(full=True)
+    assert (full["affinity", "best"] <= full["affinity", "worst"]).all()
+    assert full.index.get_level_values("subject").tolist() == frame.index.tolist()
     assert len(run.leaderboard(seeds="apart")) == 8
     assert list(run.leaderboard(["absdev"]).columns.unique("measure")) == ["absdev"]
 
