@@ -120,11 +120,11 @@ def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tens
 
 @dataset(
     options={
-        "count": Option(512, "tones of each split", minimum=1, maximum=100_000),
+        "count": Option(128, "tones of each split", minimum=1, maximum=100_000),
         "seed": Option(0, "seed of pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
     }
 )
-def tones(count: int = 512, seed: int = 0) -> Dataset:
+def tones(count: int = 128, seed: int = 0) -> Dataset:
     """Tones of known pitch: frames of 1,024 samples at 16 kHz, with CREPE's bin as label.
 
     A tone has eight harmonics with random amplitudes and phases. Its frequency is the centre of one
