@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from nlbench.reports.signatures import SignatureComparison, compare_signatures
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import page_figure, signature_map
-from .framework.verdicts import correlates, correlation_text, ordered
+from .framework.verdicts import correlates, correlation_text, ordered, rises, within
 from .shared.classifiers import (
     CLASSIFIERS,
     FAMILIES,
@@ -37,6 +37,10 @@ _PALETTE = (
 COLOURS = dict(zip(FAMILIES, _PALETTE, strict=True))
 
 
+MAX_CHANGE = 0.05
+"""Difference of scores that counts as none."""
+
+
 class Families(Classifiers):
     """DTW distances between the signatures of torchvision's classifiers: dendrogram and map."""
 
@@ -45,7 +49,8 @@ class Families(Classifiers):
     def analyse(self, runs: Runs) -> Findings:
         """Compare signatures within and between families."""
         run = runs["run"]
-        table = dict(signatures(site_scores(run), "model"))
+        sites = site_scores(run)
+        table = dict(signatures(sites, "model"))
         names = [name for name in CLASSIFIERS if name in table]
         if len(names) < 2:
             raise RequestError(
@@ -67,6 +72,8 @@ class Families(Classifiers):
             ),
             *_from_alexnet(names, compared.distances),
             _vits_are_apart(families, compared.distances),
+            *_by_depth(sites),
+            *_by_patch(table),
         ]
         return Findings(
             undecided_if_untrained(run, verdicts),
@@ -135,6 +142,73 @@ def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> 
         ordered(list(others.values()), means["ViT"]),
         "mean DTW distance to all networks of other families, the largest of all families",
     )
+
+
+def _by_depth(sites: pd.DataFrame) -> list[Verdict]:
+    """Compare the scores of VGGs, and those after the additions of ResNets, by depth."""
+    # A block calls one module several times, the last time after the addition.
+    added = sites[sites.place.str.fullmatch(r"layer.*\.relu:\d")]
+    added = added.assign(block=added.place.str.replace(r"\.relu:\d$", "", regex=True))
+    last = added.groupby(["model", "block"], as_index=False).value.last()
+    means = {
+        name: t.groupby("model").value.mean() for name, t in (("VGG", sites), ("ResNet", last))
+    }
+    scores = {
+        family: [
+            mean[name]
+            for name in CLASSIFIERS
+            if name in mean.index and CLASSIFIERS[name].family == family
+        ]
+        for family, mean in means.items()
+    }
+    texts = {
+        family: " < ".join(f"{s:.3f}" for s in by_depth) for family, by_depth in scores.items()
+    }
+    vggs, resnets = scores["VGG"], scores["ResNet"]
+    return [
+        Verdict(
+            "VGGs have the same signature at every depth",
+            "do not change (figure 14)",
+            texts["VGG"].replace(" < ", ", "),
+            within(vggs, float(np.mean(vggs)), MAX_CHANGE) if len(vggs) > 1 else None,
+            f"mean score of each network, within {MAX_CHANGE} of their mean",
+        ),
+        Verdict(
+            "The deeper a ResNet, the more linear its activations after additions",
+            "approach 1 (figure 15)",
+            texts["ResNet"],
+            rises(resnets),
+            "mean score of each network, from ResNet18 to ResNet152",
+        ),
+    ]
+
+
+def _by_patch(table: Mapping[str, NDArray[np.float64]]) -> list[Verdict]:
+    """Follow the scores of two ViTs with patches of different size from layer to layer."""
+    verdicts = []
+    if (small := table.get("torchvision/vit_l_16")) is not None:
+        tau = kendall(np.arange(len(small)), small)
+        verdicts.append(
+            Verdict(
+                "With patches of 16 a ViT is the more linear the later the layer",
+                "gradually more linear (figure 13)",
+                correlation_text("τ", tau).replace("networks", "layers"),
+                correlates(tau),
+                "ViT-L/16, Kendall's τ of layer and score",
+            )
+        )
+    if (large := table.get("torchvision/vit_l_32")) is not None:
+        first, *middle, last = (part.mean() for part in np.array_split(large, 4))
+        verdicts.append(
+            Verdict(
+                "With patches of 32 the score rises steeply in the last layers alone",
+                "plateau, then a steep change (figure 13)",
+                f"quarters {', '.join(f'{mean:.2f}' for mean in (first, *middle, last))}",
+                ordered(abs(middle[1] - middle[0]), last - middle[1]),
+                "ViT-L/32: the rise to the last quarter of layers against the change before it",
+            )
+        )
+    return verdicts
 
 
 def _dendrogram(

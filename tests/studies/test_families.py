@@ -1,11 +1,12 @@
 """Distances of signatures within and between families."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_signatures import made_signatures
 
 import nlbench
-from nlbench.studies.families import Families
+from nlbench.studies.families import Families, _by_depth, _by_patch
 from nlbench.studies.shared.classifiers import CLASSIFIERS, FAMILIES
 
 
@@ -25,7 +26,7 @@ def answers(level):
     )
     findings = Families().analyse({"run": run})
     assert findings.tables["Distances of signatures"].shape == (36, 37)
-    return [verdict.agrees for verdict in findings.verdicts]
+    return [verdict.agrees for verdict in findings.verdicts[:4]]
 
 
 def test_the_published_pattern_agrees_and_its_opposite_does_not():
@@ -47,3 +48,37 @@ def test_the_published_pattern_agrees_and_its_opposite_does_not():
 
     assert answers(backwards)[1:3] == [False, False]
     assert answers(lambda one: 0.9 if one.family == "DenseNet" else 0.5)[3] is False
+
+
+def scores_by_place(change):
+    """Return scores of a VGG and ResNets after additions, which change from network to network."""
+    rows = []
+    for step, name in enumerate(("18", "34", "50", "101", "152")):
+        for number in (1, 2):
+            blocks = f"layer1.{number}.relu"
+            rows += [(f"torchvision/resnet{name}", blocks, 0.5)]
+            rows += [(f"torchvision/resnet{name}", f"{blocks}:1", 0.8 + change * step)]
+    rows += [
+        (f"torchvision/vgg{name}", "features.1", 0.6 + 4 * change * step)
+        for step, name in enumerate((11, 13, 16, 19))
+    ]
+    return pd.DataFrame(rows, columns=["model", "place", "value"])
+
+
+def test_depth_is_followed_after_additions():
+    assert [v.word for v in _by_depth(scores_by_place(0.03))] == ["no", "yes"]
+    assert [v.word for v in _by_depth(scores_by_place(-0.005))] == ["yes", "no"]
+    assert _by_depth(scores_by_place(0.03))[1].ours == "0.800 < 0.830 < 0.860 < 0.890 < 0.920"
+    nothing = scores_by_place(0.0)[:0]
+    assert [v.word for v in _by_depth(nothing)] == ["can't tell"] * 2
+
+
+def test_patches_are_followed_from_layer_to_layer():
+    rising, late = np.linspace(0.3, 0.8, 24), np.repeat([0.4, 0.5, 0.5, 0.8], 6)
+    names = "torchvision/vit_l_16", "torchvision/vit_l_32"
+    words = [
+        [v.word for v in _by_patch(dict(zip(names, pair, strict=True)))]
+        for pair in ((rising, late), (-rising, late[::-1]), (late[:2], rising))
+    ]
+    assert words == [["yes", "yes"], ["no", "no"], ["can't tell", "no"]]
+    assert _by_patch({}) == []
