@@ -375,7 +375,8 @@ def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], Table
 
 def _label(before: TableSubject, after: TableSubject) -> str:
     same = before.identity == after.identity
-    return before.label if same else f"{before.label} → {after.label}"
+    shared = f"{before.model} · " if before.model == after.model else ""
+    return before.label if same else f"{before.label} → {after.label.removeprefix(shared)}"
 
 
 def difference_of(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:

@@ -13,7 +13,7 @@ from .leaderboard import Row, is_training, sense_of, sort_measure
 from .population import STATISTICS, population_of
 from .remarks import Gap, group_remarks
 from .tables import Scores, TableCell
-from .text import count, number
+from .text import count, number, place_text
 from .training import training_findings, trainings
 
 Measures = Mapping[str, Mapping[str, Any]]
@@ -100,7 +100,7 @@ def _places_sentence(measure: str, cell: TableCell, sense: int) -> str:
 
 
 def _named(name: str, values: Mapping[str, float]) -> str:
-    return f"{name} ({number(values[name], 2)})"
+    return f"{place_text(name)} ({number(values[name], 2)})"
 
 
 def findings(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .layout import NamedRun, Table, TextCell
-from .leaderboard import Row
+from .leaderboard import Row, is_training
 from .manifest import settings_of
 from .tables import Scores, Series
 from .text import count
@@ -102,10 +102,11 @@ def remarks_of(rows: Sequence[Row], measures: Sequence[str]) -> list[Remark]:
 
 def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]) -> str:
     """Summarize the numbers of networks, measures, datasets and samples."""
-    parts = [count(len(rows), "network"), count(len(scores.measures), "measure")]
+    network = "checkpoint" if is_training(rows) else "network"
+    parts = [count(len(rows), network), count(len(scores.measures), "measure")]
     if len(rows) < len(scores.subjects):
         parts[0] += f" ({len(scores.subjects)} with their seeds)"
-    data = list(dict.fromkeys(subject.data for subject in scores.subjects))
+    data = list(dict.fromkeys(s.data for s in scores.subjects if s.data != "given"))
     if data:
         parts.append(", ".join(data) if len(data) < 4 else count(len(data), "dataset"))
     samples = sorted(

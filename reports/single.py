@@ -176,4 +176,6 @@ def cite_sentence(row: Row, measures: Mapping[str, Mapping[str, Any]], facts: Se
     units.discard("")
     legend = f"± is the standard error over {' or '.join(sorted(units))}" if units else ""
     parts = "; ".join(part for part in (legend, *facts) if part)
-    return f"{row.label} on {row.subjects[0].data}: {', '.join(texts)} ({parts})."
+    data = row.subjects[0].data
+    on = "" if data == "given" else f" on {data}"  # of a model in memory
+    return f"{row.label}{on}: {', '.join(texts)} ({parts})."

@@ -122,6 +122,17 @@ def plus_minus(value: float, error: float) -> str:
     return f"{number(value, decimals)} ± {number(error, decimals)}"
 
 
+def place_text(name: str) -> str:
+    """Return the name of a place for a sentence.
+
+    Examples
+    --------
+    >>> place_text("features.3"), place_text("3")
+    ('features.3', 'activation 3')
+    """
+    return name if any(map(str.isalpha, name)) else f"activation {name}"
+
+
 def direction(more_means: str) -> str:
     """Return a measure's direction as text.
 

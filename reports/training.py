@@ -13,7 +13,7 @@ from .compare import difference_of
 from .layout import Table, TextCell
 from .leaderboard import CONFIDENCE, Row, is_training, mean_interval, sense_of
 from .tables import Scores, TableCell
-from .text import column_decimals, count, number
+from .text import column_decimals, count, number, place_text
 
 Measures = Mapping[str, Mapping[str, Any]]
 
@@ -218,9 +218,8 @@ def training_findings(training: Training, scores: Scores, measures: Measures) ->
         if len(places) > 1:
             top = places[0]
             paired = f" ({100 * CONFIDENCE:g} % interval of the difference {top.interval})"
-            yield f"{of} {name}, {top.place} changed most: {top.values} {span}" + (
-                f"{paired}." if top.interval else "."
-            )
+            text = f"{place_text(top.place)} changed most: {top.values} {span}"
+            yield f"{of} {name}, {text}{paired if top.interval else ''}."
             break
     whole = [changes[name][0] for name in directed]
     clear = [f"{c.measure} ({c.values})" for c in whole if c.is_clear]
