@@ -24,9 +24,6 @@ from nlbench.subjects.tokenizer import BYTES, Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nlbench.models.training.recipes import Recipe
-    from nlbench.models.training.tasks import Task
-
 STANDARD_LIBRARY = "python"
 
 FOLD_CYCLES = (20, 4, 2, 1)
@@ -211,12 +208,6 @@ class TextWindows:
             return Sample(rows, rows, None)
         inputs = rows[:, :-1].contiguous()
         return Sample(inputs, inputs, rows[:, 1:].contiguous())
-
-    def task(self, recipe: Recipe, seed: int) -> Task:
-        """Return the prediction of the next token, for training."""
-        from nlbench.models.training.tasks import NextToken
-
-        return NextToken(self, recipe)
 
     @cached_property
     def _test(self) -> list[Tensor]:

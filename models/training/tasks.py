@@ -14,6 +14,7 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.models.datasets.parallel_text import ParallelText
 from nlbench.models.datasets.regression import RegressionDataset
+from nlbench.models.datasets.text import TextWindows
 from nlbench.subjects.data import Dataset, Items
 
 from .augmentation import augment
@@ -24,7 +25,15 @@ from .translation import SENTENCES_PER_BATCH, bleu, translate
 if TYPE_CHECKING:
     from .recipes import Recipe
 
-__all__ = ["Classification", "InMemoryTask", "Regression", "Task", "Translation", "task_of"]
+__all__ = [
+    "Classification",
+    "InMemoryTask",
+    "NextToken",
+    "Regression",
+    "Task",
+    "Translation",
+    "task_of",
+]
 
 
 Batch = tuple[Tensor, Tensor]
@@ -37,6 +46,9 @@ REGRESSION_TOLERANCE = 0.1
 """Largest distance from its target at which a predicted value counts as right."""
 
 EVALUATION_BATCH_SIZE = 512
+
+NUMBERS_PER_BATCH = 2**22
+"""Logits of an evaluated batch of text."""
 
 
 class Task(ABC):
@@ -301,8 +313,33 @@ class Translation(InMemoryTask):
         return {"vocabulary": self.text.vocabulary.text}
 
 
+class NextToken(InMemoryTask):
+    """Prediction of the next token of text.
+
+    Parameters
+    ----------
+    text : TextWindows
+    recipe : Recipe
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the model doesn't predict tokens, or the recipe augments images or corrupts labels.
+    """
+
+    def __init__(self, text: TextWindows, recipe: Recipe) -> None:
+        if recipe.shift or recipe.flip or recipe.label_noise:
+            raise RequestError(f"{text.name} has neither images to augment nor labels to corrupt")
+        train, test = (text.sample(None, split=split) for split in ("train", "test"))
+        if train.labels is None or test.labels is None:
+            raise RequestError(f"{text.name} has no labels for this model's tokens")
+        self.classes = text.classes
+        size = max(1, NUMBERS_PER_BATCH // (text.length * text.classes))
+        super().__init__((train.inputs, train.labels), (test.inputs, test.labels), size)
+
+
 def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:
-    """Return a dataset's own task, or translation, regression or classification by its type."""
+    """Return a dataset's own task, or the usual one of its type."""
     make_task = getattr(dataset, "task", None)
     if make_task is not None:
         task: Task = make_task(recipe, seed)
@@ -311,4 +348,6 @@ def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:
         return Translation(dataset, recipe)
     if isinstance(dataset, RegressionDataset):
         return Regression(dataset, recipe)
+    if isinstance(dataset, TextWindows):
+        return NextToken(dataset, recipe)
     return Classification(dataset, recipe, seed)

@@ -157,13 +157,20 @@ def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
     from .study import Study
 
     studies: dict[str, Study] = {}
-    for name in registry.expand("studies", split_names(names, "study")):
+    requested = split_names(names, "study")
+    for name in registry.expand("studies", requested):
         plugin = registry.load("studies", name)
         if not (isinstance(plugin, type) and issubclass(plugin, Study)):
             raise PluginError(
                 f"study '{name}' is not a subclass of nlbench.studies.framework.Study"
             )
         studies[name] = plugin()
+        if problem := studies[name].missing():
+            if name in requested:
+                raise RequestError(f"study {name}: {problem}")
+            print(f"{name}: skipped, {problem}", flush=True)
+            del studies[name]
+            continue
         for flag in flags:
             if flag not in plugin.takes:
                 allowed = ", ".join(f"--{other}" for other in plugin.takes) or "no settings"

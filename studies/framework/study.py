@@ -76,6 +76,13 @@ class Study(ABC):
     quick_minutes: ClassVar[float] = 0.5
     takes: ClassVar[tuple[str, ...]] = ()
 
+    def missing(self) -> str:
+        """Return what the study can't run without, with its installation; empty if nothing.
+
+        Studies chosen by a glob are then skipped.
+        """
+        return ""
+
     @abstractmethod
     def measure(self, context: Context) -> Runs:
         """Measure what the question needs by ordinary runs, and return them by name."""

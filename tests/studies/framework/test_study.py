@@ -63,7 +63,7 @@ def test_every_study_has_a_question_and_needs(name):
 
 
 def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
-    status, out, err = here("study", "redshift", "--seeds", "0,1")
+    status, out, err = here("study", "redshift", "--seeds", "0,1", "--progress", "none")
     assert (status, err) == (0, "")
     assert "tanh, weights × 6, shifted" in out
     folder = tmp_path / "studies" / "redshift"

@@ -1,0 +1,336 @@
+"""Blocks of language models: the published linearity score and the cost of linear blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from nlbench.citation import Source
+from nlbench.models.zoo.catalogue import MEMBERS, Member
+from nlbench.reports.agreement import paired_share
+from nlbench.request import Request
+
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS, page_figure
+from .framework.trends import network_interval
+from .framework.verdicts import above, below, range_text, share_above, share_text
+from .shared.site_scores import site_scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+
+
+DATA = "text/python"
+PUBLISHED_SCORE = 0.99
+SIGNIFICANCE = 0.05
+DECIDED_ERRORS = 2.0
+"""Standard errors by which the costs of two blocks differ if one of them costs more."""
+
+COLUMNS = {
+    "published": ("linearity", "in_sample"),
+    "held out": ("linearity", "value"),
+    "after norm": ("linearity", "after_norm"),
+    "branch": ("linearity", "branch_in_sample"),
+    "branch, held out": ("linearity", "branch_value"),
+    "error per token": ("linearity", "per_token"),
+    "top share": ("linearity", "top_share"),
+    "influence": ("influence", "value"),
+    "relative change": ("influence", "relative_change"),
+    "cost": ("substitution", "value"),
+    "error": ("substitution", "error"),
+}
+"""Columns of the table of blocks, with measure and statistic."""
+
+PREDICTORS = {
+    "published": -1,
+    "held out": -1,
+    "after norm": -1,
+    "branch, held out": -1,
+    "error per token": 1,
+    "influence": 1,
+    "relative change": 1,
+}
+"""Columns that order blocks by the cost that they predict, with the sign of that order."""
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A network, with the text that it reads.
+
+    Parameters
+    ----------
+    label : str
+    windows, length : int
+        Half of the windows are for fitting maps.
+    judged : int
+        Most windows that maps are judged on; 0: the other half.
+    cost : {"kl", "squared"}
+        Encoders have no probabilities of tokens.
+    """
+
+    label: str
+    windows: int
+    length: int
+    judged: int = 0
+    cost: str = "kl"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "text.windows": self.windows,
+            "text.length": self.length,
+            "sites.of": "blocks",
+            "replacement.of": "blocks",
+            "replacement.judged": self.judged,
+            "substitution.cost": self.cost,
+        }
+
+
+GPT = "gpt-small"
+SUBJECTS = {
+    GPT: _Subject("small GPT", 320, 64),
+    "zoo/minilm-l6": _Subject("MiniLM-L6", 160, 64, cost="squared"),
+    "zoo/smollm2-135m": _Subject("SmolLM2-135M", 128, 128, judged=12),
+}
+"""By model. A larger share of SmolLM2's time is for judging: a window takes a second per block."""
+
+Training: TypeAlias = tuple[dict[str, int], dict[str, Any]]
+TRAINING: Training = (
+    {"windows": 2000, "length": 64},
+    {"name": "full", "epochs": 6, "batch_size": 32},
+)
+QUICK_TRAINING: Training = (
+    {"windows": 500, "length": 64},
+    {"name": "quick", "epochs": 3, "batch_size": 16, "warmup_steps": 10},
+)
+
+
+class SecretlyLinear(Study):
+    """Published linearity of blocks of language models, and what replacing a block costs."""
+
+    question = "Are blocks of Transformers as linear as their published score says?"
+    source = Source(
+        "A. Razzhigaev, M. Mikhalchuk, E. Goncharova, N. Gerasimenko, I. Oseledets, D. Dimitrov "
+        "and A. Kuznetsov. Your Transformer is Secretly Linear. ACL, 2024."
+    )
+    needs = "trains 3 small GPTs; SmolLM2 and MiniLM of the zoo; neither if quick"
+    minutes, quick_minutes = 8, 0.3
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Runs:
+        """Measure a small GPT trained and initialised, and the language models of the zoo."""
+        runs = {name: _run(context, name, ("trained",), (0,)) for name in self._zoo(context)}
+        seeds = context.seeds_or(3)
+        data, recipe = QUICK_TRAINING if context.quick else TRAINING
+        checkpoints = [
+            context.request_training(GPT, DATA, "auto", seed, options=data, **recipe)
+            for seed in seeds
+        ]
+        _run(context, GPT, tuple(map(str, checkpoints)), (0,))
+        return {GPT: _run(context, GPT, ("init",), seeds), **runs}
+
+    def _zoo(self, context: Context) -> list[str]:
+        names = [] if context.quick else list(SUBJECTS)[1:]
+        return [name for name in names if not _member(name).problem]
+
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the order of blocks by each score with the order by cost."""
+        blocks = pd.concat([block_table(run) for run in runs.values()], ignore_index=True)
+        pairs = pair_table(blocks)
+        trained = blocks[blocks.state == "trained"]
+        verdicts = []
+        for label, rows in trained.groupby("network", sort=False):
+            verdicts += [
+                _is_near_one(str(label), rows, "published", f"{PUBLISHED_SCORE}"),
+                _is_near_one(str(label), rows, "after norm", ""),
+                _branch_is_less_linear(str(label), rows),
+                _orders_blocks(str(label), pairs),
+            ]
+        verdicts.append(_training_lowers(blocks))
+        return Findings(
+            verdicts,
+            {
+                "Pairs of blocks whose order by cost differs": pairs,
+                "Blocks": blocks,
+            },
+            {"Linearity and cost of blocks, trained": _figure(trained)},
+            _remarks(runs),
+            headline=[_headline(str(label), pairs) for label in trained.network.unique()],
+        )
+
+
+def _member(name: str) -> Member:
+    return MEMBERS[name.removeprefix("zoo/")]
+
+
+def _run(context: Context, model: str, weights: tuple[str, ...], seeds: tuple[int, ...]) -> Run:
+    request = Request(
+        ("linearity", "influence", "substitution"),
+        (model,),
+        (DATA,),
+        weights,
+        seeds,
+        samples=0,
+        settings=SUBJECTS[model].settings,
+    )
+    return context.run(request, model.rpartition("/")[2])
+
+
+def block_table(run: Run) -> pd.DataFrame:
+    """Return a row for each block of each network, with `COLUMNS`."""
+    keys = ["model", "state", "seed", "place"]
+    table = None
+    for name, (measure, statistic) in COLUMNS.items():
+        scores = site_scores(run, measure, statistic)[[*keys, "value"]]
+        column = scores.rename(columns={"value": name})
+        table = column if table is None else table.merge(column, "left", keys)
+    assert table is not None
+    labels = table.pop("model").map(lambda model: SUBJECTS[model].label)
+    table.insert(0, "network", labels)
+    return table
+
+
+def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
+    """Count the pairs of blocks that a score puts in another order than their cost does.
+
+    A pair counts if its costs differ by more than two standard errors.
+    """
+    rows = []
+    for (network, state), group in blocks.groupby(["network", "state"], sort=False):
+        for name, sign in PREDICTORS.items():
+            networks = [own for _, own in group.groupby("seed")]
+            pairs = [pair for own in networks for pair in _decided_pairs(own, name, sign)]
+            taus = [
+                stats.kendalltau(sign * own[name], own.cost, nan_policy="omit") for own in networks
+            ]
+            # One network has one test; several have an interval over networks.
+            tau = float(np.mean([each.statistic for each in taus]))
+            p = float(taus[0].pvalue) if len(taus) == 1 else math.nan
+            low, high = network_interval([each.statistic for each in taus])
+            rows.append((network, state, name, len(pairs), sum(pairs), tau, p, low, high))
+    columns = ["network", "state", "score", "pairs", "changed", "tau", "p", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]:
+    """Yield for each pair whose costs differ whether the score puts it in another order."""
+    values = zip(sign * blocks[name], blocks.cost, blocks.error, strict=True)
+    for (score, cost, error), (other, other_cost, other_error) in combinations(list(values), 2):
+        if abs(cost - other_cost) > DECIDED_ERRORS * math.hypot(error, other_error):
+            yield bool((score - other) * (cost - other_cost) < 0)
+
+
+def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) -> Verdict:
+    what = "stream" if column == "published" else "stream at unit length"
+    medians = blocks.groupby("seed")[column].median().to_numpy()
+    return Verdict(
+        f"The {what} of {label} has a linearity of {PUBLISHED_SCORE} from block to block",
+        published,
+        range_text(blocks[column].dropna(), ".3f"),
+        above(network_interval(medians) if len(medians) > 1 else medians, PUBLISHED_SCORE),
+        "mean, smallest and largest over blocks; agrees if the median is above "
+        f"{PUBLISHED_SCORE}; "
+        + ("in sample" if column == "published" else "held out, after the next block's norm"),
+    )
+
+
+def _branch_is_less_linear(label: str, blocks: pd.DataFrame) -> Verdict:
+    share = paired_share(blocks.published - blocks.branch)
+    return Verdict(
+        f"Blocks of {label} are less linear without the residual stream",
+        "less linear",
+        f"{share_text(share)} of blocks; branches {range_text(blocks.branch.dropna(), '.3f')}",
+        share_above(share),
+        "in sample, the output minus the input; share of blocks with Wilson's 95 % interval",
+    )
+
+
+def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
+    row = _row_of(label, "published", pairs)
+    if math.isnan(row.p):
+        answer = above([row.low, row.high])
+        interval = f"{row.tau:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
+        remark = "Student's 95 % interval over networks"
+    else:
+        answer = bool(row.tau > 0) if row.p < SIGNIFICANCE else None
+        interval = f"{row.tau:+.2f}, p = {row.p:.2g}"
+        remark = "Kendall's test over blocks"
+    return Verdict(
+        f"Blocks of {label} with a higher published score cost less to replace",
+        "the most linear blocks can be replaced",
+        f"τ = {interval}; {row.changed} of {row.pairs} pairs in another order",
+        answer,
+        f"τ of the score's order with that of the cost of the best affine map; {remark}; pairs "
+        f"whose costs differ by more than {DECIDED_ERRORS:g} standard errors",
+    )
+
+
+def _row_of(label: str, score: str, pairs: pd.DataFrame) -> Any:
+    mask = (pairs.network == label) & (pairs.score == score) & (pairs.state == "trained")
+    return pairs[mask].iloc[0]
+
+
+def _training_lowers(blocks: pd.DataFrame) -> Verdict:
+    own = blocks[blocks.network == SUBJECTS[GPT].label]
+    means = own.pivot_table("published", "seed", "state")
+    differences = (means.trained - means.drawn).to_numpy()
+    return Verdict(
+        "Pretraining lowers the linearity of the stream",
+        "lower",
+        f"{means.drawn.mean():.4f} initialised, {means.trained.mean():.4f} trained",
+        below(network_interval(differences)),
+        "the small GPT, mean over blocks; Student's 95 % interval over networks",
+    )
+
+
+def _headline(label: str, pairs: pd.DataFrame) -> str:
+    row = _row_of(label, "published", pairs)
+    of_label = pairs[(pairs.network == label) & (pairs.state == "trained")]
+    best = of_label.iloc[int(of_label.tau.to_numpy().argmax())]
+    return (
+        f"{label}: the published score puts {row.changed} of {row.pairs} pairs of blocks in "
+        f"another order than the cost of replacing them (τ {row.tau:+.2f}); the closest order is "
+        f"that of {best.score} ({best.changed}, τ {best.tau:+.2f})."
+    )
+
+
+def _remarks(runs: Runs) -> list[str]:
+    remarks = [
+        "The cost is KL(f ‖ f_s) in nats a token with a block replaced by its best affine map, "
+        "fitted and judged on different text; for MiniLM the relative squared change.",
+        "The text is the source of Python's standard library, in windows without a start token.",
+    ]
+    for name in list(SUBJECTS)[1:]:
+        member = _member(name)
+        if name in runs:
+            remarks += [f"{SUBJECTS[name].label}: {member.remark}."] if member.remark else []
+        else:
+            reason = member.problem or "not part of the quick version"
+            remarks.append(f"{SUBJECTS[name].label} was not measured: {reason}.")
+    return remarks
+
+
+def _figure(blocks: pd.DataFrame) -> Figure:
+    first = blocks[blocks.seed == blocks.groupby("network").seed.transform("min")]
+    networks = list(first.groupby("network", sort=False))
+    figure, panels = page_figure(4.4, rows=2, columns=len(networks), squeeze=False, sharex="col")
+    for (label, rows), (upper, lower) in zip(networks, panels.T, strict=True):
+        x = np.arange(len(rows))
+        for colour, name in zip(COLOURS, ("published", "held out", "after norm"), strict=False):
+            upper.plot(x, rows[name], ".-", color=colour, label=name)
+        lower.errorbar(x, rows.cost, DECIDED_ERRORS * rows.error, fmt=".", color=COLOURS[4])
+        upper.set_title(label)
+        lower.set(xlabel="block", yscale="log")
+    panels[0, 0].set_ylabel("linearity")
+    panels[1, 0].set_ylabel("cost of the best affine map")
+    panels[0, 0].legend(loc="lower left")
+    return figure

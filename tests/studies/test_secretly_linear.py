@@ -1,0 +1,118 @@
+"""Verdicts and counts of pairs follow from the recorded blocks."""
+
+import pytest
+from made_records import made_record
+
+from nlbench.measure import Result, Value
+from nlbench.store.manifest import Manifest
+from nlbench.store.run import Run
+from nlbench.studies.secretly_linear import GPT, SecretlyLinear
+
+SMOLLM2 = "zoo/smollm2-135m"
+USUAL = {
+    "linearity": {"in_sample": 0.999, "value": 0.99, "after_norm": 0.995, "per_token": 0.1,
+                  "branch_in_sample": 0.5, "branch_value": 0.4, "top_share": 0.1},
+    "influence": {"value": 0.1, "relative_change": 0.2},
+    "substitution": {"value": 1.0, "error": 0.01},
+}  # fmt: skip
+
+
+def blocks(costs, published, **changed):
+    """Statistics by measure of blocks with these costs and scores."""
+    return [
+        {
+            measure: {**numbers, **changed.get(measure, {})}
+            | ({"value": cost} if measure == "substitution" else {})
+            | ({"in_sample": score} if measure == "linearity" else {})
+            for measure, numbers in USUAL.items()
+        }
+        for cost, score in zip(costs, published, strict=True)
+    ]
+
+
+def run_of(networks):
+    """A run of ``{(model, weights, seed): blocks}``."""
+    records = [
+        made_record(
+            key=f"{model}-{weights}-{seed}-{measure}".replace("/", "-"),
+            subject={
+                "model": model,
+                "weights": weights,
+                "data": "text/python",
+                "seed": seed,
+                "weights_metadata": {} if weights == "init" else {"seed": str(seed)},
+            },
+            measure={"name": measure, "version": "1", "options": {}},
+            probe={"name": "sites", "options": {}, "samples": 8, "kinds": {}},
+            result=Result.of([Value(f"b.{i}", own[measure], 8) for i, own in enumerate(rows)]),
+        )
+        for (model, weights, seed), rows in networks.items()
+        for measure in USUAL
+    ]
+    return Run(Manifest().of_records(records), records)
+
+
+def findings(
+    costs=(1.0, 2.0, 3.0, 4.0, 5.0), published=(0.999, 0.998, 0.997, 0.996, 0.995), **changed
+):
+    rows = blocks(costs, published, **changed)
+    drawn = blocks(costs, [score + 0.0004 * (i + 1) for i, score in enumerate(published)])
+    gpt = {(GPT, "file", seed): rows for seed in range(3)}
+    gpt |= {(GPT, "init", seed): drawn for seed in range(3)}
+    return SecretlyLinear().analyse(
+        {GPT: run_of(gpt), SMOLLM2: run_of({(SMOLLM2, "trained", 0): rows})}
+    )
+
+
+def answers(**changed):
+    kinds = ("stream", "unit length", "branch", "order")
+    smollm2 = [v for v in findings(**changed).verdicts if "SmolLM2" in v.claim]
+    return dict(zip(kinds, (v.agrees for v in smollm2), strict=True))
+
+
+def pairs(**changed):
+    table = findings(**changed).tables["Pairs of blocks whose order by cost differs"]
+    own = table[(table.network == "SmolLM2-135M") & (table.score == "published")]
+    return own.iloc[0]
+
+
+def test_linear_blocks_that_cost_little_agree_with_the_claims():
+    assert all(answers().values())
+
+
+def test_pairs_in_another_order_are_counted():
+    same = pairs()
+    assert (same.pairs, same.changed, same.tau) == (10, 0, pytest.approx(1))
+    turned = pairs(costs=(5.0, 4.0, 3.0, 2.0, 1.0))
+    assert (turned.pairs, turned.changed, turned.tau) == (10, 10, pytest.approx(-1))
+    swapped = pairs(costs=(2.0, 1.0, 3.0, 4.0, 5.0))
+    assert (swapped.pairs, swapped.changed, swapped.tau) == (10, 1, pytest.approx(0.8))
+
+
+def test_costs_within_two_errors_do_not_count():
+    close = pairs(costs=(1.0, 1.02, 2.0, 3.0, 4.0))
+    assert close.pairs == 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"published": (0.96, 0.95, 0.94, 0.93, 0.92)}, "stream"),
+        ({"linearity": {"after_norm": 0.7}}, "unit length"),
+        ({"linearity": {"branch_in_sample": 0.9999}}, "branch"),
+        ({"costs": (5.0, 4.0, 3.0, 2.0, 1.0)}, "order"),
+    ],
+)
+def test_each_verdict_follows_its_own_numbers(changed, kind):
+    found = answers(**changed)
+    assert found.pop(kind) is not True
+    assert all(found.values())
+
+
+def test_training_is_compared_with_initialisation():
+    (verdict,) = (v for v in findings().verdicts if v.claim.startswith("Pretraining"))
+    assert verdict.ours.startswith("0.9982 initialised, 0.9970 trained")
+
+
+def test_networks_that_were_not_measured_are_named():
+    assert any("MiniLM-L6 was not measured" in remark for remark in findings().remarks)
