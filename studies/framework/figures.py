@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nlbench.reports.figures import ecdf
+from nlbench.reports.panels import ecdf
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 from matplotlib import rcParams
 
 from nlbench.errors import RequestError, one_line
-from nlbench.reports.figures import (
-    MAX_SERIES,
-    bars,
-    distribution,
-    ecdf,
-    figure_of,
-    signature,
-    to_svg,
-)
+from nlbench.reports.figures import figure_of
+from nlbench.reports.panels import MAX_SERIES, ecdf
+from nlbench.reports.svg import to_svg
 
 SUBJECT = ("net", "init", "digits", 0)
 
@@ -30,6 +24,11 @@ def ids_of(svg: str) -> list[str]:
 def marks_of(axes, label):
     (container,) = [c for c in axes.containers if c.get_label() == label]
     return container.lines[0].get_xydata()
+
+
+def signature(scores, details=None):
+    about = {"probe": "sites", **(details or {}).get("affinity", {})}
+    return figure_of(scores, {"affinity": about}, "affinity")
 
 
 def one_net(conftest, values, **kwargs):
@@ -63,7 +62,7 @@ def test_the_signature_has_one_mark_a_site_in_order_of_call(conftest, run) -> No
 
 
 def test_error_bars_reach_one_standard_deviation(conftest) -> None:
-    figure = signature(one_net(conftest, {"a": 0.5, "b": 0.75}, std=0.125), {}, ["affinity"])
+    figure = signature(one_net(conftest, {"a": 0.5, "b": 0.75}, std=0.125))
     (container,) = figure.axes[0].containers
     (_, _, (bars_drawn,)) = container.lines
     reach = [segment[:, 1].tolist() for segment in bars_drawn.get_segments()]
@@ -72,30 +71,10 @@ def test_error_bars_reach_one_standard_deviation(conftest) -> None:
 
 def test_sites_without_a_value_are_hollow_marks_at_the_bottom_edge(conftest) -> None:
     scores = one_net(conftest, {"a": 0.5, "b": "constant output", "c": 0.4})
-    (axes,) = signature(scores, {}, ["affinity"]).axes
+    (axes,) = signature(scores).axes
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert [line.get_xydata().tolist() for line in hollow] == [[[2.0, 0.0]]]
     assert hollow[0].get_transform() == axes.get_xaxis_transform()
-
-
-def test_one_panel_is_drawn_for_each_measure_asked_for(conftest) -> None:
-    rows = conftest.cell_rows(SUBJECT, "affinity", {"a": 0.5})
-    rows += conftest.cell_rows(SUBJECT, "cka", {"a": 0.25})
-    figure = signature(conftest.frame(rows), {}, ["affinity", "cka"])
-    assert [axes.get_ylabel().split("\n")[0] for axes in figure.axes] == ["affinity", "cka"]
-
-
-def test_a_subject_keeps_its_colour_in_panels_where_others_are_missing(conftest) -> None:
-    rows = []
-    for model in ("a", "b"):
-        rows += conftest.cell_rows((model, "init", "d", 0), "affinity", {"x": 0.5})
-    rows += conftest.cell_rows(("b", "init", "d", 0), "cka", {"x": 0.25})
-    figure = signature(conftest.frame(rows), {}, ["cka", "affinity"])
-    colors = [
-        {c.get_label(): c.lines[0].get_color() for c in axes.containers} for axes in figure.axes
-    ]
-    assert colors[0]["b"] == colors[1]["b"] != colors[1]["a"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b", "a"]
 
 
 def test_long_names_that_are_shortened_alike_keep_a_legend_entry_each(conftest) -> None:
@@ -103,7 +82,7 @@ def test_long_names_that_are_shortened_alike_keep_a_legend_entry_each(conftest) 
     for middle in "xy":
         model = "a" * 60 + middle + "b" * 60
         rows += conftest.cell_rows((model, "init", "d", 0), "affinity", {"x": 0.5})
-    figure = signature(conftest.frame(rows), {}, ["affinity"])
+    figure = signature(conftest.frame(rows))
     assert len(figure.legends[0].get_texts()) == 2
 
 
@@ -124,15 +103,15 @@ def test_values_that_fill_little_of_the_range_are_not_flattened(conftest) -> Non
 
 def test_few_sites_are_named(conftest) -> None:
     scores = one_net(conftest, {"stem/relu": 0.5, "body.hardswish:1": 0.4, "features.3": 0.3})
-    (axes,) = signature(scores, {}, ["affinity"]).axes
+    (axes,) = signature(scores).axes
     names = [label.get_text() for label in axes.get_xticklabels()]
     assert names == ["stem/relu", "body.hardswish:1", "features.3"]
 
 
 def test_long_names_do_not_squeeze_the_panel(conftest) -> None:
-    plain = signature(one_net(conftest, {f"a{i}": 0.5 for i in range(20)}), {}, ["affinity"])
+    plain = signature(one_net(conftest, {f"a{i}": 0.5 for i in range(20)}))
     scores = one_net(conftest, {f"features.{i}.block.0.1.hardswish": 0.5 for i in range(20)})
-    named = signature(scores, {}, ["affinity"])
+    named = signature(scores)
     tall, usual = (f.axes[0].get_window_extent().height for f in (named, plain))
     assert tall > 0.9 * usual
 
@@ -140,7 +119,7 @@ def test_long_names_do_not_squeeze_the_panel(conftest) -> None:
 def test_values_over_several_decades_stand_on_a_logarithmic_axis_with_plain_numbers(conftest):
     paths = {f"path{i}": 10.0**i for i in range(-1, 3)}
     scores = conftest.frame(conftest.cell_rows(SUBJECT, "absdev", paths))
-    figure = distribution(scores, conftest.DETAILS, "absdev")
+    figure = figure_of(scores, conftest.DETAILS, "absdev")
     texts = ET.fromstring(to_svg(figure, prefix="f", title="")).itertext()
     shown = {text.strip() for text in texts}
     assert figure.axes[0].get_xscale() == "log"
@@ -150,14 +129,14 @@ def test_values_over_several_decades_stand_on_a_logarithmic_axis_with_plain_numb
 
 def test_many_sites_are_numbered(conftest) -> None:
     scores = one_net(conftest, {f"act{i}": 0.5 for i in range(60)})
-    (axes,) = signature(scores, {}, ["affinity"]).axes
+    (axes,) = signature(scores).axes
     assert axes.get_xlabel() == "site, in order of call"
 
 
 def test_each_curve_says_how_many_paths_it_is_made_of(conftest) -> None:
     paths = {"path0": 1.0, "path1": 3.0, "path2": "softmax at head"}
     scores = conftest.frame(conftest.cell_rows(SUBJECT, "absdev", paths))
-    (axes,) = distribution(scores, conftest.DETAILS, "absdev").axes
+    (axes,) = figure_of(scores, conftest.DETAILS, "absdev").axes
     assert [line.get_label() for line in axes.lines] == ["net (2 of 3 paths)"]
     assert axes.lines[0].get_xydata().tolist() == [[1.0, 0.0], [1.0, 0.5], [3.0, 1.0]]
     assert axes.lines[0].get_drawstyle() == "steps-post"
@@ -169,11 +148,11 @@ def test_a_measure_of_another_probe_is_drawn_as_bars(conftest) -> None:
     assert [patch.get_height() for patch in axes.patches] == [2.0, 3.5]
 
 
-@pytest.mark.parametrize("draw", [distribution, bars])
-def test_a_figure_without_any_number_is_refused(conftest, draw) -> None:
+@pytest.mark.parametrize("probe", ["sites", "lines", "graph"])
+def test_a_figure_without_any_number_is_refused(conftest, probe) -> None:
     scores = one_net(conftest, {"a": "constant output"})
     with pytest.raises(RequestError, match="affinity has no value at any place"):
-        draw(scores, {}, "affinity")
+        figure_of(scores, {"affinity": {"probe": probe}}, "affinity")
 
 
 def test_more_subjects_than_can_be_told_apart_are_refused(conftest) -> None:
@@ -181,7 +160,7 @@ def test_more_subjects_than_can_be_told_apart_are_refused(conftest) -> None:
     for seed in range(MAX_SERIES + 1):
         rows += conftest.cell_rows(("net", "init", "digits", seed), "affinity", {"a": 0.5})
     with pytest.raises(RequestError, match="9 subjects in one figure; expected 8 at most"):
-        signature(conftest.frame(rows), {}, ["affinity"])
+        signature(conftest.frame(rows))
 
 
 @pytest.mark.parametrize("name", ["affinity", "absdev", "pathlength"])
@@ -223,7 +202,7 @@ def test_every_reference_of_a_figure_points_into_it(run) -> None:
 @pytest.mark.parametrize("name", ["<b>&\"'", "_hidden", "$x_1$", "tab\tand \x1b bell", "\ud800"])
 def test_any_name_comes_out_as_well_formed_text(conftest, name) -> None:
     rows = conftest.cell_rows((name, "init", "digits", 0), "affinity", {name: 0.5, "b": 0.4})
-    figure = signature(conftest.frame(rows), {}, ["affinity"])
+    figure = signature(conftest.frame(rows))
     root = ET.fromstring(to_svg(figure, prefix="f", title=name))
     texts = ["".join(e.itertext()).strip() for e in root.iter() if e.tag.endswith("text")]
     shown = one_line(name) or "�"
