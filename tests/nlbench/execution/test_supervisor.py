@@ -163,6 +163,16 @@ def test_dead_worker_is_reported():
         list(worker.ask({}))
 
 
+@pytest.mark.parametrize(("set_by_user", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_a_worker_wait_passively_by_default(monkeypatch, set_by_user, policy):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if set_by_user:
+        monkeypatch.setenv("OMP_WAIT_POLICY", set_by_user)
+    worker = Worker(1)
+    assert psutil.Process(worker._process.pid).environ()["OMP_WAIT_POLICY"] == policy
+    worker.end()
+
+
 def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
