@@ -37,23 +37,6 @@ from nlbench.errors import (
     system_text,
 )
 
-__all__ = [
-    "GROUPS",
-    "Entry",
-    "Family",
-    "about",
-    "describe",
-    "entries",
-    "entry_points",
-    "expand",
-    "families",
-    "find",
-    "find_source",
-    "installed",
-    "load",
-    "version_of",
-]
-
 
 class Family(ABC):
     """Many names behind one entry point named ``NAME/*``.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from nlbench.probes.probe import Probe
 
-__all__ = ["ResolvedSettings", "resolve_settings"]
-
 
 @dataclass(frozen=True)
 class ResolvedSettings:

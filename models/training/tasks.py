@@ -25,17 +25,6 @@ from .translation import SENTENCES_PER_BATCH, bleu, translate
 if TYPE_CHECKING:
     from .recipes import Recipe
 
-__all__ = [
-    "Classification",
-    "InMemoryTask",
-    "NextToken",
-    "Regression",
-    "Task",
-    "Translation",
-    "task_of",
-]
-
-
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from nlbench.introspection.memory import FittingSizes
 
-__all__ = ["LazyProbe", "Listener", "OnStep", "Probe", "ProbeOptions", "Resources", "Samples"]
-
 ProbeOptions = Mapping[str, OptionValue]
 
 OnStep = Callable[[], None]

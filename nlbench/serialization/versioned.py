@@ -12,8 +12,6 @@ from nlbench.errors import RequestError
 
 from .files import parse_json
 
-__all__ = ["FORMAT", "add_checksum", "check_checksum", "dump_versioned", "parse_versioned"]
-
 FORMAT = 1
 _CHECKSUM = "checksum"
 

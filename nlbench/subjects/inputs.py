@@ -20,16 +20,6 @@ from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, nearest
 
-__all__ = [
-    "Arguments",
-    "BatchReader",
-    "input_error",
-    "is_batch",
-    "single_tensor_call",
-    "tensor_of_output",
-]
-
-
 Constant = bool | int | float | str | None
 
 IGNORED_LABEL = -100

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 
     from .subject import Subject
 
-__all__ = [
-    "ModelSource",
-    "apply_transform",
-    "load_dataset",
-    "load_subject",
-    "model_source",
-]
-
 CALIBRATION_BATCH = 128
 """Samples in a batch that calibrates batch norm's statistics."""
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     Reader = Callable[[Path], tuple[Mapping[str, Tensor], dict[str, str]]]
 
-__all__ = ["ANY_DATA", "ModelInfo", "default_data", "model", "model_info"]
-
-
 ANY_DATA = "*"
 """Key of a checkpoint that doesn't depend on the dataset."""
 

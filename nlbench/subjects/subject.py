@@ -15,8 +15,6 @@ from nlbench.errors import Undefined
 from .facts import SubjectFacts
 from .samples import Batches, DrawnBatches, batch_sizes, rebatched
 
-__all__ = ["Subject"]
-
 
 @dataclass(frozen=True)
 class Subject:

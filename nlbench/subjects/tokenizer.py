@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BYTES", "Tokenizer"]
-
 
 @dataclass(frozen=True)
 class Tokenizer:

@@ -15,15 +15,6 @@ from nlbench.serialization.hashing import file_hash
 from .model import ModelInfo, model_info
 from .spec import SubjectSpec
 
-__all__ = [
-    "FRESH_WEIGHTS",
-    "WeightsChoice",
-    "choose_weights",
-    "training_failure",
-    "training_folder",
-]
-
-
 _SEED = re.compile(r"seed[-_= ]?\d+$", re.IGNORECASE)
 FRESH_WEIGHTS = ("init", "calibrated")
 """Weights drawn from the seed; ``calibrated`` takes batch norm's statistics from the samples."""

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from .context import Context
     from .study import Findings, Runs, Study
 
-__all__ = ["study"]
-
-
 MAX_SERIAL_MINUTES = 0.3
 """Duration of a study that is not worth the seconds that processes take to start."""
 

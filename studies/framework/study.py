@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from .context import Context
     from .verdicts import Verdict
 
-__all__ = ["Findings", "Runs", "Study"]
-
-
 Runs: TypeAlias = "Mapping[str, Run]"
 """Runs of a study by the name of the part."""
 

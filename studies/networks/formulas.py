@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from nlbench import register_op
 
-__all__ = ["FORMULAS", "Formula", "LinearMap", "Shuffled"]
-
 Curve: TypeAlias = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 

@@ -8,8 +8,6 @@ from torch.nn import functional
 from nlbench.citation import Source
 from nlbench.subjects.model import model
 
-__all__ = ["SmallGPT", "gpt_small"]
-
 
 class SmallGPT(nn.Module):
     """Transformer blocks with layer norm before attention and MLP, as in GPT-2.

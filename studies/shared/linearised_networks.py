@@ -22,28 +22,6 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.subjects.facts import SubjectFacts
 
-__all__ = [
-    "MAX_ACCURACY_LOSS",
-    "MEASURES",
-    "MIN_LINEAR_SHARE",
-    "OMEGAS",
-    "QUICK_OMEGAS",
-    "SOURCE",
-    "as_trained",
-    "by_omega",
-    "conclusive",
-    "epochs_remark",
-    "is_short",
-    "layer_table",
-    "linearise",
-    "measure_networks",
-    "network_table",
-    "omegas",
-    "paths_shrink",
-    "stays_accurate",
-]
-
-
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
     "Might Not Be As Complex as You Think. ICML, 2023; claims as the abstract words them.",

@@ -26,8 +26,6 @@ from .interception import (
     with_first_tensor,
 )
 
-__all__ = ["Replacement", "SharedPrefix", "run_replaced"]
-
 Replacement = Callable[[Tensor], Tensor]
 """Maps a place's input to its output."""
 

@@ -11,8 +11,6 @@ from nlbench.probes.probe import LazyProbe, ProbeOptions
 from nlbench.probes.sites.place_options import parse_places
 from nlbench.probes.sites.select import Selection
 
-__all__ = ["MAPS", "REPLACEMENT", "UNFITTED", "Replacements", "parse_maps"]
-
 MAPS = ("channel", "identity", "mean", "affine")
 """The best slope and intercept of each channel; the input itself; the output's mean; the best full
 affine map of the channels."""
