@@ -134,7 +134,7 @@ class Removal(Study):
 
 
 def _seeds(context: Context, task: str) -> tuple[int, ...]:
-    full, quick = (12, 3) if task == "mnist1d" else (8, 1)
+    full, quick = (12, 2) if task == "mnist1d" else (8, 1)
     return context.seeds_or(full, quick)
 
 
