@@ -18,7 +18,7 @@ from nlbench.reports.agreement import paired_share
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import COLOURS, page_figure
+from .framework.figures import COLOURS, page_figure, use_plain_log_labels
 from .framework.trends import network_interval
 from .framework.verdicts import above, below, range_text, share_above, share_text
 from .shared.site_scores import site_scores
@@ -123,7 +123,7 @@ class SecretlyLinear(Study):
         "and A. Kuznetsov. Your Transformer is Secretly Linear. ACL, 2024."
     )
     needs = "trains 3 small GPTs; SmolLM2 and MiniLM of the zoo; neither if quick"
-    minutes, quick_minutes = 8, 0.3
+    minutes, quick_minutes = 5, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -330,6 +330,7 @@ def _figure(blocks: pd.DataFrame) -> Figure:
         lower.errorbar(x, rows.cost, DECIDED_ERRORS * rows.error, fmt=".", color=COLOURS[4])
         upper.set_title(label)
         lower.set(xlabel="block", yscale="log")
+        use_plain_log_labels(lower.yaxis)
     panels[0, 0].set_ylabel("linearity")
     panels[1, 0].set_ylabel("cost of the best affine map")
     panels[0, 0].legend(loc="lower left")

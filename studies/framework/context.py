@@ -208,7 +208,7 @@ class Context:
             self.device,
         )
         load_recipe(request)
-        parts = (model.replace("/", "-"), data, name, f"seed{seed}")
+        parts = (model.replace("/", "-"), data.replace("/", "-"), name, f"seed{seed}")
         file = self.folder / "checkpoints" / f"{'-'.join(p for p in parts if p)}.safetensors"
         if self.pending.setdefault(file, request) != request:
             raise RequestError(f"{file.stem}: another training was requested under this name")

@@ -12,6 +12,7 @@ from nlbench.reports.panels import ecdf
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike, NDArray
 
@@ -42,6 +43,16 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """Place the legend of one panel below the whole figure."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def use_plain_log_labels(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers: the page does not typeset mathematics."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    large = EngFormatter(sep="")
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else large(x))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def draw_shares(axes: Axes, values: ArrayLike, **style: Any) -> None:

@@ -33,7 +33,7 @@ EXAMPLE_SAMPLES = 2
 """Samples of the passes that find places and what can be cached."""
 
 MAX_OUTPUT_BYTES = 2**28
-"""Size of the outputs of a judged batch: those of a language model are larger than its layers'."""
+"""Size of the outputs of a pass: those of a language model are larger than its layers'."""
 
 PASSES_IN_MEMORY = 2
 """Outputs and their replacements are in memory with a forward pass."""
@@ -112,7 +112,9 @@ def observe(
         if prefix.is_cached and fitting < 1:
             prefix.disable()
         limit = max(1, int(fitting)) if prefix.is_cached else size
-        limit = min(limit, max(1, MAX_OUTPUT_BYTES // prefix.output_bytes))
+        most_outputs = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
+        # Half of a batch is fitted on, or judged.
+        size, limit = min(size, 2 * most_outputs), min(limit, most_outputs)
         most = int(options["judged"]) or None
         # Moments of modules are few, and what modules compute has no other map by default.
         full_channels = int(options["affine"]) if of == "activations" else None
