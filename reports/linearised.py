@@ -7,23 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib.style
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from nlbench.errors import one_line
 
 from .layout import NamedRun, Table, TextCell
-from .svg import STYLE, in_page_colours, to_svg
 from .text import count
 
 MODES = {
-    "post-training": ("linearised after training", "#0072B2", "o"),
-    "from-start": ("linearised from the start", "#D55E00", "s"),
-    "random": ("random units linear", "#777777", "^"),
+    "post-training": "linearised after training",
+    "from-start": "linearised from the start",
+    "random": "random units linear",
 }
-_MAX_NAMED_LAYERS = 40  # with more their names are unreadable
 _MAX_PANELS = 6
 
 
@@ -70,52 +65,28 @@ class LinearisedFamily:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Figures, table and sentences of a family on the page."""
+    """Table, sentences and the content of the figures of a family on the page."""
 
     label: str
-    svg: str
-    caption: str
-    shape: str
-    shape_caption: str
+    content: Mapping[str, Any]
     table: Table
     sentences: tuple[str, ...]
 
 
 def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
-    """Draw the families in runs of ``nlbench linearize``; other runs have none."""
-    drawn = []
-    for number, family in enumerate(families(runs)):
-        seeds = len({network.seed for network in family.networks})
-        drawn.append(
-            Tradeoff(
-                label=family.label,
-                svg=in_page_colours(
-                    to_svg(
-                        draw_tradeoff(family),
-                        prefix=f"linearised-{number}",
-                        title=f"Accuracy against path length of {family.label}",
-                    )
-                ),
-                caption=(
-                    f"Test accuracy against average path length, {count(seeds, 'seed')}. Small "
-                    "marks are networks, large marks the mean and standard deviation for one ω."
-                ),
-                shape=in_page_colours(
-                    to_svg(
-                        draw_shape(family),
-                        prefix=f"shape-{number}",
-                        title=f"Nonlinear units of each layer of {family.label}",
-                    )
-                ),
-                shape_caption=(
-                    "The core network: share of each layer's units that are still nonlinear, "
-                    "averaged over seeds, for growing ω. The input is at the top."
-                ),
-                table=_table(family),
-                sentences=tuple(compared(family)),
-            )
-        )
-    return drawn
+    """Collect the families in runs of ``nlbench linearize``; other runs have none."""
+    shown = []
+    for family in families(runs):
+        reference = [100 * n.accuracy for n in family.networks if n.mode == "reference"]
+        content = {
+            "label": family.label,
+            "seeds": len({network.seed for network in family.networks}),
+            "reference": statistics.fmean(reference) if reference else None,
+            "modes": _curves(family),
+            "shape": _shape(family),
+        }
+        shown.append(Tradeoff(family.label, content, _table(family), tuple(compared(family))))
+    return shown
 
 
 def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
@@ -192,7 +163,7 @@ def compared(family: LinearisedFamily) -> Iterator[str]:
             for length, accuracy in other
             if lengths[0] <= length <= lengths[-1]
         ]
-        name = {"random": "with random units linear"}.get(mode, MODES[mode][0])
+        name = {"random": "with random units linear"}.get(mode, MODES[mode])
         if not differences:
             yield f"Networks {name} share no path length with those linearised after training."
             continue
@@ -216,106 +187,43 @@ def _curve(family: LinearisedFamily, mode: str, above: float = -1.0) -> list[tup
     ]
 
 
-def draw_tradeoff(family: LinearisedFamily) -> Figure:
-    """Draw accuracy against path length, one series per mode."""
-    with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-        axes = figure.add_subplot()
-        reference = [n.accuracy for n in family.networks if n.mode == "reference"]
-        if reference:
-            axes.axhline(
-                100 * statistics.fmean(reference),
-                color="#444444",
-                linewidth=0.8,
-                linestyle=(0, (4, 2)),
-                label="as trained, no linear units",
-            )
-        for mode in MODES:
-            _draw_mode(axes, family, mode)
-        axes.margins(x=0.06, y=0.12)  # room for the annotations
-        axes.set_xlabel("average path length: active nonlinearities on a path")
-        axes.set_ylabel("test accuracy, %")
-        axes.grid(color="#e4e4e4", linewidth=0.6)
-        figure.legend(loc="outside upper left", ncols=2)
-        figure.draw_without_rendering()  # lays out, once, while the style is in force
-        figure.set_layout_engine("none")
-    return figure
+def _curves(family: LinearisedFamily) -> list[dict[str, Any]]:
+    """Return path length and accuracy of each network, by mode and ω."""
+    return [
+        {
+            "mode": mode,
+            "groups": [
+                [omega, [[n.length, 100 * n.accuracy] for n in group]]
+                for omega, group in family.groups(mode)
+            ],
+        }
+        for mode in MODES
+        if family.groups(mode)
+    ]
 
 
-def _draw_mode(axes: Axes, family: LinearisedFamily, mode: str) -> None:
-    label, colour, mark = MODES[mode]
-    means = []
-    for omega, group in family.groups(mode):
-        lengths = [network.length for network in group]
-        accuracies = [100 * network.accuracy for network in group]
-        axes.plot(lengths, accuracies, mark, color=colour, markersize=3, alpha=0.45)
-        mean = statistics.fmean(lengths), statistics.fmean(accuracies)
-        means.append(mean)
-        axes.errorbar(
-            *mean,
-            xerr=statistics.pstdev(lengths),
-            yerr=statistics.pstdev(accuracies),
-            fmt=mark,
-            color=colour,
-            markersize=6.5,
-            elinewidth=1,
-            capsize=2,
-        )
-        if mode != "random":
-            axes.annotate(
-                f"ω={omega:g}",
-                mean,
-                xytext=(4, 6 if mode == "post-training" else -11),
-                textcoords="offset points",
-                fontsize=7.5,
-                color=colour,
-            )
-    if means:
-        axes.plot(*zip(*means, strict=True), color=colour, linewidth=1, marker=mark, label=label)
-
-
-def draw_shape(family: LinearisedFamily) -> Figure:
-    """Draw the share of nonlinear units of each layer, one panel per ω."""
+def _shape(family: LinearisedFamily) -> dict[str, Any]:
+    """Return the share of nonlinear units of each layer, for a few values of ω."""
     mode = "post-training" if family.groups("post-training") else "from-start"
     groups = [(omega, group) for omega, group in family.groups(mode) if group[0].layers]
     groups = groups or [(o, g) for o, g in family.groups("random") if g[0].layers]
     if len(groups) > _MAX_PANELS:
         shown = np.linspace(0, len(groups) - 1, _MAX_PANELS).round().astype(int)
         groups = [groups[i] for i in shown]
-    layers = list(groups[0][1][0].layers) if groups else []
-    with matplotlib.style.context(["default", STYLE]):
-        height = 0.8 + 0.17 * max(len(layers), 4)
-        figure = Figure(figsize=(7.2, height))
-        panels = figure.subplots(1, max(len(groups), 1), sharey=True, squeeze=False)[0]
-        for axes, (omega, group) in zip(panels, groups, strict=False):
-            shares = [
-                statistics.fmean(n.layers[layer][0] / n.layers[layer][1] for n in group)
-                for layer in layers
+    layers = groups[0][1][0].layers if groups else {}
+    return {
+        "layers": [[name, int(units)] for name, (_, units) in layers.items()],
+        "groups": [
+            [
+                omega,
+                [
+                    statistics.fmean(n.layers[layer][0] / n.layers[layer][1] for n in group)
+                    for layer in layers
+                ],
             ]
-            places = range(len(layers))
-            axes.barh(places, [1.0] * len(layers), color="#eeeeee", height=0.8)
-            axes.barh(places, shares, color=MODES[mode][1], height=0.8)
-            axes.set_xlim(0, 1)
-            axes.set_xticks([0, 1], ["0", "100 %"])
-            axes.set_title(f"ω = {omega:g}", fontsize=8.5)
-            if len(layers) <= _MAX_NAMED_LAYERS:
-                sizes = [int(group[0].layers[layer][1]) for layer in layers]
-                names = [
-                    f"{layer[-26:]} ({size})" for layer, size in zip(layers, sizes, strict=True)
-                ]
-                axes.set_yticks(places, names, fontsize=7)
-        if layers:
-            panels[0].invert_yaxis()
-        longest = max((len(text.get_text()) for text in panels[0].get_yticklabels()), default=0)
-        # Inches of the names on the left, the title above and the numbers below.
-        figure.subplots_adjust(
-            left=(0.15 + 0.062 * longest) / 7.2,
-            right=0.96,
-            bottom=0.35 / height,
-            top=1 - 0.32 / height,
-            wspace=0.2,
-        )
-    return figure
+            for omega, group in groups
+        ],
+    }
 
 
 def _table(family: LinearisedFamily) -> Table:

@@ -177,6 +177,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     maps = signature_maps(rows, shown, measures)
     is_single = len(rows) == 1 and not head
     correlations = agreement(all_rows, scores, measures)
+    linearised = tradeoffs(named)
     content = {
         **pack(shown, measures, rows, named),
         "single": is_single,
@@ -185,6 +186,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         "student": [round(student_half_width(n), 6) for n in range(2, 200)],
         "maps": maps,
         "trainings": [],
+        "tradeoffs": [tradeoff.content for tradeoff in linearised],
     }
     changed = []
     positions = {row.label: index for index, row in enumerate(rows)}
@@ -213,7 +215,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             lines=any(about.get("probe") == "lines" for about in measures.values()),
             maps=bool(maps),
             planes=[picture for run in named for picture in run.planes],
-            tradeoffs=tradeoffs(named),
+            tradeoffs=linearised,
             gaps=group_gaps(missing),
             manifests=[manifest_view(run) for run in named],
             version=named[0].manifest.get("nlbench", ""),

@@ -701,6 +701,52 @@ function curves(measure) {
   return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--c1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over the training`));
 }
 
+/* ---- Linearised networks: accuracy against path length, and the nonlinear units of each layer ---- */
+const MODES = {"post-training": "linearised after training", "from-start": "linearised from the start", random: "random units linear"};
+function drawTradeoffs() {
+  $$(".tradeoff").forEach((holder, i) => { if (!holder.children.length) holder.append(tradeoff(D.tradeoffs[i]), coreShape(D.tradeoffs[i])); });
+}
+function tradeoff(t) {
+  const width = room(600), height = 340, [left, right, top, bottom] = [62, width - 30, 14, height - 42];
+  const figure = new Figure(width, height, `Accuracy against path length of ${t.label}`), points = t.modes.flatMap(mode => mode.groups.flatMap(([, group]) => group));
+  const x = axis(points.map(p => p[0]), left, right), y = axis([...points.map(p => p[1]), num(t.reference)], bottom, top);
+  frame(figure, x, y, left, top, right, bottom, "average path length: active nonlinearities on a path", "test accuracy, %");
+  figure.rows = [["mode", "ω", "path length", "accuracy, %"]];
+  if (t.reference !== null) figure.line([[left, y(t.reference)], [right, y(t.reference)]], "quiet", {dash: 1}).text(left + 4, y(t.reference) - 4, "as trained, no linear units", {size: 9});
+  t.modes.forEach(({mode, groups}, k) => {
+    const colour = "c" + k;
+    const means = groups.map(([omega, group]) => {
+      const [a, b] = [0, 1].map(j => mean(group.map(p => p[j]))), [da, db] = [a, b].map((m, j) => Math.sqrt(mean(group.map(p => (p[j] - m) ** 2))));
+      for (const p of group) { figure.rows.push([MODES[mode], omega, ...p]); figure.mark(x(p[0]), y(p[1]), k, colour, 2); }
+      figure.line([[x(a - da), y(b)], [x(a + da), y(b)]], colour).line([[x(a), y(b - db)], [x(a), y(b + db)]], colour);
+      figure.mark(x(a), y(b), k, colour, 4.5, `${MODES[mode]}, ω ${omega}: path length ${fmt(a)}, accuracy ${fmt(b)} %`);
+      if (mode !== "random") figure.text(x(a) + 6, y(b) + (k ? 14 : -6), "ω=" + omega, {size: 9, colour});
+      return [x(a), y(b)];
+    });
+    figure.line(means, colour, {dash: k});
+  });
+  figure.keys = t.modes.map(({mode}) => MODES[mode]);
+  return h("figure", {}, keys(figure.keys), figure.element(), h("figcaption", {}, `Test accuracy against average path length, seeds: ${t.seeds}. Small marks are networks, large marks the mean and standard deviation for one ω.`), figure.tools(`accuracy against path length of ${t.label}`));
+}
+function coreShape(t) {
+  const {layers, groups} = t.shape, row = 14, named = layers.length <= 40, left = named ? 170 : 4, width = room(600), panel = (width - left) / Math.max(1, groups.length), most = panel - 10;
+  if (!layers.length) return "";
+  const figure = new Figure(width, 40 + row * layers.length, `Nonlinear units of each layer of ${t.label}`);
+  figure.rows = [["ω", "layer", "units", "share of nonlinear units"]];
+  groups.forEach(([omega, shares], g) => {
+    const start = left + g * panel;
+    figure.text(start + most / 2, 12, "ω = " + omega, {anchor: "middle", colour: "ink"}).text(start, figure.height - 4, "0", {size: 9}).text(start + most, figure.height - 4, "100 %", {anchor: "end", size: 9});
+    shares.forEach((share, k) => {
+      const y = 20 + row * k, bar = (w, fill) => figure.line([[start, y], [start + w, y], [start + w, y + row - 4], [start, y + row - 4]], fill, {fill, data: `${layers[k][0]}, ω ${omega}: ${(100 * share).toFixed(1)} % of ${layers[k][1]} units`});
+      bar(most, "rule");
+      bar(most * share, "c0");
+      figure.rows.push([omega, ...layers[k], share]);
+    });
+  });
+  if (named) layers.forEach(([name, units], k) => figure.text(left - 6, 29 + row * k, `${short(name, 26)} (${units})`, {anchor: "end", size: 9}));
+  return h("figure", {}, figure.element(), h("figcaption", {}, "The core network: share of each layer's units that are still nonlinear, averaged over seeds, for growing ω. The input is at the top."), figure.tools(`core network of ${t.label}`));
+}
+
 /* ---- Where in the network: small multiples, and networks laid over each other ---- */
 const signatureAxis = (measure, from, to) => {
   const scale = M[measure].strip, [low, high] = M[measure].bounds;
@@ -1284,6 +1330,7 @@ function update() {
 }
 function drawRest() {
   drawCurves();
+  drawTradeoffs();
   drawMulti();
   drawOver();
   drawMaps();
