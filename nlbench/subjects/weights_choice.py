@@ -104,7 +104,7 @@ def _checkpoint(weights: str) -> WeightsChoice:
 
 def _label(file: Path) -> str:
     """Return a checkpoint's name, with the training or seed that its folder is named after."""
-    folder = file.parent.name
+    folder = file.absolute().parent.name
     name = folder.removesuffix(".training")
     return f"{name}/{file.name}" if name != folder or _SEED.search(folder) else file.name
 

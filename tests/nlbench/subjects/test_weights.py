@@ -15,7 +15,9 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.serialization.hashing import file_hash, state_hash
+from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights import load_weights, save_weights
+from nlbench.subjects.weights_choice import choose_weights
 
 
 def same_state(first, second):
@@ -255,3 +257,20 @@ def test_a_checkpoint_loads_from_a_read_only_place(tmp_path):
     Path(copy).chmod(0o444)
     load_weights(linear(), copy)
     assert Path(copy).read_bytes() == SAFETENSORS
+
+
+@pytest.mark.parametrize(
+    ("file", "label"),
+    [
+        ("noisy-seed3.training/epoch0002.safetensors", "noisy-seed3/epoch0002.safetensors"),
+        ("seed_4/last.pt", "seed_4/last.pt"),
+        ("runs/last.pt", "last.pt"),
+    ],
+)
+def test_checkpoints_are_named_after_their_training(tmp_path, monkeypatch, file, label):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.touch()
+    assert choose_weights(SubjectSpec("vgg8", str(path), "digits")).label == label
+    monkeypatch.chdir(path.parent)
+    assert choose_weights(SubjectSpec("vgg8", path.name, "digits")).label == label
