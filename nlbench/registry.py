@@ -257,7 +257,10 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
         matches = matches or _matches_of_family(group, pattern)
         if not matches:
-            hint = nearest(pattern, names)
+            entry = families(group).get(pattern.partition("/")[0])
+            family = entry.family if entry else None
+            is_open = family is not None and not family.costly and not family.names()
+            hint = f"; {family.description}" if family and is_open else nearest(pattern, names)
             raise RequestError(f"no {GROUPS[group]} matches '{shorten(pattern)}'{hint}")
         expanded.update(dict.fromkeys(matches))
     return list(expanded)

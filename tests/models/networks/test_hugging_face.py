@@ -260,3 +260,9 @@ def test_a_model_in_the_cache_is_found_by_its_name(folders, tmp_path, monkeypatc
     assert model_folder("somebody/small") == repository / "snapshots" / "a1"
     with pytest.raises(RequestError, match=r"no such folder, and no such model in .*downloads no"):
         model_folder("somebody/absent")
+
+
+def test_a_glob_of_no_model_says_what_is_expected(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(RequestError, match=r"no model matches 'hf/\*'; hf/PATH: a folder of"):
+        registry.expand("models", ["hf/*"])
