@@ -62,7 +62,7 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
     return (x[:, None, None].double() + steps).to(x.dtype)
 
 
-def changed_units(model: nn.Module, vertices: Tensor, *, memory: int | None = None) -> Tensor:
+def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
     """Count the units that are not in one state at all vertices of a star.
 
     A unit is an element of an activation's input, its state the sign.
@@ -72,8 +72,6 @@ def changed_units(model: nn.Module, vertices: Tensor, *, memory: int | None = No
     model : torch.nn.Module
     vertices : tensor of shape (n, 2, p, *input)
         See `stars`.
-    memory : int, optional
-        Bytes that a forward pass may take.
 
     Returns
     -------
@@ -104,7 +102,7 @@ def changed_units(model: nn.Module, vertices: Tensor, *, memory: int | None = No
         changed[site.batch].append(_changes(prepared(site.x, site.place).values > 0))
 
     stars_as_batches = (star.flatten(0, 1) for star in vertices)
-    observe_sites(model, stars_as_batches, count, reduction="flatten", memory=memory)
+    observe_sites(model, stars_as_batches, count, reduction="flatten")
     if not all(changed):
         raise Undefined("the network has no activations")
     return torch.tensor([sum(counts) for counts in changed], dtype=torch.float64)
@@ -130,9 +128,7 @@ class StarBoundaries:
     nearest: float
 
 
-def star_boundaries(
-    model: nn.Module, vertices: Tensor, *, memory: int | None = None
-) -> list[StarBoundaries]:
+def star_boundaries(model: nn.Module, vertices: Tensor) -> list[StarBoundaries]:
     """Trace the segments of stars exactly.
 
     Parameters
@@ -140,15 +136,13 @@ def star_boundaries(
     model : torch.nn.Module
         Piecewise affine.
     vertices : tensor of shape (n, 2, p, *input)
-    memory : int, optional
-        As in `nlbench.probes.lines.trace_segment`.
 
     Raises
     ------
     nlbench.Undefined
         If the network is not piecewise affine.
     """
-    traces = trace_segments(model, *vertices.transpose(0, 1).flatten(1, 2), memory=memory)
+    traces = trace_segments(model, *vertices.transpose(0, 1).flatten(1, 2))
     return [_boundaries(itertools.islice(traces, vertices.shape[2])) for _ in range(len(vertices))]
 
 
