@@ -296,10 +296,11 @@ def _headline(label: str, pairs: pd.DataFrame) -> str:
     row = _row_of(label, "published", pairs)
     of_label = pairs[(pairs.network == label) & (pairs.state == "trained")]
     best = of_label.iloc[int(of_label.tau.to_numpy().argmax())]
+    closest = f"; the closest order is that of {best.score} ({best.changed}, τ {best.tau:+.2f})"
     return (
         f"{label}: the published score puts {row.changed} of {row.pairs} pairs of blocks in "
-        f"another order than the cost of replacing them (τ {row.tau:+.2f}); the closest order is "
-        f"that of {best.score} ({best.changed}, τ {best.tau:+.2f})."
+        f"another order than the cost of replacing them (τ {row.tau:+.2f})"
+        f"{closest if best.tau > row.tau else ''}."
     )
 
 
