@@ -62,7 +62,7 @@ class Definitions(Study):
         )
         runs = {"twins": context.run(twins, "twins"), "vgg8": context.run(trained, "vgg8")}
         for steps in QUICK_STEPS if context.quick else STEPS:
-            sampling = {"lines.method": "sampling", "lines.resolution": steps}
+            sampling: dict[str, str | int] = {"lines.method": "sampling", "lines.resolution": steps}
             request = replace(
                 trained, measures=("density",), settings={**trained.settings, **sampling}
             )
@@ -102,7 +102,7 @@ class Definitions(Study):
                 f"{means.loc['doubled'].activation:.1f} for {plain.activation:.1f}",
                 within(by_network.activation["doubled"] - by_network.activation["plain"], 0, 0),
             ),
-            _sampled(runs, vgg8.activation),
+            _sampled(runs, means.activation[TRAINED]),
         ]
         figures = {"Regions of each network by definition": _figure(means)}
         return Findings(verdicts, {"Regions per path": means.reset_index().round(1)}, figures)

@@ -115,7 +115,8 @@ def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float
     others = table[table["mode"] == mode]
     others = others[others[column].between(curve[column].min(), curve[column].max())]
     accuracy = np.interp(others[column], curve[column], curve.accuracy)
-    return accuracy - others.accuracy.to_numpy(dtype=np.float64)
+    gaps: NDArray[np.float64] = accuracy - others.accuracy.to_numpy(dtype=np.float64)
+    return gaps
 
 
 def _points(gaps: NDArray[np.float64]) -> str:
