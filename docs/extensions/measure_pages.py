@@ -138,9 +138,8 @@ def examples_of(measure: type[Measure], sections: dict[str, str]) -> Iterator[st
     if "Examples" in sections:
         yield sections["Examples"]
     module = importlib.import_module(measure.__module__)
-    for name in module.__all__:
-        function = getattr(module, name)
-        if inspect.isfunction(function):
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        if function.__module__ == module.__name__ and not name.startswith("_"):
             text = sections_of(function.__doc__ or "").get("Examples")
             if text:
                 yield f"``{name}``:\n\n{text}"
