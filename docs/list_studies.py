@@ -1,8 +1,8 @@
 """Update the tables of docs/studies.md from the classes of the studies and their verdicts.
 
 With a folder of studies that ran in full, as in ``python docs/list_studies.py studies``, their
-verdicts are copied to docs/studies/verdicts.csv first, and the tables and the figure of the
-benchmark of measures to docs/benchmark and to the results that ship.
+verdicts replace earlier ones in docs/studies/verdicts.csv first, and the tables and the figure of
+the benchmark of measures those in docs/benchmark and the results that ship.
 """
 
 from __future__ import annotations
@@ -91,10 +91,14 @@ def update(page: str) -> str:
 
 
 def copy_verdicts(studies: Path) -> None:
-    """Copy the verdicts of full studies without chosen settings."""
+    """Replace the verdicts of studies that ran in full and without chosen settings."""
     with (studies / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.pop("version") == "full"]
-    VERDICTS.parent.mkdir(exist_ok=True)
+    names = {row["study"] for row in rows}
+    rows = sorted(
+        [*rows, *(row for row in _verdicts() if row["study"] not in names)],
+        key=lambda row: row["study"],
+    )
     with VERDICTS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
