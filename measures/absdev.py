@@ -17,8 +17,6 @@ from nlbench.probes.lines import ChordParts, SegmentEstimate, SegmentTrace, chor
 from .papers import traced_regions
 from .path_measure import PathMeasure
 
-__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_parts", "deviation_scale"]
-
 SCALES = ("none", "range", "chord")
 
 

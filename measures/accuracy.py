@@ -13,8 +13,6 @@ from nlbench.measure import Measure, Result
 if TYPE_CHECKING:
     from nlbench.probes.outputs import OutputBatch
 
-__all__ = ["Accuracy", "accuracy_score"]
-
 IGNORED_LABEL = -100
 """Label of positions without a prediction, such as padding."""
 

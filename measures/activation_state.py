@@ -21,8 +21,6 @@ from .statistics.prepared import Prepared, Samples, prepare, prepared
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["ActivationState", "state_entropy", "states"]
-
 
 def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
     """Compute the entropy of each unit's state, in bits.

@@ -21,8 +21,6 @@ from .statistics.samples import EPSILON, ERROR_IN_ROUNDINGS, check_count
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
-__all__ = ["AffineResidual", "affine_residual"]
-
 FOLDS = 5
 MIN_SAMPLES = 4
 

@@ -26,8 +26,6 @@ from .transport.gaussian_map import optimal_map
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["Affinity", "affinity_score"]
-
 SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
 RIDGE = 1e-6

@@ -13,8 +13,6 @@ from nlbench.probes.lines import SegmentEstimate, SegmentTrace
 from .papers import boundary_pieces_paper
 from .path_measure import PathMeasure
 
-__all__ = ["BoundaryPieces", "boundary_crossings"]
-
 
 def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     """Find where the predicted class changes along a segment.

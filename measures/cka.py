@@ -21,8 +21,6 @@ from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import Prepared, Samples, prepared
 from .statistics.samples import centered, check_count, power_of_two
 
-__all__ = ["CKA", "linear_cka", "rbf_cka"]
-
 # An HSIC of K with itself is rounding below this share of (tr K)², or for a Gaussian kernel of its
 # mean square.
 MIN_RELATIVE_HSIC = 1e-12

@@ -12,8 +12,6 @@ from nlbench.probes.lines import SegmentEstimate, SegmentTrace, slope_changes
 from .papers import traced_regions
 from .path_measure import PathMeasure
 
-__all__ = ["Density"]
-
 
 @dataclass(frozen=True)
 class _PathCrossings:

@@ -17,8 +17,6 @@ from .papers import effective_rank_paper
 from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import Samples, prepared
 
-__all__ = ["EffectiveRank", "effective_rank"]
-
 
 def effective_rank(y: Samples) -> Tensor:
     """Compute the effective rank exp(-Σ p_i log p_i) of samples, p_i = σ_i / Σ σ.

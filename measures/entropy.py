@@ -20,8 +20,6 @@ from .statistics.samples import EPSILON, varying
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["Entropy", "histogram_entropy"]
-
 # Features counted at once, each with an index of eight bytes.
 CHUNK_FEATURES = 2**22
 

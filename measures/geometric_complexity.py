@@ -20,8 +20,6 @@ from .papers import geometric_complexity_paper
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
-__all__ = ["GeometricComplexity", "squared_jacobian_norms"]
-
 
 def squared_jacobian_norms(
     function: Callable[[Tensor], Tensor],

@@ -14,8 +14,6 @@ from nlbench.measure import Accumulator, PooledMeasure
 from .statistics.prepared import Samples, prepared
 from .statistics.samples import check_count
 
-__all__ = ["Influence", "block_influence", "relative_change"]
-
 
 def block_influence(x: Tensor, y: Tensor) -> Tensor:
     """Compute the mean over rows of 1 - cos(x, y).

@@ -14,8 +14,6 @@ from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 from .papers import length_distortion_paper
 from .path_measure import PathMeasure
 
-__all__ = ["LengthDistortion", "image_length"]
-
 
 def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
     """Return the length of the curve that the outputs follow along a segment.

@@ -12,8 +12,6 @@ from .pathlength import NONLINEAR_ADVANTAGE
 if TYPE_CHECKING:
     from nlbench.probes.graph import ChannelGraph
 
-__all__ = ["LinearUnits"]
-
 
 class LinearUnits(Measure):
     r"""Share of units whose function is the identity for any data, like a PReLU with slope 1.

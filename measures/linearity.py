@@ -24,8 +24,6 @@ from .statistics.samples import EPSILON, check_count, constant_side, power_of_tw
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["Linearity", "linearity_score", "linearity_statistics"]
-
 FOLDS = 4
 MAX_FOLDS = 100
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 COST_PROBE_EVALUATIONS = 25
 """Forward passes of the estimate of a segment's boundaries: a grid of 9 points, and 16 checks."""
 
-__all__ = ["LocalComplexity", "changed_units", "star_boundaries", "stars"]
-
 
 def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator) -> Tensor:
     """Draw the vertices x ± r v of orthonormal frames, one frame for each sample.

@@ -20,8 +20,6 @@ from .statistics.prepared import Samples, prepare, prepared
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["Naswot", "naswot_score", "pattern_kernel"]
-
 SAMPLES = 128
 
 

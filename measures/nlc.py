@@ -18,8 +18,6 @@ from nlbench.probes.function import directional_derivative
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
-__all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
-
 # Standard deviation of the outputs, in units of their spacing, below which rounding makes more
 # than a thousandth of the variance.
 MIN_SPREAD_IN_ROUNDINGS = 8

@@ -19,8 +19,6 @@ from .statistics.moments import PairsMeasure
 from .statistics.prepared import Samples, prepared
 from .statistics.samples import check_count, power_of_two
 
-__all__ = ["Norm", "change_norm"]
-
 KINDS = ("relative", "absolute")
 
 

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from nlbench.citation import Source
 
-__all__ = [
-    "affinity_paper",
-    "boundary_pieces_paper",
-    "easier_paper",
-    "effective_rank_paper",
-    "geometric_complexity_paper",
-    "traced_regions",
-]
-
 
 def traced_regions(equation: str) -> Source:
     """Cite the linear-regions paper, and the paper of the exact tracing."""

@@ -14,8 +14,6 @@ import torch
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
-__all__ = ["Method", "PathMeasure", "with_means"]
-
 _DESCRIPTIONS = {
     "adaptive": "by adaptive steps",
     "sampling": "by sampling",

@@ -16,9 +16,6 @@ from nlbench.probes.graph.observation import channel_graph
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["NONLINEAR_ADVANTAGE", "PathLength", "average_path_length"]
-
-
 NONLINEAR_ADVANTAGE = Source(
     citation=(
         "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "

@@ -19,8 +19,6 @@ from nlbench.probes.lines.trace import rounding
 
 from .path_measure import PathMeasure
 
-__all__ = ["CURVE", "Pieces", "piece_count"]
-
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 

@@ -27,8 +27,6 @@ from .statistics.samples import (
     varying_columns,
 )
 
-__all__ = ["R2", "r2_score"]
-
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")
 FOLDS = 5

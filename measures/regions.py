@@ -17,8 +17,6 @@ from nlbench.probes.lines import SegmentEstimate, SegmentTrace, bends, rounding
 from .papers import region_definitions_paper
 from .path_measure import PathMeasure
 
-__all__ = ["RegionCounts", "Regions", "count_regions"]
-
 Array: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -19,8 +19,6 @@ from .statistics.mean_change import ChangeAccumulator
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
-
 NEAR_ZERO = 1e-3
 
 # Entries processed at a time, to fit into a CPU's cache or a GPU's memory.

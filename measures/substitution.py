@@ -18,8 +18,6 @@ from nlbench.probes.replacement import UNFITTED
 if TYPE_CHECKING:
     from nlbench.probes.replacement import ReplacedOutputs
 
-__all__ = ["Substitution", "divergence", "loss_change", "paired_mean"]
-
 MIN_SAMPLES = 2
 
 IGNORED_LABEL = -100

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import lapack
 
-__all__ = ["eigenpairs"]
-
 Array: TypeAlias = npt.NDArray[np.float64]
 
 # Rows from which on larger groups save more time than it takes to form them.

@@ -14,15 +14,6 @@ from torch import Tensor
 from nlbench.introspection.autodiff import is_differentiated
 from nlbench.introspection.threads import single_blas_thread
 
-__all__ = [
-    "gram",
-    "has_exact_float32_products",
-    "on_one_core",
-    "outer_products",
-    "product",
-    "singular_value_decomposition",
-]
-
 # Sizes up to which a second core gains nothing.
 MAX_SERIAL_FEATURES, MAX_SERIAL_ENTRIES = 512, 2**21
 

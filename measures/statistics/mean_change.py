@@ -10,8 +10,6 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Accumulator
 
-__all__ = ["ChangeAccumulator"]
-
 
 class ChangeAccumulator(Accumulator):
     """Mean of (after - before) over the samples of all batches, in O(1) memory."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
     from nlbench.probes.sites.site import SiteBatch
 
-__all__ = ["Moments", "PairsAccumulator", "PairsMeasure", "SamplePairs"]
-
 
 @dataclass(frozen=True)
 class Moments:

@@ -24,8 +24,6 @@ from .samples import (
 if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
 
-__all__ = ["Prepared", "Samples", "prepare", "prepared"]
-
 
 class Prepared:
     """Finite samples in double precision, with cached statistics.

@@ -11,9 +11,6 @@ from nlbench.measures.linear_algebra.products import gram, product
 
 from .samples import rounding_norms
 
-__all__ = ["AffineFit", "RegressionSums"]
-
-
 # Weakest direction of standardised inputs in a fit, as a share of the strongest: squared, since
 # sums of squares have the square of the data's condition.
 WEAKEST_SQUARE = 1e-12

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Reservoir"]
-
 
 class Reservoir:
     """Up to `limit` of all rows added so far, each with the same probability.

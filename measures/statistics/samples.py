@@ -10,19 +10,6 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError, Undefined
 
-__all__ = [
-    "EPSILON",
-    "as_samples",
-    "centered",
-    "check_count",
-    "column_units",
-    "constant_side",
-    "power_of_two",
-    "rounding_norms",
-    "varying",
-    "varying_columns",
-]
-
 EPSILON = torch.finfo(torch.float64).eps
 
 # Error bound of an activation, in units of its type's spacing, for the rounding of the activation

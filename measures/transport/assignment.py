@@ -17,8 +17,6 @@ from nlbench.introspection.autodiff import is_differentiated
 
 from .certificate import certified_in_single_precision, identity_is_optimal
 
-__all__ = ["optimal_matching", "squared_distances"]
-
 # Samples from which on the certificate in single precision saves time.
 MIN_SINGLE_PRECISION_SAMPLES = 256
 

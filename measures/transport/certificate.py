@@ -15,8 +15,6 @@ from torch import Tensor
 
 from nlbench.measures.linear_algebra.products import has_exact_float32_products, outer_products
 
-__all__ = ["MAX_SWEEPS", "certified_in_single_precision", "identity_is_optimal"]
-
 MAX_SWEEPS = 8
 
 # Relative error of one rounding to float32: half the distance from 1 to the next number.

@@ -11,13 +11,6 @@ from torch import Tensor
 from nlbench.introspection.autodiff import is_differentiated
 from nlbench.measures.linear_algebra.products import gram
 
-__all__ = [
-    "Covariance",
-    "joint_coordinates",
-    "ledoit_wolf_coefficient",
-    "regularized_covariance",
-]
-
 
 @dataclass(frozen=True)
 class Covariance:

@@ -25,8 +25,6 @@ from nlbench.measures.linear_algebra.products import (
 )
 from nlbench.measures.statistics.samples import EPSILON
 
-__all__ = ["optimal_map"]
-
 # Ratio of the smallest to the largest eigenvalue below which the root of the smallest would have
 # fewer than eight digits.
 MIN_EIGENVALUE_RATIO = 1e-8
