@@ -954,8 +954,8 @@ function scatter(points, xname, yname, small) {
   const boxes = [];
   points.forEach(p => {
     figure.rows.push([p.label, p.x, p.y]);
-    const kind = p.kind ? kindIndex(p.kind) : 0;
-    figure.mark(x(p.x), y(p.y), kind, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${xname} ${fmt(p.x)}, ${yname} ${fmt(p.y)}`);
+    const mark = p.mark ?? (p.kind ? kindIndex(p.kind) : 0);
+    figure.mark(x(p.x), y(p.y), mark, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${xname} ${fmt(p.x)}, ${yname} ${fmt(p.y)}`);
     if (!few) return;
     const text = short(p.label, 34), wide = 5.4 * text.length;
     const end = x(p.x) + wide + 8 > right, at = [x(p.x) + (end ? -8 : 8), y(p.y) + 3.5];
@@ -1024,17 +1024,12 @@ function lineScatter(shown) {
   shown.forEach(row => {
     const index = found.length; // the legend and its colours skip networks without pairs
     const ys = new Map(pathsOf(row, b).map(p => [p.name, p.value]));
-    const pairs = pathsOf(row, a).filter(p => ys.has(p.name)).map(p => ({x: p.value, y: ys.get(p.name), label: `${ROWS[row].label}, ${p.name}`, index}));
+    const pairs = pathsOf(row, a).filter(p => ys.has(p.name)).map(p => ({x: p.value, y: ys.get(p.name), label: `${ROWS[row].label}, ${p.name}`, group: index, mark: index % 5}));
     points.push(...pairs);
     if (pairs.length) found.push([ROWS[row].label, spearman(pairs.map(p => p.x), pairs.map(p => p.y))]);
   });
   if (!points.length) return "";
-  const figure = new Figure(room(560), 360, `${M[b].name} against ${M[a].name}, one mark per path`);
-  const [left, right, top, bottom] = [66, room(560) - 12, 10, 318];
-  const x = axis(points.map(p => p.x), left, right, {log: wide(points.map(p => p.x))}), y = axis(points.map(p => p.y), bottom, top, {log: wide(points.map(p => p.y))});
-  frame(figure, x, y, left, top, right, bottom, M[a].name, M[b].name);
-  figure.rows = [["what", M[a].name, M[b].name]];
-  points.forEach(p => { figure.rows.push([p.label, p.x, p.y]); figure.mark(x(p.x), y(p.y), p.index % 5, "c" + p.index, 3.2, `${p.label}: ${M[a].name} ${fmt(p.x)}, ${M[b].name} ${fmt(p.y)}`); });
+  const figure = scatter(points, M[a].name, M[b].name, true);
   figure.keys = found.map(([label]) => label);
   const rows = found.map(([label, s]) => h("tr", {}, h("th", {scope: "row"}, label), h("td", {class: "number"}, Number.isFinite(s.r) ? s.r.toFixed(2) : "–"), h("td", {class: "number"}, "low" in s ? `${s.low.toFixed(2)} to ${s.high.toFixed(2)}` : "–"), h("td", {class: "number"}, String(s.n))));
   return h("figure", {}, h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), " · one mark per path"), keys(figure.keys), figure.element(), figure.tools(`${M[b].name} against ${M[a].name} by path`),
