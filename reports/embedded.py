@@ -20,10 +20,6 @@ from .leaderboard import Row, family_of, sense_of
 from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, interval_decimals, settings_text
 
-__all__ = [
-    "COLUMNS", "numbered", "pack", "places_left_out", "read_page", "to_script", "unpack",
-]  # fmt: skip
-
 COLUMNS = (
     "run", "model", "weights", "data", "seed", "measure", "place", "statistic", "value", "n",
     "status", "reason",
