@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
 SITE := $(addprefix docs/,_build api gallery measures tutorials/runs)
 
-.PHONY: run test check studies docs bench gpu zoo clean FORCE
+.PHONY: run test check studies quick-benchmark quick-studies docs bench gpu zoo clean FORCE
 
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
@@ -27,11 +27,13 @@ check: $(VENV)/.installed
 
 # All studies, each in its quick version, anew. Most of the time is that of `measures`, which shares
 # no network with the others: with --jobs=2 it runs next to them, each part on one core.
-studies: studies-m studies-!m
+studies: quick-benchmark quick-studies
 
-studies-%: $(VENV)/.installed FORCE
-	rm -rf '$(VENV)/studies/$*'
-	$(BIN)/nlbench study '[$*]*' --quick --workers 1 --progress none --out '$(VENV)/studies/$*'
+quick-benchmark: STUDIES = 'measures'
+quick-studies: STUDIES = '[!m]*'
+quick-benchmark quick-studies: $(VENV)/.installed
+	rm -rf $(VENV)/$@
+	$(BIN)/nlbench study $(STUDIES) --quick --workers 1 --progress none --out $(VENV)/$@
 
 # The site, in docs/_build/html: it opens from the folder, without a network. Tutorials run.
 docs: $(VENV)/.installed
