@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,35 +127,41 @@ def _paired(first: pd.Series, second: pd.Series) -> pd.DataFrame:
 
 
 def _by_width(lengths: pd.DataFrame) -> Verdict:
-    pairs = _paired(*(_lengths_by_omega(lengths, model) for model in WIDTHS))
-    rows = (
-        f"ω = {omega:g}: {row['first']:.2f} and {row.second:.2f}" for omega, row in pairs.iterrows()
-    )
-    return Verdict(
-        "The remaining depth hardly depends on the width",
-        "near constant effective depth",
-        ", ".join(rows) or "one width only",
-        within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
-        f"path length of {' and '.join(WIDTHS)} under the same ω; agrees within "
-        f"{MAX_RELATIVE_DIFFERENCE:.0%}",
+    return _same_for_widths(
+        "depth",
+        [_lengths_by_omega(lengths, model) for model in WIDTHS],
+        2,
+        f"path length of {' and '.join(WIDTHS)} under the same ω",
     )
 
 
 def _width(layers: pd.DataFrame) -> Verdict:
     """Compare how many units of a layer stay nonlinear, for networks of different width."""
     left = layers[layers["mode"] == "post-training"]
-    means = [left[left.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS]
+    return _same_for_widths(
+        "width",
+        [left[left.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS],
+        1,
+        f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω, where the latter "
+        "had twice as many",
+    )
+
+
+def _same_for_widths(
+    quantity: str, means: Sequence[pd.Series[float]], decimals: int, remark: str
+) -> Verdict:
+    """Judge a mean by ω of the networks of both widths."""
     pairs = _paired(*means)
     rows = (
-        f"ω = {omega:g}: {row['first']:.1f} and {row.second:.1f}" for omega, row in pairs.iterrows()
+        f"ω = {omega:g}: {row['first']:.{decimals}f} and {row.second:.{decimals}f}"
+        for omega, row in pairs.iterrows()
     )
     return Verdict(
-        "The remaining width hardly depends on the width",
-        "near constant effective width",
+        f"The remaining {quantity} hardly depends on the width",
+        f"near constant effective {quantity}",
         ", ".join(rows) or "one width only",
         within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
-        f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω, where the latter "
-        f"had twice as many; agrees within {MAX_RELATIVE_DIFFERENCE:.0%}",
+        f"{remark}; agrees within {MAX_RELATIVE_DIFFERENCE:.0%}",
     )
 
 
