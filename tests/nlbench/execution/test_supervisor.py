@@ -169,7 +169,10 @@ def test_threads_of_a_worker_wait_passively_by_default(monkeypatch, set_by_user,
     if set_by_user:
         monkeypatch.setenv("OMP_WAIT_POLICY", set_by_user)
     worker = Worker(1)
-    assert psutil.Process(worker._process.pid).environ()["OMP_WAIT_POLICY"] == policy
+    process = psutil.Process(worker._process.pid)
+    while not (variables := process.environ()):  # The kernel gives them just after the start.
+        time.sleep(0.01)
+    assert variables["OMP_WAIT_POLICY"] == policy
     worker.end()
 
 
