@@ -288,7 +288,7 @@ class Substitution(Measure):
         )
         squares = (replaced - outputs).square().sum(1)
         terms.add("squared", (squares, torch.ones_like(squares)))
-        if observation.batch != self._batch:
+        if observation.batch > self._batch:
             self._batch = observation.batch
             n, total, total_squares = self._moments
             # Relative to the first output, so that an offset costs no digits.

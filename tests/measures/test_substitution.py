@@ -10,6 +10,7 @@ from torch import nn
 
 import nlbench
 from nlbench.measures.substitution import divergence, loss_change, paired_mean
+from nlbench.probes.replacement import observation
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -183,7 +184,31 @@ def test_few_rows_leave_the_full_map_undefined():
     settings = {"replacement.maps": "affine"}
     run = nlbench.evaluate(model, draw(20, 4), ["substitution"], settings=settings)
     assert run["substitution"].status == "undefined"
-    assert "four rows per coefficient" in run["substitution"].reason
+    # Half of 56 samples have the 4 (6 + 1) rows.
+    assert "needs 28 rows" in run["substitution"].reason
+    assert "at least 56 samples" in run["substitution"].reason
+    run = nlbench.evaluate(model, draw(56, 4), ["substitution"], settings=settings)
+    assert run["substitution"].status == "ok"
+
+
+@pytest.mark.parametrize("cost", ["kl", "squared"])
+def test_costs_do_not_depend_on_memory(cost, monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 3))
+    inputs, settings = draw(400, 4), {"substitution.cost": cost, "replacement.crossed": True}
+    together = places(model, inputs, **settings)
+    groups = []
+    fit_places = observation.fit_places
+    monkeypatch.setattr(observation, "MAX_FITTING_SHARE", 1e-9)
+    monkeypatch.setattr(
+        observation,
+        "fit_places",
+        lambda model, group, *args, **options: (
+            groups.append([place.name for place in group])
+            or fit_places(model, group, *args, **options)
+        ),
+    )
+    assert places(model, inputs, **settings) == together
+    assert groups == [["1"], ["1"], ["3"], ["3"]]
 
 
 def test_costs_do_not_depend_on_batches():

@@ -135,9 +135,15 @@ class AffineFit:
         slope = torch.where(variance > floor, covariance / variance.clamp(min=floor), 0.0)
         return AffineMap(slope, mean_y - slope * mean_x)
 
+    @property
+    def min_rows(self) -> int:
+        """Number of rows that `full` needs: four per coefficient of an output."""
+        channels = 0 if self._shift is None else len(self._shift[0])
+        return MIN_ROWS_PER_COEFFICIENT * (channels + 1)
+
     def full(self) -> AffineMap | None:
         """Return the best full affine map; None if it was not asked for or rows are too few."""
-        if not self.is_full or self.rows < MIN_ROWS_PER_COEFFICIENT * (len(self._sums[0]) + 1):
+        if not self.is_full or self.rows < self.min_rows:
             return None
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         covariance = self._products[0] / self.rows - torch.outer(centre_x, centre_x)

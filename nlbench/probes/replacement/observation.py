@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +39,12 @@ MAX_OUTPUT_BYTES = 2**28
 
 PASSES_IN_MEMORY = 2
 """Outputs and their replacements are in memory with a forward pass."""
+
+MAX_FITTING_SHARE = 0.5
+"""Share of the memory for the moments and the full maps of places; the rest is for passes."""
+
+SOLVER_MATRICES = 6
+"""Matrices of a full map's size in memory while it is solved for."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ def observe(
         raise Undefined("the model calls no known activation function")
     with exact_by_default(), evaluation_mode(model), without_fast_path():
         prefix = SharedPrefix(model, places, first)
-        fitting = usable_memory(device, resources.memory) / prefix.bytes_per_sample
+        memory = usable_memory(device, resources.memory)
+        fitting = (1 - MAX_FITTING_SHARE) * memory / prefix.bytes_per_sample
         if prefix.is_cached and fitting < 1:
             prefix.disable()
         limit = max(1, int(fitting)) if prefix.is_cached else size
@@ -118,38 +127,33 @@ def observe(
         most = int(options["judged"]) or None
         # Moments of modules are few, and what modules compute has no other map by default.
         full_channels = int(options["affine"]) if of == "activations" else None
-        batch_index = judged = 0
-        for half in (0, 1) if options["crossed"] else (0,):
-            fits = fit_places(
-                model,
-                places,
-                (inputs for inputs, _ in _halves(samples, size, half, device, step)),
-                full_channels=full_channels if "affine" in names else 0,
-            )
-            maps = [
-                (place, name, new)
-                for place in places
-                for name, new in maps_of(place, fits[place.name], names)
-            ]
-            if not maps:
-                raise Undefined(UNFITTED[names[0]])
-            for inputs, labels in _first(_halves(samples, size, 1 - half, device, step), most):
-                for part in _split(inputs, labels, limit):
-                    outputs = validated_outputs(prefix.record(part[0]), len(part[0]))
-                    for place, name, new in maps:
-                        replaced = first_tensor((prefix.run(place, new),))
-                        assert replaced is not None
-                        observation = ReplacedOutputs(
-                            place.name, names[0], name, outputs, replaced, part[1], batch_index
-                        )
+        full_channels = full_channels if "affine" in names else 0
+        judged: dict[int, int] = {}
+        reasons: list[str] = []
+        for group in _groups(places, full_channels, MAX_FITTING_SHARE * memory):
+            numbers = itertools.count()
+            for half in (0, 1) if options["crossed"] else (0,):
+                fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
+                fits = fit_places(model, group, fitted, full_channels=full_channels)
+                reasons += (_why_unfitted(names[0], place, fits[place.name]) for place in group)
+                # The moments of a place are freed with its maps made.
+                maps = [
+                    (place, name, new)
+                    for place in group
+                    for name, new in maps_of(place, fits.pop(place.name), names)
+                ]
+                batches = _first(_halves(samples, size, 1 - half, device, step), most)
+                for part in _split(batches, limit) if maps else ():
+                    number = next(numbers)
+                    judged[number] = len(part[0])
+                    for observation in _with_maps(prefix, maps, names[0], part, number):
                         for listener in listeners:
                             listener.update(observation)
-                    batch_index += 1
-                    judged += len(part[0])
     if not judged:
-        raise Undefined("there are no samples to judge maps on: at least 4 are needed")
+        few = "there are no samples to judge maps on: at least 4 are needed"
+        raise Undefined(next(filter(None, reasons), few))
     facts.update(
-        samples=judged,
+        samples=sum(judged.values()),
         sites=len(places),
         kinds={place.name: place.kind for place in places},
         is_prefix_shared=prefix.is_cached,
@@ -182,13 +186,65 @@ def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
             yield inputs[taken], None if labels is None else labels[taken]
 
 
-def _split(inputs: Tensor, labels: Tensor | None, limit: int) -> Iterator[Batch]:
-    sizes = microbatch_sizes(len(inputs), min(limit, len(inputs)))
-    parts = torch.split(inputs, sizes)
-    if labels is None:
-        yield from ((part, None) for part in parts)
-    else:
-        yield from zip(parts, torch.split(labels, sizes), strict=True)
+def _split(batches: Iterable[Batch], limit: int) -> Iterator[Batch]:
+    for inputs, labels in batches:
+        sizes = microbatch_sizes(len(inputs), min(limit, len(inputs)))
+        parts = torch.split(inputs, sizes)
+        if labels is None:
+            yield from ((part, None) for part in parts)
+        else:
+            yield from zip(parts, torch.split(labels, sizes), strict=True)
+
+
+def _groups(
+    places: Sequence[ReplaceableCall], full_channels: int | None, memory: float
+) -> Iterator[list[ReplaceableCall]]:
+    """Yield places whose full maps fit into memory together, at least one at a time."""
+    group: list[ReplaceableCall] = []
+    used = 0.0
+    for place in places:
+        # Products of the inputs with themselves and with the outputs, in float64.
+        is_full = full_channels is None or place.channels <= full_channels
+        matrix = 8 * place.channels**2 if is_full else 0
+        if group and used + (2 + SOLVER_MATRICES) * matrix > memory:
+            yield group
+            group, used = [], 0.0
+        group.append(place)
+        used += 2 * matrix
+    yield group
+
+
+def _with_maps(
+    prefix: SharedPrefix,
+    maps: Sequence[tuple[ReplaceableCall, str, Replacement]],
+    primary: str,
+    batch: Batch,
+    number: int,
+) -> Iterator[ReplacedOutputs]:
+    """Yield the outputs of a batch with each map in its place."""
+    inputs, labels = batch
+    outputs = validated_outputs(prefix.record(inputs), len(inputs))
+    for place, name, new in maps:
+        replaced = first_tensor((prefix.run(place, new),))
+        assert replaced is not None
+        yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, number)
+
+
+def _why_unfitted(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
+    """Return the reason for which a place has no map of a name; empty if it has one."""
+    if name in ("channel", "identity"):
+        return "" if fit.keeps_channels else UNFITTED[name]
+    if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):
+        return ""
+    if not fit.is_full:
+        return UNFITTED[name]
+    positions = max(1, math.prod(place.shape) // place.channels)
+    samples = 2 * -(-fit.min_rows // positions)
+    return (
+        f"a full map at {place.name} needs {fit.min_rows:,} rows to fit on, four per coefficient, "
+        f"and half of the samples have {fit.rows:,}; measure at least {samples:,} samples (of "
+        "text: text.windows), or set replacement.maps=channel"
+    )
 
 
 def fit_places(
