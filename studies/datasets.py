@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from nlbench.reports.agreement import paired_share
 from nlbench.reports.signatures import dtw_distances
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import mean_and_spread, share_above
+from .framework.trends import network_share
+from .framework.verdicts import mean_and_spread, share_above, share_text
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import DATA, measure_networks, seeds_by_model
 
@@ -90,15 +90,15 @@ def _is_farther(
 ) -> Verdict:
     if nearer not in distances or farther not in distances:
         return Verdict(claim, published, remark="not measured")
-    share = paired_share(distances[farther] - distances[nearer])
+    is_farther = (distances[farther] > distances[nearer]).to_numpy(dtype=np.float64)
+    share = network_share(is_farther, len(is_farther))
     means = (f"{name} {mean_and_spread(distances[name])}" for name in (farther, nearer))
     return Verdict(
         claim,
         published,
         "; ".join(means),
         share_above(share),
-        f"{share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}), "
-        "each against itself; Wilson's interval",
+        f"networks so ordered: {share_text(share)}, each against itself; Wilson's interval",
     )
 
 

@@ -68,7 +68,11 @@ class DensityVsDeviation(ColumnPaths):
         figure = _figure(tables[0], both["VGG8"])
         return Findings(
             verdicts,
-            {"Rank correlation of density and deviation over paths": pd.concat(tables)},
+            {
+                "Rank correlation of density and deviation over paths": pd.concat(tables).drop(
+                    columns="text"
+                )
+            },
             {"VGG8: rank correlation by setting, and the paths of clean networks": figure},
             remarks,
         )
@@ -84,8 +88,9 @@ def _correlations(network: str, both: pd.DataFrame) -> pd.DataFrame:
         )
         numbers = PUBLISHED[network].get(setting)
         published = "{:.2f} ± {:.2f}".format(*numbers) if numbers else ""
-        rows.append((network, setting, len(networks), published, *correlation))
-    columns = ["network", "setting", "networks", "published", "correlation", "low", "high"]
+        interval = (correlation.value, correlation.low, correlation.high)
+        rows.append((network, setting, correlation.n, published, *interval, correlation.text))
+    columns = ["network", "setting", "networks", "published", "correlation", "low", "high", "text"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -95,7 +100,7 @@ def _verdicts(table: pd.DataFrame) -> list[Verdict]:
             ("" if row.network == "VGG8" else f"{row.network}: ")
             + f"Density hardly predicts how much a path deviates: {row.setting}",
             row.published,
-            f"ρ = {row.correlation:.2f} ({row.low:.2f} to {row.high:.2f})",
+            f"ρ = {row.text}",
             between((row.low, row.high), (-WEAK, WEAK)),
             f"mean of Spearman's ρ over paths, {row.networks} network{'s' * (row.networks > 1)}, "
             f"with Student's 95 % interval over networks; agrees if that lies within ±{WEAK}, does "
@@ -105,14 +110,11 @@ def _verdicts(table: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-def mean_correlation(correlations: Sequence[Correlation]) -> tuple[float, float, float]:
-    """Average correlations of several networks, with an interval over networks.
-
-    Computed of Fisher's transforms; a single network has no interval but [-1, 1].
-    """
+def mean_correlation(correlations: Sequence[Correlation]) -> Correlation:
+    """Average correlations of several networks by Fisher's transforms, with Student's interval."""
     values = np.arctanh([correlation.value for correlation in correlations])
-    low, high = network_interval(values) if len(values) > 1 else (-math.inf, math.inf)
-    return math.tanh(float(values.mean())), math.tanh(low), math.tanh(high)
+    value, low, high = map(math.tanh, (float(values.mean()), *network_interval(values)))
+    return Correlation(value, low, high, len(values))
 
 
 def _figure(table: pd.DataFrame, both: pd.DataFrame) -> Figure:

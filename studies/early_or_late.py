@@ -36,7 +36,6 @@ RANDOM_SHARES = (0.2, 0.4, 0.6)
 """Shares of linear units of the random control."""
 MIN_GAP = 0.01
 """Smallest difference of accuracies that counts as a gap."""
-MIN_COMPARISONS = 3
 MIN_ROOM = 0.05
 """Loss of the most linear networks from which a task can refute a gap."""
 
@@ -120,9 +119,9 @@ def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float
 
 
 def _points(gaps: NDArray[np.float64]) -> str:
-    if len(gaps) < MIN_COMPARISONS:
-        return f"{len(gaps)} comparisons"
     low, high = network_interval(gaps)
+    if np.isnan(low):
+        return f"{len(gaps)} comparisons"
     return (
         f"{100 * gaps.mean():+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
         f"{len(gaps)} comparisons"
@@ -132,7 +131,7 @@ def _points(gaps: NDArray[np.float64]) -> str:
 def _gap(table: pd.DataFrame) -> Verdict:
     """Test whether late networks are more accurate at the path lengths of the early ones."""
     gaps = _advantages(table, "from-start", "pathlength")
-    low, high = network_interval(gaps) if len(gaps) >= MIN_COMPARISONS else (-1.0, 1.0)
+    low, high = network_interval(gaps)
     return Verdict(
         "At the same path length networks made linear late are more accurate",
         "a significant gap in performance",
@@ -148,12 +147,11 @@ def _gap(table: pd.DataFrame) -> Verdict:
 def _control(table: pd.DataFrame) -> Verdict:
     """Test whether the units that the penalty makes linear cost less than random ones."""
     gaps = _advantages(table, "control", "linear-units")
-    interval = network_interval(gaps) if len(gaps) >= MIN_COMPARISONS else ()
     return Verdict(
         "With as many linear units, chosen ones cost less accuracy than random ones",
         "",
         _points(gaps),
-        above(interval),
+        above(network_interval(gaps)),
         "each network with a random share of linear units, trained on as long, against the mean "
         "curve of those chosen by the penalty; mean with Student's 95 % interval over the former",
     )

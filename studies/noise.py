@@ -11,6 +11,7 @@ import pandas as pd
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS
+from .framework.trends import MIN_NETWORKS
 from .framework.verdicts import above
 from .shared.linear_regions import (
     MEASURES,
@@ -80,14 +81,15 @@ def _is_lower(
     """Test whether all networks of some settings have a lower median than those of others."""
     sides = ([v for name in names for v in by_network[name]] for names in (lower, higher))
     differences = np.array([b - a for a, b in itertools.product(*sides)])
+    fewest = min(len(by_network[name]) for name in (*lower, *higher))
     return Verdict(
         claim,
         published,
         "; ".join(f"{name}: {over_seeds(by_network[name])}" for name in (*lower, *higher)),
-        above(differences),
+        above(differences) if fewest >= MIN_NETWORKS else None,
         "median over paths, mean ± deviation over networks; so ordered in "
         f"{(differences > 0).sum()} of {len(differences)} pairs of networks; yes or no only where "
-        "all pairs agree",
+        f"all pairs agree and each setting has at least {MIN_NETWORKS} networks",
     )
 
 

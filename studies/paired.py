@@ -159,7 +159,7 @@ def _is_above(
     return Verdict(
         f"{prefix}{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{share.text}, {share.groups} pairs of networks",
+        f"{share.text}, pairs of networks: {share.groups}",
         agrees,
         "share of paths, mean over pairs of networks of one seed with Wilson's 95 % interval over "
         f"the pairs; nearly all is at least {NEARLY_ALL}, almost none at most {FEW:g}",

@@ -14,7 +14,7 @@ from nlbench.reports.agreement import Correlation, paired_share
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.trends import network_interval, network_share
+from .framework.trends import MIN_NETWORKS, network_interval, network_share
 from .framework.verdicts import above, below, share_above
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import measure_networks
@@ -208,14 +208,16 @@ def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
 def _comes_with_training(by_network: Mapping[tuple[str, str], np.ndarray], drawn: int) -> Verdict:
     before = by_network.get(("drawn", "ResNet20"), np.array([])) if drawn else np.array([])
     after = by_network["trained", "ResNet20"]
-    are_paired = len(before) == len(after)
-    is_new = bool((before < MIN_SEPARATION).all() and (after > MIN_SEPARATION).all())
+    is_new = [below(before, MIN_SEPARATION), above(after, MIN_SEPARATION)]
+    answer = False if False in is_new else None if None in is_new else True
     return Verdict(
         "The two modes of ResNet20 come with training",
         "",
         f"D before training {_listed(before) or '–'}, after {_listed(after)}",
-        is_new if are_paired else None,
-        "batch norm's statistics before training are those of the samples",
+        answer if len(before) == len(after) >= MIN_NETWORKS else None,
+        "before training D is below 2, after it above, in each of at least "
+        f"{MIN_NETWORKS} networks; batch norm's statistics before training are those of the "
+        "samples",
     )
 
 

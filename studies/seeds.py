@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nlbench.reports.agreement import paired_share
 from nlbench.reports.signatures import compare_signatures
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure, signature_map
-from .framework.verdicts import ordered, range_text, share_above
+from .framework.trends import network_share
+from .framework.verdicts import ordered, range_text, share_above, share_text
 from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 
@@ -132,25 +132,15 @@ def _moves_less_than_training(
     between_seeds = distances[np.ix_(list(moved), list(moved))]
     others = between_seeds.sum(0) / max(1, len(moved) - 1)
     by_training = np.array(list(moved.values()))
-    share = paired_share(by_training - others)
-    claim = "Seeds make less of a difference than training does"
-    published = "stable over seeds, different for other weights"
-    ours = (
-        f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained"
-    )
-    remark = (
-        f"so in {share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}, "
-        "Wilson): DTW distance to its own signature before training against the mean distance to "
-        "those of other seeds"
-    )
-    if len(moved) < 2:
-        return Verdict(claim, published, ours, None, remark)
+    is_farther = (by_training > others).astype(np.float64)
+    share = network_share(is_farther, len(is_farther))
     return Verdict(
-        claim,
-        published,
-        ours,
+        "Seeds make less of a difference than training does",
+        "stable over seeds, different for other weights",
+        f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained",
         share_above(share),
-        remark,
+        f"so in {share_text(share)} networks, Wilson's interval: DTW distance to its own signature "
+        "before training against the mean distance to those of other seeds",
     )
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from nlbench.reports.agreement import kendall, paired_share
+from nlbench.reports.agreement import kendall
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
+from .framework.trends import MIN_NETWORKS, network_interval
 from .framework.verdicts import above, below, range_text
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
@@ -88,16 +89,17 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
         Verdict(
             "Before training, VGG16's activations are the more linear the deeper they are",
             "increasing",
-            "τ = " + ", ".join(f"{t.value:.2f} ({t.low:.2f} to {t.high:.2f})" for t in taus),
-            above([min(t.low for t in taus), max(t.high for t in taus)]),
-            "Kendall's τ of score and depth over the sites, for each seed",
+            "τ = " + ", ".join(f"{t.value:.2f}" for t in taus),
+            above(network_interval([t.value for t in taus])),
+            "Kendall's τ of score and depth over the sites, for each seed; Student's 95 % interval "
+            "over seeds",
         ),
         Verdict(
             "Before training, VGG16's last layers are almost linear",
             "almost 1",
             f"{last.mean():.3f} over the last three ({last.min():.3f} to {last.max():.3f})",
-            above(last, NEARLY_LINEAR),
-            f"almost 1: above {NEARLY_LINEAR} for each seed; not, if below it for each",
+            above(network_interval(last), NEARLY_LINEAR),
+            f"almost 1: above {NEARLY_LINEAR}; Student's 95 % interval over seeds",
         ),
     ]
 
@@ -112,15 +114,14 @@ def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
                 if model == network
             ]
         )
-        share = paired_share(-changes)
         verdicts.append(
             Verdict(
                 f"Training makes {network}'s activations more nonlinear",
                 "more nonlinear",
                 f"mean score {range_text(changes, '+.3f')}",
-                below(changes),
-                f"the same seed before and after, lower in {share.value:.0%} of {share.n}; "
-                "all have to agree",
+                below(changes) if len(changes) >= MIN_NETWORKS else None,
+                f"the same seed before and after, lower in {(changes < 0).sum()} of "
+                f"{len(changes)}; all of at least {MIN_NETWORKS} have to agree",
             )
         )
     return verdicts
@@ -134,7 +135,7 @@ def _not_monotone(pairs: Pairs) -> Verdict:
         "What training changes neither rises nor falls steadily with depth",
         "non-monotone",
         f"{sum(turns)} of {len(turns)} networks; {share:.0%} of the steps are upwards",
-        all(turns),
+        all(turns) if len(turns) >= MIN_NETWORKS else None,
         "difference of both signatures, from site to site",
     )
 

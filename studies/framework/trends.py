@@ -20,6 +20,8 @@ from nlbench.reports.agreement import Correlation
 
 LEVEL = 0.05
 RESAMPLES = 4000
+MIN_NETWORKS = 3
+"""Number of networks, or of pairs of them, from which an interval can decide a claim."""
 
 Name = TypeVar("Name", bound=Hashable)
 Interval = tuple[float, float]
@@ -156,7 +158,7 @@ def bootstrap_mean(values: ArrayLike) -> Interval:
 
 
 def network_interval(values: ArrayLike) -> Interval:
-    """Compute Student's 95 % interval of a mean over networks; NaN for fewer than two.
+    """Compute Student's 95 % interval of a mean over networks; NaN for fewer than three.
 
     Examples
     --------
@@ -165,7 +167,7 @@ def network_interval(values: ArrayLike) -> Interval:
     (2.72, 5.01)
     """
     array = np.asarray(values, dtype=np.float64)
-    if len(array) < 2:
+    if len(array) < MIN_NETWORKS:
         return math.nan, math.nan
     half = float(stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * stats.sem(array))
     return float(array.mean()) - half, float(array.mean()) + half
@@ -175,7 +177,7 @@ def network_share(shares: ArrayLike, networks: int) -> Correlation:
     """Average shares of paths or places of several networks, with Wilson's interval over networks.
 
     Each network counts as one observation, as if its paths all agreed: no other dependence of
-    them gives a wider interval.
+    them gives a wider interval. Fewer than three networks have none.
 
     Parameters
     ----------
@@ -191,8 +193,9 @@ def network_share(shares: ArrayLike, networks: int) -> Correlation:
     (1.0, 0.44, 3)
     """
     array = np.asarray(shares, dtype=np.float64)
-    if not len(array):
-        return Correlation(math.nan, math.nan, math.nan, 0)
+    if networks < MIN_NETWORKS:
+        value = float(array.mean()) if len(array) else math.nan
+        return Correlation(value, math.nan, math.nan, len(array), networks)
     value, z = float(array.mean()), stats.norm.ppf(1 - LEVEL / 2)
     middle = (value + z**2 / (2 * networks)) / (1 + z**2 / networks)
     spread = value * (1 - value) / networks + z**2 / (4 * networks**2)

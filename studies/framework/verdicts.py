@@ -208,6 +208,8 @@ def share_text(share: Correlation) -> str:
     >>> share_text(paired_share([1.0] * 15))
     '100% of 15 (80% to 100%)'
     """
+    if not math.isfinite(share.low):
+        return f"{share.value:.0%} of {share.n}" if share.n else "none"
     return f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})"
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.citation import Source
-from nlbench.reports.agreement import paired_share
 from nlbench.studies.framework import Verdict
+from nlbench.studies.framework.trends import network_share
 from nlbench.studies.framework.verdicts import share_above, share_text
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ def nearest_shares_group(
     """
     others = distances + np.diag(np.full(len(groups), np.inf))
     counted = [i for i, group in enumerate(groups) if groups.count(group) > 1]
-    hits = [1.0 if groups[int(others[i].argmin())] == groups[i] else -1.0 for i in counted]
+    hits = [float(groups[int(others[i].argmin())] == groups[i]) for i in counted]
     shares = [(groups.count(groups[i]) - 1) / (len(groups) - 1) for i in counted]
     chance = float(np.mean(shares)) if shares else math.nan
-    share = paired_share(hits)
+    share = network_share(hits, len(hits))
     return Verdict(
         claim,
         published,

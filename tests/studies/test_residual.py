@@ -58,6 +58,11 @@ def test_each_verdict_follows_its_own_numbers(changed, claims):
     assert all(found[claim] for claim in kept)
 
 
+@pytest.mark.parametrize("changed", [{}, {"second_residual": 0.6, "second_plain": 0.95}])
+def test_two_networks_do_not_tell(changed):
+    assert set(answers(seeds=2, **changed).values()) == {None}
+
+
 def test_sites_outside_blocks_do_not_count():
     # The stem's score of 0.5 would widen the first ReLUs' mode.
     run = made_signatures(

@@ -11,6 +11,8 @@ from nlbench.studies.framework.trends import (
     bootstrap_mean,
     holm,
     intraclass,
+    network_interval,
+    network_share,
     sign_test,
     trend_test,
 )
@@ -90,6 +92,14 @@ def test_the_bootstrap_covers_the_mean():
         low, high = bootstrap_mean(rng.normal(size=25))
         covered.append(low < 0 < high)
     assert 0.88 < np.mean(covered) <= 0.98
+
+
+def test_fewer_than_three_networks_have_no_interval():
+    assert np.isnan(network_interval([1.0, 1.1])).all()
+    assert np.isfinite(network_interval([1.0, 1.1, 1.2])).all()
+    two, three = network_share([1.0, 1.0], 2), network_share([1.0, 1.0, 1.0], 3)
+    assert (two.value, math.isnan(two.low), math.isnan(two.high)) == (1.0, True, True)
+    assert (three.value, three.high) == (1.0, 1.0)
 
 
 def test_the_intraclass_correlation_is_that_of_a_published_example():

@@ -136,12 +136,11 @@ def test_correlated_and_uncorrelated_density_differ():
 def test_the_interval_of_correlations_is_over_networks():
     spread = np.random.default_rng(0).normal(size=(4, 2, 30))
     correlations = [density_vs_deviation.spearman(*pair) for pair in spread]
-    mean, low, high = density_vs_deviation.mean_correlation(correlations)
+    mean = density_vs_deviation.mean_correlation(correlations)
     transformed = np.arctanh([c.value for c in correlations])
     expected = stats.t.interval(0.95, 3, transformed.mean(), stats.sem(transformed))
-    assert mean == pytest.approx(np.tanh(transformed.mean()))
-    assert (low, high) == pytest.approx(tuple(np.tanh(expected)))
-    assert density_vs_deviation.mean_correlation(correlations[:1])[1:] == (-1, 1)
+    assert mean.value == pytest.approx(np.tanh(transformed.mean()))
+    assert (mean.low, mean.high) == pytest.approx(tuple(np.tanh(expected)))
 
 
 def test_test_error_follows_deviation_or_does_not():
@@ -166,9 +165,18 @@ def test_paths_of_every_kind_are_judged_by_their_own_numbers():
     assert turned[:5:2] == ["no"] * 3
 
 
-def test_few_networks_do_not_tell():
-    runs = {"paths": paths(*PAPER, seeds=1)}
-    assert words("ranking", runs) == ["can't tell", "can't tell"]
+@pytest.mark.parametrize("numbers", [PAPER, TURNED])
+@pytest.mark.parametrize("name", ["paired", "density-vs-deviation", "noise", "ranking"])
+def test_two_networks_of_each_setting_do_not_tell(name, numbers):
+    runs = {"paths": paths(*numbers, seeds=2, tied=0.9)}
+    if name == "ranking":  # Its networks are those of all settings.
+        runs = {"paths": paths(*numbers, seeds=1)}
+    assert set(words(name, runs)) == {"can't tell"}
+
+
+def test_one_pair_of_networks_does_not_separate_paths():
+    runs = {kind: paths(*TURNED, seeds=1) for kind in ("closed", "open", "random")}
+    assert set(words("paths", runs)[:5]) == {"can't tell"}
 
 
 def test_unfitted_networks_are_named():
