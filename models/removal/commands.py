@@ -26,6 +26,16 @@ Share = Annotated[
         "since the previous call)."
     ),
 ]
+Of = Annotated[
+    str,
+    typer.Option(
+        help="Places to remove: activations, by maps per channel; blocks, mlp, attention or "
+        "modules:GLOB, by full maps."
+    ),
+]
+Curve = Annotated[
+    bool, typer.Option(help="Measure every network, not only the whole one and the one left.")
+]
 Reverse = Annotated[bool, typer.Option("--reverse", help="Remove in the opposite order.")]
 Out = Annotated[
     Path | None,
@@ -55,9 +65,11 @@ def remove(
     model: ModelName,
     by: Criterion = "substitution",
     keep: Keep = 0.5,
+    of: Of = "activations",
     data: DataName = "digits",
     weights: Weights = "auto",
     share: Share = "calls",
+    curve: Curve = True,
     reverse: Reverse = False,
     out: Out = None,
     samples: Samples = 512,
@@ -68,7 +80,7 @@ def remove(
     progress: ProgressStyle = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Replace activation calls by affine maps, in the order of a criterion, and measure the rest.
+    """Replace calls by affine maps, in the order of a criterion, and measure what is left.
 
     All maps are fitted again after each removal. The network that keeps the requested share is a
     checkpoint for --weights.
@@ -77,6 +89,7 @@ def remove(
         registry.expand(group, [name])
     options, settings = split_dataset_options(setting or [], data)
     from nlbench.execution.devices import resolve_device
+    from nlbench.probes.sites.place_options import parse_places
     from nlbench.progress import create_progress
     from nlbench.serialization.files import make_folder
     from nlbench.subjects.load import load_subject
@@ -88,6 +101,10 @@ def remove(
     from .removal import RemovalRequest, run_removal
 
     check_criterion(by)
+    try:
+        parse_places(of)
+    except RequestError as error:
+        raise RequestError(str(error).replace("sites.of", "--of", 1)) from None
     if share not in SHARES:
         raise RequestError(f"--share: '{share}', expected {', '.join(SHARES)}")
     folder = out or Path(f"{model.replace('/', '-')}-removed")
@@ -102,18 +119,20 @@ def remove(
             for split, n in (("train", fit_samples), ("test", samples or None))
         )
         bar.show_status("removing")
-        result = run_removal(train, test, RemovalRequest(by, keep, share, reverse, seed, settings))
+        request = RemovalRequest(by, keep, share, reverse, seed, settings, of, curve)
+        result = run_removal(train, test, request)
     make_folder(folder)
     result.write_curve(folder / "curve.csv")
     checkpoint = folder / "left.safetensors"
     save_weights(checkpoint, result.network, {**result.metadata, "command": command})
     print_table(result.rows(), as_json, has_head=True)
-    if not as_json:
+    if not as_json and curve:
         areas = ", ".join(
             f"{statistic} {area_under(result.steps, statistic, share):.4g}"
             for statistic in ("accuracy", "kl")
             if result.steps[0].accuracy is not None or statistic == "kl"
         )
         print(f"\narea under the curve, by {share}: {areas}")
+    if not as_json:
         print(f"curve    {folder / 'curve.csv'}")
         print(f"network  {checkpoint} ({result.left} of {len(result.order)} calls left)")

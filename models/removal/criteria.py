@@ -84,8 +84,6 @@ def removal_order(
     result = run[criterion]
     values = {v.place: v.statistics["value"] for v in result.values if v.status == "ok"}
     if not values.keys() & set(names):
-        raise RequestError(
-            f"--by: {criterion} has no value at any activation call: {result.reason}"
-        )
+        raise RequestError(f"--by: {criterion} has no value at any of these calls: {result.reason}")
     sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1
     return sorted(names, key=lambda n: (n not in values, sign * values.get(n, 0.0)))

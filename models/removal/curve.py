@@ -1,4 +1,4 @@
-"""Remove a network's activation calls one after another, and measure what is left."""
+"""Remove a network's calls one after another, and measure what is left."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.probes.replacement import AffineFit, AffineMap, CallInterception, ReplaceableCall
 from nlbench.probes.replacement.fits import rows_of
-from nlbench.probes.replacement.interception import CallId
+from nlbench.probes.replacement.interception import CallId, first_tensor
 from nlbench.probes.replacement.prefix import replaced, run_replaced
 
 IGNORED_LABEL = -100
+
+CHUNK_ROWS = 1024
+"""Rows whose probabilities are in memory together: vocabularies are large."""
 
 SHARES = ("calls", "units", "flops")
 """Weights of calls, for the share of a network that is left."""
@@ -51,9 +54,9 @@ class Step:
 
 
 def refitted_maps(
-    model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor
+    model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor, *, is_full: bool = False
 ) -> dict[str, AffineMap]:
-    """Fit maps per channel for some calls, each in the network with all earlier ones replaced.
+    """Fit maps for some calls, each in the network with all earlier ones replaced.
 
     Parameters
     ----------
@@ -62,11 +65,18 @@ def refitted_maps(
     calls : sequence of ReplaceableCall
     inputs : tensor
         All samples to fit on, as one batch.
+    is_full : bool
+        Fit full maps, not maps per channel.
 
     Returns
     -------
     dict of str to AffineMap
         By name, in order of call.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the samples don't call a place, or have too few rows for a full map.
     """
     by_call = {call.call: call for call in calls}
     maps: dict[str, AffineMap] = {}
@@ -77,9 +87,17 @@ def refitted_maps(
         call = by_call[identity]
         before, rows = x.clone(), rows_of(x, call.channel_axis)
         output = compute()
-        fit = AffineFit()
-        fit.add(rows, rows_of(output, call.channel_axis))
-        affine = maps[call.name] = fit.per_channel()
+        y = first_tensor((output,))
+        assert y is not None
+        fit = AffineFit(is_full)
+        fit.add(rows, rows_of(y, call.channel_axis))
+        affine = fit.full() if is_full else fit.per_channel()
+        if affine is None:
+            raise Undefined(
+                f"a full map at {call.name} needs {fit.min_rows:,} rows to fit on, the samples "
+                f"have {fit.rows:,}: raise --fit-samples (and text.windows of text)"
+            )
+        maps[call.name] = affine
         return replaced(x, lambda: output, lambda _: affine(before, call.channel_axis))
 
     CallInterception(model).run(inputs.clone(), replace)
@@ -89,13 +107,13 @@ def refitted_maps(
 
 
 def weights_of_calls(
-    model: nn.Module, calls: Sequence[ReplaceableCall], example: Tensor
+    model: nn.Module, calls: Sequence[ReplaceableCall], example: Tensor, *, is_full: bool = False
 ) -> dict[str, dict[str, float]]:
     """Return the weight of each call, by `SHARES` and by name.
 
     ``calls``: 1. ``units``: its number of channels. ``flops``: the floating-point operations of
     matrix products and convolutions since the previous call, which would be one affine map with
-    the next ones without it.
+    the next ones without it; of modules, which have full maps, those inside.
     """
     counter, total = FlopCounterMode(display=False), 0
     by_call = {call.call: call for call in calls}
@@ -103,6 +121,8 @@ def weights_of_calls(
 
     def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
         nonlocal total
+        if is_full and identity in by_call:
+            total = counter.get_total_flops()
         output = compute()
         if identity in by_call:
             so_far = counter.get_total_flops()
@@ -120,7 +140,7 @@ def weights_of_calls(
 
 
 class Removal:
-    """A network whose activation calls are removed one by one.
+    """A network whose calls are removed one by one.
 
     Parameters
     ----------
@@ -134,6 +154,8 @@ class Removal:
         Samples to measure networks on.
     labels : tensor or None
         -100 where there is nothing to predict.
+    is_full : bool
+        Replace calls by full maps, not by maps per channel.
 
     Raises
     ------
@@ -156,10 +178,12 @@ class Removal:
         fitting: Tensor,
         inputs: Tensor,
         labels: Tensor | None,
+        *,
+        is_full: bool = False,
     ) -> None:
         self._model, self._fitting, self._inputs, self._labels = model, fitting, inputs, labels
-        self._calls = {call.name: call for call in calls}
-        self._weights = weights_of_calls(model, calls, inputs[:2])
+        self._calls, self._is_full = {call.name: call for call in calls}, is_full
+        self._weights = weights_of_calls(model, calls, inputs[:2], is_full=is_full)
         self._original = outputs = self._outputs({})
         if outputs.ndim < 2 or outputs.shape[-1] < 2:
             raise RequestError(
@@ -176,31 +200,43 @@ class Removal:
         """Remove calls in an order, refitting all maps after each, and measure each network."""
         return [self.step(order[:count]) for count in range(len(order) + 1)]
 
+    def left(self, removed: Sequence[str]) -> dict[str, float]:
+        """Return the shares that are left without some calls."""
+        return {
+            share: sum(w for name, w in weights.items() if name not in removed)
+            / (sum(weights.values()) or 1.0)
+            for share, weights in self._weights.items()
+        }
+
     def maps(self, removed: Sequence[str]) -> dict[str, AffineMap]:
         """Return the fitted maps of removed calls, by name."""
         if not removed:
             return {}
         with evaluation_mode(self._model), without_fast_path():
-            return refitted_maps(
-                self._model, [self._calls[name] for name in removed], self._fitting
-            )
+            calls = [self._calls[name] for name in removed]
+            return refitted_maps(self._model, calls, self._fitting, is_full=self._is_full)
 
     def step(self, removed: Sequence[str]) -> Step:
         """Measure the network with some calls removed."""
         outputs = self._outputs(self.maps(removed))
-        before, after = (logits.double().log_softmax(-1) for logits in (self._original, outputs))
-        left = {
-            share: sum(w for name, w in weights.items() if name not in removed)
-            / (sum(weights.values()) or 1.0)
-            for share, weights in self._weights.items()
-        }
+        sides = [
+            torch.split(logits.flatten(0, -2), CHUNK_ROWS) for logits in (self._original, outputs)
+        ]
+        kl = torch.cat([_divergence(*chunk) for chunk in zip(*sides, strict=True)]).mean()
         accuracy = loss = None
         if self._labels is not None:
             counted = self._labels != IGNORED_LABEL
             accuracy = float((outputs.argmax(-1) == self._labels)[counted].double().mean())
-            loss = float(nn.functional.nll_loss(after[counted], self._labels[counted]))
-        kl = float((before.exp() * (before - after)).sum(-1).mean())
-        return Step(removed[-1] if removed else "", left, accuracy, kl, loss)
+            labels = torch.split(self._labels.flatten(), CHUNK_ROWS)
+            losses = [
+                nn.functional.cross_entropy(
+                    logits.double(), own, ignore_index=IGNORED_LABEL, reduction="sum"
+                )
+                for logits, own in zip(sides[1], labels, strict=True)
+            ]
+            loss = float(torch.stack(losses).sum() / counted.sum())
+        name = removed[-1] if removed else ""
+        return Step(name, self.left(removed), accuracy, float(kl), loss)
 
     def _outputs(self, maps: Mapping[str, AffineMap]) -> Tensor:
         replacements = {
@@ -210,6 +246,12 @@ class Removal:
         with evaluation_mode(self._model), without_fast_path():
             output = run_replaced(CallInterception(self._model), self._inputs, replacements)
         return validated_outputs(output, len(self._inputs))
+
+
+def _divergence(before: Tensor, after: Tensor) -> Tensor:
+    """Return KL of each row's class probabilities."""
+    p, q = (logits.double().log_softmax(-1) for logits in (before, after))
+    return (p.exp() * (p - q)).sum(-1)
 
 
 def _replacement(affine: AffineMap, axis: int) -> Callable[[Tensor], Tensor]:

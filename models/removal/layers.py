@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.module_stack import running_module
+from nlbench.probes.replacement.interception import first_tensor
 
 REMOVED = "removed_calls"
 """Name of the child that replaces activation calls of a module's own forward."""
@@ -53,6 +54,50 @@ class AffineActivation(nn.Module):
     def extra_repr(self) -> str:
         """Return the number of channels and the axis."""
         return f"{len(self.weight)}, axis={self.axis}"
+
+
+class AffineModule(nn.Module):
+    """A full affine map of the channels in place of a module, at first the identity.
+
+    Parameters
+    ----------
+    original : torch.nn.Module
+        Its plain attributes, which a network may read, are kept.
+    inputs, outputs : int
+        Numbers of channels.
+    axis : int
+        Channel axis of the input, which is the first tensor among the arguments.
+    others : int or None
+        Number of other outputs, which are None; None if a tensor is returned by itself.
+
+    Examples
+    --------
+    >>> layer = AffineModule(nn.ReLU(), 2, 3, 1, others=1)
+    >>> layer(torch.tensor([[-1.0, 2.0]]))
+    (tensor([[-1.,  2.,  0.]], grad_fn=<AddBackward0>), None)
+    """
+
+    def __init__(
+        self, original: nn.Module, inputs: int, outputs: int, axis: int, others: int | None = None
+    ) -> None:
+        super().__init__()
+        for name, value in vars(original).items():
+            if not name.startswith("_") and name != "forward":
+                setattr(self, name, value)
+        self.axis, self.others = axis, others
+        self.weight = nn.Parameter(torch.eye(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Map the channels of the first tensor."""
+        x = first_tensor((*args, *kwargs.values()))
+        assert x is not None
+        output = (x.movedim(self.axis, -1) @ self.weight + self.bias).movedim(-1, self.axis)
+        return output if self.others is None else (output, *[None] * self.others)
+
+    def extra_repr(self) -> str:
+        """Return the numbers of channels and the axis."""
+        return f"{len(self.weight)}, {len(self.bias)}, axis={self.axis}"
 
 
 class _Tracking(nn.Module):
@@ -115,7 +160,7 @@ class _Removal(TorchFunctionMode):
         return call.run() if replacement is None else replacement(call.input)
 
 
-def replace_calls_of(owner: nn.Module, layers: Mapping[int, AffineActivation]) -> None:
+def replace_calls_of(owner: nn.Module, layers: Mapping[int, nn.Module]) -> None:
     """Replace the activation calls of a module's own forward, by their number in a pass."""
     owner.add_module(REMOVED, nn.ModuleDict({str(n): layer for n, layer in layers.items()}))
 

@@ -1,4 +1,4 @@
-"""Copies of a network with some activation calls replaced by affine maps."""
+"""Copies of a network with some activation calls or modules replaced by affine maps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +17,33 @@ from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import tensors_in
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
-from nlbench.probes.replacement.interception import CallId
+from nlbench.probes.replacement.interception import CallId, first_tensor
 from nlbench.probes.replacement.prefix import run_replaced
 
-from .layers import AffineActivation, replace_calls_of, track_calls
+from .layers import AffineActivation, AffineModule, replace_calls_of, track_calls
+
+Layer: TypeAlias = AffineActivation | AffineModule
 
 OUTPUT_TOLERANCE = 1e-4
 """Relative and absolute difference up to which two outputs are equal."""
 
 
-def remove(model: nn.Module, *, places: Sequence[str], example: Tensor) -> nn.Module:
-    """Copy a network with an affine map, at first the identity, in place of some activation calls.
+def remove(
+    model: nn.Module, *, places: Sequence[str], example: Tensor, of: str = "activations"
+) -> nn.Module:
+    """Copy a network with an affine map, at first the identity, in place of some calls.
 
     Parameters
     ----------
     model : torch.nn.Module
         Not modified.
     places : sequence of str
-        Names of activation calls, as ``nlbench list sites`` prints them.
+        Names of calls, as ``nlbench list sites`` prints them.
     example : tensor
         A batch of inputs, on the model's device, to find the calls.
+    of : str
+        Kind of places, as for ``sites.of``. An activation call is replaced by a map per channel, a
+        module by a full one.
 
     Returns
     -------
@@ -45,7 +53,8 @@ def remove(model: nn.Module, *, places: Sequence[str], example: Tensor) -> nn.Mo
     Raises
     ------
     nlbench.RequestError
-        If a place is unknown, or the network relies on an activation that overwrites its input.
+        If a place is unknown, or the network needs what a map doesn't do: an activation that
+        overwrites its input, or other outputs of a module.
 
     Examples
     --------
@@ -53,11 +62,13 @@ def remove(model: nn.Module, *, places: Sequence[str], example: Tensor) -> nn.Mo
     >>> remove(model, places=["1"], example=torch.zeros(2, 2))[1]
     AffineActivation(3, axis=1)
     """
-    return _with_layers(model, places, example)[0]
+    return _with_layers(model, places, example, of)[0]
 
 
-def removed_network(model: nn.Module, maps: Mapping[str, AffineMap], example: Tensor) -> nn.Module:
-    """Copy a network with fitted maps per channel in place of some activation calls.
+def removed_network(
+    model: nn.Module, maps: Mapping[str, AffineMap], example: Tensor, of: str = "activations"
+) -> nn.Module:
+    """Copy a network with fitted maps in place of some calls.
 
     Parameters
     ----------
@@ -65,13 +76,14 @@ def removed_network(model: nn.Module, maps: Mapping[str, AffineMap], example: Te
     maps : mapping of str to AffineMap
         By name of the call.
     example : tensor
+    of : str
 
     Raises
     ------
     nlbench.RequestError
         See `remove`.
     """
-    network, layers = _with_layers(model, list(maps), example)
+    network, layers = _with_layers(model, list(maps), example, of)
     with torch.no_grad():
         for name, affine in maps.items():
             layers[name].weight.copy_(affine.weight)
@@ -80,8 +92,8 @@ def removed_network(model: nn.Module, maps: Mapping[str, AffineMap], example: Te
 
 
 def _with_layers(
-    model: nn.Module, places: Sequence[str], example: Tensor
-) -> tuple[nn.Module, dict[str, AffineActivation]]:
+    model: nn.Module, places: Sequence[str], example: Tensor, of: str
+) -> tuple[nn.Module, dict[str, Layer]]:
     """Copy a network with some calls replaced, and return the layers by name of the call."""
     if isinstance(places, str) or not all(isinstance(place, str) for place in places):
         raise RequestError(f"places is {places!r}, expected a list of names")
@@ -89,56 +101,81 @@ def _with_layers(
         twin = copy.deepcopy(model).eval()
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
-    calls = {call.name: call for call in find_calls(twin, example)}
+    calls = {call.name: call for call in find_calls(twin, example, of=of)}
     for place in places:
         if place not in calls:
             raise RequestError(f"the model has no site '{place}'{nearest(place, calls)}")
     chosen = [calls[place] for place in dict.fromkeys(places)]
     with evaluation_mode(twin), without_fast_path():
         interception = CallInterception(twin)
-        inputs: dict[CallId, Tensor] = {}
+        traffic: dict[CallId, tuple[Tensor, Any]] = {}
 
         def record(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            inputs[call] = x
-            return compute()
+            # In order of call, not of return.
+            traffic[call] = x, None
+            traffic[call] = x, compute()
+            return traffic[call][1]
 
         interception.run(example.clone(), record)
+        layers = {call.name: _layer(twin, call, *traffic[call.call], of) for call in chosen}
         # Identities: what the new layers are at first.
-        maps = {call.call: torch.clone for call in chosen}
+        maps = {call.call: partial(_mapped, layers[call.name]) for call in chosen}
         expected = run_replaced(interception, example, maps)
-    layers = _replace(twin, chosen, inputs)
+    _replace(twin, chosen, list(traffic), layers)
     track_calls(twin)
-    with evaluation_mode(twin), without_fast_path():
-        output = twin(example.clone())
-    if not all(
-        torch.allclose(a, b, OUTPUT_TOLERANCE, OUTPUT_TOLERANCE, equal_nan=True)
-        for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
-    ):
-        raise RequestError(
-            "the model relies on an activation that overwrites its input, so an affine map can't "
-            "take its place"
+    reason = "an activation that overwrites its input"
+    if of != "activations":
+        reason = "more than the first output of a module"
+    try:
+        with evaluation_mode(twin), without_fast_path():
+            output = twin(example.clone())
+        fits = all(
+            torch.allclose(a, b, OUTPUT_TOLERANCE, OUTPUT_TOLERANCE, equal_nan=True)
+            for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
         )
+    except Exception as error:
+        # A model that reads what a removed module would return can raise anything.
+        raise RequestError(f"the model relies on {reason}: {first_line(error)}") from error
+    if not fits:
+        raise RequestError(f"the model relies on {reason}, so an affine map can't take its place")
     return twin, layers
 
 
+def _mapped(layer: Layer, x: Tensor) -> Tensor:
+    mapped = first_tensor((layer(x),))
+    assert mapped is not None
+    return mapped
+
+
+def _layer(model: nn.Module, place: ReplaceableCall, x: Tensor, output: Any, of: str) -> Layer:
+    """Return the layer that takes the place of a call."""
+    if of == "activations":
+        return AffineActivation(place.channels, place.channel_axis).to(x).eval()
+    y = first_tensor((output,))
+    assert y is not None
+    others = len(output) - 1 if isinstance(output, tuple) else None
+    axis, original = place.channel_axis, model.get_submodule(place.call.path)
+    return AffineModule(original, x.shape[axis], y.shape[axis], axis, others).to(x).eval()
+
+
 def _replace(
-    model: nn.Module, chosen: Sequence[ReplaceableCall], inputs: Mapping[CallId, Tensor]
-) -> dict[str, AffineActivation]:
+    model: nn.Module,
+    chosen: Sequence[ReplaceableCall],
+    calls: Sequence[CallId],
+    layers: Mapping[str, Layer],
+) -> None:
     """Replace calls in place: a module that is one activation, or calls in a module's forward."""
     modules = dict(model.named_modules())
     activations: dict[str, list[CallId]] = defaultdict(list)
     module_calls: Counter[str] = Counter()
-    for call in inputs:
+    for call in calls:
         if call.position is None:
             module_calls[call.path] += 1
         else:
             activations[call.path].append(call)
-    layers: dict[str, AffineActivation] = {}
-    inside: dict[nn.Module, dict[int, AffineActivation]] = defaultdict(dict)
+    inside: dict[nn.Module, dict[int, Layer]] = defaultdict(dict)
     for place in chosen:
-        call, owner = place.call, modules[place.call.path]
-        layer = AffineActivation(place.channels, place.channel_axis)
-        layers[place.name] = layer.to(inputs[call]).eval()
+        call, owner, layer = place.call, modules[place.call.path], layers[place.name]
         is_one = call.position is None or (
             len(activations[call.path]) == 1 and not list(owner.children())
         )
@@ -148,12 +185,10 @@ def _replace(
             inside[owner][activations[call.path].index(call)] = layer
         else:
             raise RequestError(
-                f"{place.name} is a handwritten activation that is called several times, which "
-                "can't be removed"
+                f"{place.name} is a module that is called several times, which can't be removed"
             )
     for owner, numbered in inside.items():
         replace_calls_of(owner, numbered)
-    return layers
 
 
 def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> None:
@@ -163,12 +198,13 @@ def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> No
                 parent._modules[name] = layer
 
 
-def transform_metadata(places: Sequence[str]) -> dict[str, str]:
+def transform_metadata(places: Sequence[str], of: str = "activations") -> dict[str, str]:
     """Return the metadata with which a checkpoint of such a network is loaded.
 
     Examples
     --------
-    >>> transform_metadata(["features.1"])
-    {'transform': 'remove', 'transform_options': '{"places": ["features.1"]}'}
+    >>> transform_metadata(["features.1"])["transform_options"]
+    '{"places": ["features.1"], "of": "activations"}'
     """
-    return {"transform": "remove", "transform_options": json.dumps({"places": list(places)})}
+    options = {"places": list(places), "of": of}
+    return {"transform": "remove", "transform_options": json.dumps(options)}

@@ -1,4 +1,4 @@
-"""Remove activation calls of a subject under a budget."""
+"""Remove calls of a subject under a budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class RemovalRequest:
-    """A request to remove activation calls.
+    """A request to remove calls.
 
     Parameters
     ----------
@@ -43,6 +43,10 @@ class RemovalRequest:
         Of a random order.
     settings : mapping of str to value
         Options of the criterion.
+    of : str
+        Kind of places, as for ``sites.of``.
+    has_curve : bool
+        Measure the networks between the whole one and the one that is left, and beyond it.
     """
 
     criterion: str
@@ -51,6 +55,8 @@ class RemovalRequest:
     is_reversed: bool = False
     seed: int = 0
     settings: Mapping[str, OptionValue | str] = field(default_factory=dict)
+    of: str = "activations"
+    has_curve: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class RemovalResult:
     order : sequence of str
         Names of all calls, the first to be removed first.
     steps : sequence of Step
-        From the whole network to the one without any of the calls.
+        From the whole network to the one without any of the calls; without a curve, the whole
+        network and the one that is left.
     removed : sequence of str
         Names of the calls that the network lacks.
     network : torch.nn.Module
@@ -106,7 +113,7 @@ class RemovalResult:
 
 
 def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> RemovalResult:
-    """Remove a subject's activation calls one after another.
+    """Remove a subject's calls one after another.
 
     Parameters
     ----------
@@ -117,15 +124,15 @@ def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> Remov
     Raises
     ------
     nlbench.RequestError
-        If the network is transformed already, has no activation calls, or the criterion does not
-        rank them.
+        If the network is transformed already, has no such calls, or the criterion does not rank
+        them.
     """
     if transform := (train.facts.weights_metadata or {}).get("transform"):
         raise RequestError(
             f"the network is already transformed ({transform}); remove calls from the original"
         )
     model, example = train.model, train.inputs[:2]
-    calls = find_calls(model, example)
+    calls, is_full = find_calls(model, example, of=request.of), request.of != "activations"
     if not calls:
         raise RequestError("the network calls no known activation function")
     order = removal_order(
@@ -135,21 +142,28 @@ def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> Remov
         train.inputs,
         train.labels,
         seed=request.seed,
-        settings=request.settings,
+        settings={"sites.of": request.of, **request.settings},
     )
     order = order[::-1] if request.is_reversed else order
     device = example.device
     labels = _class_labels(test, device)
-    removal = Removal(model, calls, train.inputs.to(device), test.inputs.to(device), labels)
-    steps = removal.curve(order)
+    inputs = train.inputs.to(device), test.inputs.to(device)
+    removal = Removal(model, calls, *inputs, labels, is_full=is_full)
     limit = request.keep + SHARE_TOLERANCE
-    count = next(n for n, step in enumerate(steps) if step.left[request.share] <= limit)
+    counts = range(len(order) + 1)
+    count = next(n for n in counts if removal.left(order[:n])[request.share] <= limit)
     removed = order[:count]
+    steps = (
+        removal.curve(order)
+        if request.has_curve
+        else [removal.step(names) for names in ([], removed)]
+    )
     maps = removal.maps(removed)
     metadata = {**(train.facts.weights_metadata or {}), "removed_by": request.criterion}
     if removed:
-        metadata |= transform_metadata(list(maps))
-    return RemovalResult(order, steps, removed, removed_network(model, maps, example), metadata)
+        metadata |= transform_metadata(list(maps), request.of)
+    network = removed_network(model, maps, example, request.of)
+    return RemovalResult(order, steps, removed, network, metadata)
 
 
 def _class_labels(subject: Subject, device: Any) -> Tensor | None:

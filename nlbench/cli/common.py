@@ -36,12 +36,16 @@ def split_dataset_options(
     --------
     >>> split_dataset_options(["synthetic.size=9", "absdev.normalize=range"], "synthetic")
     ((('size', '9'),), {'absdev.normalize': 'range'})
+    >>> split_dataset_options(["text.windows=9"], "text/python")
+    ((('windows', '9'),), {})
     """
     settings = parse_settings(texts, "--set")
-    prefix = f"{data}."
-    others = {key: value for key, value in settings.items() if not key.startswith(prefix)}
-    options = {key.removeprefix(prefix): settings[key] for key in settings if key not in others}
-    return tuple(sorted(options.items())), others
+    options: dict[str, str] = {}
+    # Options of a family, then those of its member.
+    for owner in dict.fromkeys((data.partition("/")[0], data)):
+        own = [key for key in settings if key.rpartition(".")[0] == owner]
+        options |= {key.rpartition(".")[2]: settings.pop(key) for key in own}
+    return tuple(sorted(options.items())), settings
 
 
 def completed(group: str) -> Callable[[str], list[str]]:

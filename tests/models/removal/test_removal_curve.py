@@ -15,6 +15,8 @@ from nlbench.errors import RequestError
 from nlbench.models.removal.criteria import removal_order
 from nlbench.models.removal.curve import Removal, Step, area_under, refitted_maps, weights_of_calls
 from nlbench.probes.replacement import find_calls
+from nlbench.subjects.load import load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 
@@ -169,8 +171,29 @@ def test_command_writes_a_network_that_run_measures(tmp_path, command):
     assert "already transformed (remove)" in error
 
 
+def test_command_writes_a_language_model_without_some_mlps(tmp_path, command):
+    text = ("--model", "gpt-small", "--data", "text/python", "--set", "text.windows=24")
+    arguments = ("--of", "mlp", "--by", "depth", "--keep", "0.7", "--no-curve")
+    code, out, error = command(*text, *arguments, "--out", str(tmp_path), "--json")
+    assert code == 0, error
+    whole, left = json.loads(out)
+    assert (whole["left_calls"], whole["kl"]) == (1, 0)
+    assert left["left_calls"] <= 0.7
+    file = tmp_path / "left.safetensors"
+    subject = load_subject(
+        SubjectSpec("gpt-small", str(file), "text/python", 0, options={"windows": 24}),
+        torch.device("cpu"),
+    )
+    with torch.no_grad():
+        logits = subject.model(subject.inputs).flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, subject.labels.flatten()).item()
+    assert loss == pytest.approx(left["loss"], abs=2e-6)
+    assert abs(left["loss"] - whole["loss"]) > 1e-5
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--by", "afinity"], ["--share", "call"], ["--keep", "2"], ["--data", "digit"]]
+    "arguments",
+    [["--by", "afinity"], ["--share", "call"], ["--keep", "2"], ["--data", "digit"], ["--of", "m"]],
 )
 def test_wrong_arguments_are_refused(arguments, tmp_path, command):
     code, _, error = command(*arguments, "--out", str(tmp_path / "out"))

@@ -11,6 +11,7 @@ from torch import nn
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.introspection.model_state import evaluation_mode
+from nlbench.models.removal.curve import Removal
 from nlbench.models.removal.network import remove, removed_network
 from nlbench.probes.replacement import AffineMap, CallInterception, find_calls
 from nlbench.probes.replacement.prefix import run_replaced
@@ -109,6 +110,102 @@ def test_overwritten_input_that_is_read_is_refused():
     (call,) = find_calls(model, INPUTS)
     with pytest.raises(RequestError, match="overwrites its input"):
         remove(model, places=[call.name], example=INPUTS)
+
+
+class Block(nn.Module):
+    """A block of tokens whose attention returns a pair and takes its input by name."""
+
+    class Attention(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(width, 2, batch_first=True)
+
+        def forward(self, hidden, mask=None):
+            return self.inner(hidden, hidden, hidden, need_weights=False)
+
+    def __init__(self, width, kind):
+        super().__init__()
+        self.attn, self.kind = self.Attention(width), kind
+        self.mlp = nn.Sequential(nn.Linear(width, 9), nn.GELU(), nn.Linear(9, width))
+
+    def forward(self, x, mask=None):
+        attended, _ = self.attn(mask=mask, hidden=x)
+        x = x + attended
+        return x + self.mlp(x)
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(4, kind) for kind in "abc"])
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            # An attribute of a block, which a map in its place has, too.
+            assert layer.kind in "abc"
+            x = layer(x)
+        return self.head(x)
+
+
+SEQUENCES = torch.randn(60, 7, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("of", ["blocks", "mlp", "attention"])
+def test_network_without_a_module_has_the_loss_that_substitution_judges(of):
+    torch.manual_seed(0)
+    model, labels = Decoder().eval(), torch.arange(420).reshape(60, 7) % 5
+    place = find_calls(model, SEQUENCES[:2], of=of)[1]
+    settings = {"sites.of": of, "sites.select": place.name}
+    run = nlbench.evaluate(model, SEQUENCES, ["substitution"], labels=labels, settings=settings)
+    # Maps are fitted on every other sequence, and judged on those between.
+    removal = Removal(model, [place], SEQUENCES[::2], SEQUENCES[1::2], labels[1::2], is_full=True)
+    network = removed_network(model, removal.maps([place.name]), SEQUENCES[:2], of)
+    loaded = remove(model, places=[place.name], example=SEQUENCES[:2], of=of)
+    loaded.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        before, after = (
+            F.cross_entropy(net(SEQUENCES[1::2]).flatten(0, 1), labels[1::2].flatten()).item()
+            for net in (model, loaded)
+        )
+    assert removal.step([place.name]).loss == pytest.approx(after, rel=1e-6)
+    (value,) = run["substitution"].values
+    assert after - before == pytest.approx(value.statistics["loss"], rel=1e-3)
+    assert abs(after - before) > 1e-4
+
+
+def test_maps_of_all_modules_are_fitted_one_after_another():
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    calls = find_calls(model, SEQUENCES[:2], of="mlp")
+    removal = Removal(model, calls, SEQUENCES, SEQUENCES, None, is_full=True)
+    network = removed_network(
+        model, removal.maps([call.name for call in calls]), SEQUENCES[:2], "mlp"
+    )
+    with torch.no_grad():
+        x = SEQUENCES
+        for old, new in zip(model.layers, network.layers, strict=True):
+            x = x + new.attn(x)[0]
+            rows, targets = x.flatten(0, 1).double(), old.mlp(x).flatten(0, 1).double()
+            design = torch.cat([rows, torch.ones(len(rows), 1)], 1)
+            weight = torch.linalg.lstsq(design, targets).solution.float()
+            torch.testing.assert_close(new.mlp.weight, weight[:-1], atol=1e-4, rtol=1e-4)
+            x = x + new.mlp(x)
+        torch.testing.assert_close(network(SEQUENCES), model.head(x))
+
+
+def test_module_whose_other_outputs_are_used_is_refused():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.LSTM(4, 4, batch_first=True) for _ in range(2)])
+
+        def forward(self, x):
+            x, state = self.layers[0](x)
+            return self.layers[1](x + state[0][0][:, None])[0]
+
+    with pytest.raises(RequestError, match="more than the first output"):
+        remove(Pair(), places=["layers.0"], example=SEQUENCES[:2], of="modules:layers.0")
 
 
 @pytest.mark.parametrize(
