@@ -20,6 +20,10 @@ WEAKEST_SQUARE = 1e-12
 PIVOT_MARGIN = 100
 
 
+SPARE_DIRECTIONS = 8
+"""Random vectors in addition to the rank of a matrix, whose directions they span."""
+
+
 @dataclass(frozen=True)
 class AffineFit:
     """The map x ↦ (x - mean_x) coefficients + mean_y.
@@ -137,7 +141,7 @@ class RegressionSums:
         rank = 0
         if columns.any():
             correlation = xx[columns][:, columns] / torch.outer(scale, scale)
-            solved, rank = _solve(correlation, xy[columns] / scale[:, None], noise)
+            solved, rank = _solve(correlation, xy[columns] / scale[:, None], noise, self.n - 1)
             coefficients[columns] = solved / scale[:, None]
         return AffineFit(coefficients, mean_x, mean_y, rank)
 
@@ -150,7 +154,7 @@ class RegressionSums:
         return max(0.0, (yy.sum() - explained + mapped).item())
 
 
-def _solve(correlation: Tensor, right: Tensor, noise: Tensor) -> tuple[Tensor, int]:
+def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> tuple[Tensor, int]:
     """Solve for standardised inputs, and count their directions above rounding.
 
     Parameters
@@ -159,13 +163,31 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor) -> tuple[Tensor, i
     right : tensor of shape (d, k)
     noise : tensor of shape (d,)
         Share of rounding in the variance of each input.
+    max_rank : int
+        Number of directions that the rows can have.
     """
-    lower, failed = torch.linalg.cholesky_ex(correlation)
-    smallest = max(PIVOT_MARGIN * noise.max().item(), WEAKEST_SQUARE)
-    if not failed and lower.diagonal().min().item() ** 2 > smallest:
-        return torch.cholesky_solve(right, lower), len(correlation)
-    strengths, directions = torch.linalg.eigh(correlation)
+    if max_rank >= len(correlation):
+        lower, failed = torch.linalg.cholesky_ex(correlation)
+        smallest = max(PIVOT_MARGIN * noise.max().item(), WEAKEST_SQUARE)
+        if not failed and lower.diagonal().min().item() ** 2 > smallest:
+            return torch.cholesky_solve(right, lower), len(correlation)
+    strengths, directions = _directions(correlation, max_rank + SPARE_DIRECTIONS)
     kept = strengths > WEAKEST_SQUARE * strengths[-1]
     kept &= strengths > noise @ directions.square()
     strengths, directions = strengths[kept], directions[:, kept]
     return directions @ ((directions.T @ right) / strengths[:, None]), len(strengths)
+
+
+def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, ascending, and eigenvectors; only the largest ones if few are not 0.
+
+    A matrix of low rank maps random vectors to a basis of all its directions.
+    """
+    if 2 * count > len(correlation):
+        every: tuple[Tensor, Tensor] = torch.linalg.eigh(correlation)
+        return every
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(len(correlation), count, generator=generator, dtype=torch.float64)
+    basis = torch.linalg.qr(correlation @ vectors.to(correlation)).Q
+    strengths, inner = torch.linalg.eigh(basis.T @ correlation @ basis)
+    return strengths, basis @ inner

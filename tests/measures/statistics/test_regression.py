@@ -37,6 +37,17 @@ def test_dependent_inputs_have_the_smallest_coefficients():
     assert torch.allclose(fit(doubled), plain(X), atol=1e-8)
 
 
+def test_fewer_rows_than_inputs_have_the_coefficients_of_least_norm():
+    rows = torch.randn(12, 60, generator=GENERATOR).double() * torch.logspace(0, -2, 60)
+    targets = torch.randn(12, 2, generator=GENERATOR).double()
+    fit = RegressionSums.of(rows, targets).fit(torch.zeros(60))
+    # Inputs are standardised; of equal fits that with the least norm is the pseudoinverse's.
+    centred, scale = rows - rows.mean(0), (rows - rows.mean(0)).norm(dim=0)
+    expected = torch.linalg.pinv(centred / scale) @ (targets - targets.mean(0))
+    assert fit.rank == 11
+    torch.testing.assert_close(fit.coefficients, expected / scale[:, None])
+
+
 def test_constant_inputs_take_no_part():
     padded = torch.cat([X, torch.full((200, 1), 3.0).double()], 1)
     fit = RegressionSums.of(padded, Y).fit(padded.abs().amax(0), 1e-16)
