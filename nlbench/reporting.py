@@ -45,6 +45,7 @@ class Reports(Protocol):
         *,
         seeds: str = "together",
         full: bool = False,
+        reference: bool = False,
     ) -> pd.DataFrame:
         """Rank the subjects of a run."""
 

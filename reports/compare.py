@@ -24,6 +24,7 @@ from nlbench.serialization.files import make_folder, write_atomically
 from .agreement import Correlation, paired_share
 from .environment import environment
 from .exports import markdown_table, to_csv
+from .layout import Table
 from .leaderboard import mean_interval
 from .manifest import flat, settings_of
 from .tables import Scores, TableCell, TableSubject
@@ -253,11 +254,10 @@ class Comparison:
             .get_template("compare.html.j2")
             .render(
                 names=self.names,
-                head=head,
-                rows=list(zip(rows, self.differences, strict=True)),
+                cells=Table(tuple(head), tuple(map(tuple, rows)), 2, True),
                 notes=[(d.measure, d.subject, d.note) for d in self.differences if d.note],
                 alone=self.alone,
-                explanations=self.explanations,
+                explanations=Table(("entry", *self.names), self.explanations),
             )
         )
 

@@ -17,6 +17,7 @@ from nlbench.errors import RequestError
 from .fingerprint import Scale
 from .layout import NamedRun
 from .leaderboard import Row, family_of, sense_of
+from .population import reference_share
 from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, interval_decimals, settings_text
 
@@ -63,6 +64,10 @@ def pack(
                 "label": row.label,
                 "subjects": [positions[subject.label] for subject in row.subjects],
                 "cells": [_entry(row.entries[name]) for name in scores.measures],
+                "reference": [
+                    _number(reference_share(row, scores, name, measures.get(name, {})))
+                    for name in scores.measures
+                ],
             }
             for row in rows
         ],

@@ -20,7 +20,6 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["svg"] = Markup
     for name, file in (("css", "page.css"), ("script", "page.js")):
         templates.globals[name] = Markup((_TEMPLATES / file).read_text(encoding="utf-8"))
     return templates

@@ -10,7 +10,7 @@ from nlbench.errors import one_line
 
 from .agreement import Correlation
 from .leaderboard import Row, is_training, sense_of, sort_measure
-from .population import STATISTICS, population_of
+from .population import comparable_value, population_of
 from .remarks import Gap, group_remarks
 from .tables import Scores, TableCell
 from .text import count, number, place_text
@@ -62,7 +62,7 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
     for measure in scores.measures:
         about = measures.get(measure, {})
         population = population_of(measure, about)
-        value = _comparable(scores[row.subjects[0].label, measure], measure)
+        value = comparable_value(row, scores, measure)
         if population is None or not math.isfinite(value):
             continue
         name = "absdev over its range" if measure == "absdev" else measure
@@ -70,11 +70,6 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
         place = population.sentence(value)
         sentences.append(f"By {name} ({text}) it is {place[0].lower()}{place[1:]}.")
     return sentences
-
-
-def _comparable(cell: TableCell, measure: str) -> float:
-    value = cell.statistics.get(STATISTICS.get(measure, "value"), math.nan)
-    return value if cell.status == "ok" else math.nan
 
 
 def _places_sentence(measure: str, cell: TableCell, sense: int) -> str:

@@ -61,31 +61,20 @@ class NamedRun:
 
 
 @dataclass(frozen=True)
-class TextCell:
-    """One cell of a table: its text, its sort key and its tooltip."""
-
-    text: str
-    sort: str = ""
-    status: str = "ok"
-    remark: str = ""
-
-
-@dataclass(frozen=True)
 class Table:
     """A table of texts.
 
     Parameters
     ----------
-    head : tuple of TextCell
-        The remark of a head is its second line.
-    rows : tuple of tuple of TextCell
+    head : tuple of str
+    rows : tuple of tuple of str
     names : int
         Number of columns at the left that hold names.
     numbers : bool
         True if the other columns hold numbers.
     """
 
-    head: tuple[TextCell, ...]
-    rows: tuple[tuple[TextCell, ...], ...]
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
     names: int = 1
     numbers: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 
 from nlbench.errors import one_line
 
-from .layout import NamedRun, Table, TextCell
+from .layout import NamedRun, Table
 from .text import count
 
 MODES = {
@@ -242,17 +242,15 @@ def _table(family: LinearisedFamily) -> Table:
             ]
             rows.append(
                 (
-                    TextCell(mode),
-                    TextCell("" if omega is None else f"{omega:g}"),
-                    TextCell(str(len(group)), str(len(group))),
+                    mode,
+                    "" if omega is None else f"{omega:g}",
+                    str(len(group)),
                     *(_mean(values) for values in numbers),
                 )
             )
-    return Table(tuple(TextCell(text) for text in head), tuple(rows), 2, True)
+    return Table(head, tuple(rows), 2, True)
 
 
-def _mean(values: Sequence[float]) -> TextCell:
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return TextCell(f"{mean:.2f}", repr(mean))
-    return TextCell(f"{mean:.2f} ± {statistics.pstdev(values):.2f}", repr(mean))
+def _mean(values: Sequence[float]) -> str:
+    mean = f"{statistics.fmean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.pstdev(values):.2f}"

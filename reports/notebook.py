@@ -21,6 +21,7 @@ from .figures import figure_of
 from .fingerprint import Scale, strip
 from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
 from .notebook_figure import NotebookFigure
+from .population import reference_share
 from .svg import STYLE
 from .tables import Scores
 from .text import interval_decimals, number
@@ -47,6 +48,7 @@ def leaderboard_of(
     *,
     seeds: str = "together",
     full: bool = False,
+    reference: bool = False,
 ) -> pd.DataFrame:
     """Rank a run's subjects; see `nlbench.Run.leaderboard`.
 
@@ -63,7 +65,12 @@ def leaderboard_of(
         _check(name, scores.measures, "measure")
     table = run.scores[run.scores["measure"].isin(names)]
     rows = leaderboard(Scores(table, names), known, together=seeds == "together")
-    return leaderboard_frame(rows, names, full=full)
+    frame = leaderboard_frame(rows, names, full=full)
+    if reference:
+        for name in names:
+            about = known.get(name, {})
+            frame[name, "reference"] = [reference_share(r, scores, name, about) for r in rows]
+    return frame[names]
 
 
 def agreement_of(run: Run) -> pd.DataFrame:

@@ -30,13 +30,13 @@ from .leaderboard import (
     student_half_width,
 )
 from .linearised import tradeoffs
-from .manifest import manifest_view
+from .manifest import manifest_lines
 from .planes import planes_of
 from .population import population_of
 from .remarks import (
     differences,
+    gap_table,
     gaps,
-    group_gaps,
     summary_sentence,
     unfinished,
     what_was_measured,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 _GENERATOR = '<meta name="generator" content="nlbench">'
 MAX_SUBJECTS = 1000
 """Subjects on one page; with more it would exceed 5 MB."""
+MAX_MANIFEST_LINES = 200
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
@@ -216,8 +217,8 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             maps=bool(maps),
             planes=[picture for run in named for picture in run.planes],
             tradeoffs=linearised,
-            gaps=group_gaps(missing),
-            manifests=[manifest_view(run) for run in named],
+            gaps=gap_table(missing),
+            manifests=[(run.name, _manifest_lines(run)) for run in named],
             version=named[0].manifest.get("nlbench", ""),
             data=Markup(to_script(content)),  # `to_script` escapes tags
             **board_view(shown, measures, rows, content),
@@ -361,6 +362,12 @@ def _record_facts(run: Run) -> dict[str, Any]:
         "remarks": {subject: tuple(notes) for subject, notes in remarks.items()},
         "planes": planes_of(run.path) if run.path else (),
     }
+
+
+def _manifest_lines(run: NamedRun) -> list[tuple[str, str]]:
+    lines = list(manifest_lines(run.manifest))
+    more = len(lines) - MAX_MANIFEST_LINES
+    return lines if more <= 0 else [*lines[:-more], ("", f"and {more:,} more in manifest.json")]
 
 
 def _kinds(runs: Sequence[NamedRun]) -> list[str]:

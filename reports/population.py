@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .leaderboard import sense_of
+from .leaderboard import Row, sense_of
+from .tables import Scores
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -44,6 +45,10 @@ class Population:
     affine: float
     sense: int
 
+    def share_below(self, value: float) -> float:
+        """Return the share of the reference networks that are less nonlinear."""
+        return float((self.sense * self.values < self.sense * value).mean())
+
     def sentence(self, value: float) -> str:
         """Place a value among the reference networks.
 
@@ -52,10 +57,27 @@ class Population:
         >>> Population(np.array([0.8, 0.9, 0.9, 1.0]), 1.0, -1).sentence(0.85)
         'More nonlinear than 75 % of 4 reference networks (0.8 to 1)'
         """
-        below, n = int((self.sense * self.values < self.sense * value).sum()), len(self.values)
-        share = "none" if not below else "all" if below == n else f"{100 * below / n:.0f} %"
+        below, n = self.share_below(value), len(self.values)
+        share = {0.0: "none", 1.0: "all"}.get(below, f"{100 * below:.0f} %")
         low, high = float(self.values.min()), float(self.values.max())
         return f"More nonlinear than {share} of {n} reference networks ({low:.3g} to {high:.3g})"
+
+
+def comparable_value(row: Row, scores: Scores, measure: str) -> float:
+    """Return the mean over seeds of the statistic that is comparable between networks, or NaN."""
+    statistic = STATISTICS.get(measure, "value")
+    values = [scores[s.label, measure].statistics.get(statistic, math.nan) for s in row.subjects]
+    finite = [value for value in values if math.isfinite(value)]
+    return float(np.mean(finite)) if finite and row.entries[measure].status == "ok" else math.nan
+
+
+def reference_share(row: Row, scores: Scores, measure: str, about: Mapping[str, Any]) -> float:
+    """Return the share of the reference networks that are less nonlinear than a row's network.
+
+    NaN if the row has no value or the measure no population.
+    """
+    population, value = population_of(measure, about), comparable_value(row, scores, measure)
+    return population.share_below(value) if population and math.isfinite(value) else math.nan
 
 
 def population_of(measure: str, about: Mapping[str, Any]) -> Population | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .layout import NamedRun, Table, TextCell
+from .layout import NamedRun, Table
 from .leaderboard import Row, is_training
 from .manifest import settings_of
 from .tables import Scores, Series
@@ -156,13 +156,12 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
         for name, value in settings.items():
             facts.setdefault(name, {}).setdefault(str(value), []).append(run.name)
     rows = [
-        (TextCell("" if place else name), TextCell(value), TextCell(_enumerated(names)))
+        ("" if place else name, value, _enumerated(names))
         for name, values in facts.items()
         if len(values) > 1 or name in mixed
         for place, (value, names) in enumerate(values.items())
     ]
-    head = tuple(TextCell(text) for text in ("setting", "value", "runs"))
-    return Table(head, tuple(rows)) if rows else None
+    return Table(("setting", "value", "runs"), tuple(rows)) if rows else None
 
 
 def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
@@ -190,13 +189,14 @@ def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
     return missing
 
 
-def group_gaps(missing: Iterable[Gap]) -> list[Gap]:
-    """Merge gaps that differ only in their subject: its field then lists the subjects."""
+def gap_table(missing: Iterable[Gap]) -> Table:
+    """Return missing values as a table, in which subjects with the same gap share a row."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for gap in missing:
-        key = (gap.measure, gap.where, gap.status, gap.reason)
+        key = (gap.measure, gap.where or "the whole network", gap.status, gap.reason)
         grouped.setdefault(key, []).append(gap.subject)
-    return [Gap(_enumerated(subjects), *key) for key, subjects in grouped.items()]
+    rows = [(key[0], _enumerated(subjects), *key[1:]) for key, subjects in grouped.items()]
+    return Table(("measure", "network", "where", "status", "reason"), tuple(rows))
 
 
 def _place_gaps(series: Series, measure: str) -> list[Gap]:

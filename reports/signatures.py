@@ -1,4 +1,4 @@
-"""Comparison of signatures: distances, a dendrogram and a map."""
+"""Comparison of signatures: distances and a dendrogram."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from scipy.spatial.distance import squareform
 from .leaderboard import Row
 from .tables import Scores
 
-MAX_NETWORKS = 80
+MIN_NETWORKS, MAX_NETWORKS = 4, 80
 """Networks in a heatmap; with more its rows are unreadable."""
 
 
 @dataclass(frozen=True)
 class SignatureComparison:
-    """Distances between signatures, their clustering and a map.
+    """Distances between signatures and their clustering.
 
     Parameters
     ----------
@@ -29,14 +29,11 @@ class SignatureComparison:
         Average linkage in SciPy's format: the two clusters, their distance, their size.
     order : tuple of int
         Leaves of the dendrogram from left to right.
-    points : array of shape (n, 2)
-        A map that approximates the distances (classical scaling).
     """
 
     distances: NDArray[np.float64]
     merges: NDArray[np.float64]
     order: tuple[int, ...]
-    points: NDArray[np.float64]
 
 
 def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
@@ -89,46 +86,12 @@ def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
     return distances
 
 
-def plane(distances: ArrayLike) -> NDArray[np.float64]:
-    """Place points in the plane by classical multidimensional scaling.
-
-    Parameters
-    ----------
-    distances : array of shape (n, n)
-
-    Returns
-    -------
-    array of shape (n, 2)
-
-    References
-    ----------
-    W. S. Torgerson, "Multidimensional scaling: I. Theory and method", Psychometrika 17, 1952.
-
-    Examples
-    --------
-    >>> points = plane([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]])
-    >>> bool(np.isclose(np.linalg.norm(points[1] - points[2]), 5.0))
-    True
-    """
-    squares = np.asarray(distances, dtype=np.float64) ** 2
-    n = len(squares)
-    centre = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(-0.5 * centre @ squares @ centre)
-    points = np.zeros((n, 2))
-    for column, which in enumerate(range(n - 1, max(-1, n - 3), -1)):
-        vector = vectors[:, which]
-        # The sign of an eigenvector is arbitrary: make its largest entry positive.
-        vector = vector * np.sign(vector[np.abs(vector).argmax()] or 1.0)
-        points[:, column] = vector * np.sqrt(max(0.0, float(values[which])))
-    return points
-
-
 def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
-    """Compute the distances, the dendrogram and the map of at least two signatures."""
+    """Compute the distances and the dendrogram of at least two signatures."""
     distances = dtw_distances(signatures)
     merges = linkage(squareform(distances, checks=False), "average", optimal_ordering=True)
     order = tuple(int(leaf) for leaf in leaves_list(merges))
-    return SignatureComparison(distances, merges, order, plane(distances))
+    return SignatureComparison(distances, merges, order)
 
 
 def signature_maps(
@@ -140,9 +103,9 @@ def signature_maps(
     -------
     dict
         By measure, as JSON-compatible values: ``rows`` (positions on the leaderboard),
-        ``distances`` (the lower triangle, row by row), ``merges``, ``order`` and ``points``, of
-        the first `MAX_NETWORKS` networks and the first seed of each. Measures with fewer than
-        three signatures are left out.
+        ``distances`` (the lower triangle, row by row), ``merges`` and ``order``, of the first
+        `MAX_NETWORKS` networks and the first seed of each. Measures with fewer than `MIN_NETWORKS`
+        signatures are left out.
     """
     maps = {}
     for name in scores.measures:
@@ -153,7 +116,7 @@ def signature_maps(
             for index, row in enumerate(rows)
         }
         drawn = [index for index, values in signatures.items() if len(values)][:MAX_NETWORKS]
-        if len(drawn) < 3:
+        if len(drawn) < MIN_NETWORKS:
             continue
         compared = compare_signatures([signatures[index] for index in drawn])
         maps[name] = {
@@ -164,6 +127,5 @@ def signature_maps(
             ],
             "merges": [[int(a), int(b), float(f"{d:.5g}")] for a, b, d, _ in compared.merges],
             "order": list(compared.order),
-            "points": [[float(f"{x:.5g}") for x in point] for point in compared.points],
         }
     return maps

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .compare import difference_of
-from .layout import Table, TextCell
+from .layout import Table
 from .leaderboard import CONFIDENCE, Row, is_training, mean_interval, sense_of
 from .tables import Scores, TableCell
 from .text import column_decimals, count, number, place_text
@@ -200,10 +200,9 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
         for change in entries[: 1 + _MAX_PLACES]:
             before, after = change.values.split(" → ")
             name = "" if change.place else measure
-            texts = (name, change.place or "whole network", before, after, change.difference,
-                     change.interval or "–", change.over)  # fmt: skip
-            rows.append(tuple(TextCell(text) for text in texts))
-    return Table(tuple(TextCell(text) for text in head), tuple(rows), 2, True)
+            rows.append((name, change.place or "whole network", before, after, change.difference,
+                         change.interval or "–", change.over))  # fmt: skip
+    return Table(head, tuple(rows), 2, True)
 
 
 def training_findings(training: Training, scores: Scores, measures: Measures) -> Iterator[str]:

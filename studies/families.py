@@ -16,6 +16,7 @@ from nlbench.reports.signatures import SignatureComparison, compare_signatures
 from .framework import Findings, Runs, Verdict
 from .framework.figures import page_figure, signature_map
 from .framework.verdicts import correlates, correlation_text, ordered, rises, within
+from .shared.classical_scaling import scale_to_plane
 from .shared.classifiers import (
     CLASSIFIERS,
     FAMILIES,
@@ -233,8 +234,9 @@ def _dendrogram(
 
 
 def _map(names: Sequence[str], families: Sequence[str], compared: SignatureComparison) -> Figure:
-    figure, axes = signature_map(compared.points, families, COLOURS, height=4.0)
-    for name, point in zip(names, compared.points, strict=True):
+    points = scale_to_plane(compared.distances)
+    figure, axes = signature_map(points, families, COLOURS, height=4.0)
+    for name, point in zip(names, points, strict=True):
         axes.annotate(name, point, xytext=(3, 3), textcoords="offset points", fontsize=6)
     axes.legend(fontsize=7, ncols=2)
     return figure

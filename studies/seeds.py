@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from nlbench.reports.signatures import compare_signatures
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure, signature_map
-from .framework.trends import network_share
+from .framework.trends import MIN_NETWORKS, network_share
 from .framework.verdicts import ordered, range_text, share_above, share_text
+from .shared.classical_scaling import scale_to_plane
 from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 
@@ -59,12 +61,13 @@ class Seeds(Study):
             columns=["network", "seed", "mean", "min", "max"],
         )
         colours = dict(zip(dict.fromkeys(names), COLOURS, strict=False))
-        signature_points, axes = signature_map(compared.points, names, colours)
+        points = scale_to_plane(compared.distances)
+        signature_points, axes = signature_map(points, names, colours)
         axes.legend()
         return Findings(
             [
                 _is_steady(means),
-                _is_nearer(pairs),
+                _is_nearer(pairs, names),
                 nearest_shares_group(
                     "The signature nearest to a training's is of the same architecture",
                     "",
@@ -108,20 +111,22 @@ def _is_steady(means: pd.DataFrame) -> Verdict:
         "VGG8's mean score hardly depends on the seed",
         "robust to the seed",
         f"{ours.mean():.3f} ± {spread:.3f} over {len(ours)}",
-        ordered(spread, gap / 2),
+        ordered(spread, gap / 2) if means.network.value_counts().min() >= MIN_NETWORKS else None,
         f"hardly: ± is less than half of the {gap:.3f} to the mean score of the nearest "
-        "other architecture",
+        f"other architecture; of each at least {MIN_NETWORKS} networks",
     )
 
 
-def _is_nearer(pairs: pd.DataFrame) -> Verdict:
+def _is_nearer(pairs: pd.DataFrame, names: Sequence[str]) -> Verdict:
     within, between = pairs[pairs.same].distance, pairs[~pairs.same].distance
+    fewest = min(Counter(names).values())
     return Verdict(
         "Signatures: trainings of one architecture are nearer to each other than to any other's",
         "",
         f"{range_text(within)} within, {range_text(between)} between",
-        ordered(within, between),
-        "DTW distances; the farthest pair within against the nearest pair between",
+        ordered(within, between) if fewest >= MIN_NETWORKS else None,
+        "DTW distances; the farthest pair within against the nearest pair between, of "
+        f"architectures with at least {MIN_NETWORKS} networks each",
     )
 
 

@@ -123,6 +123,7 @@ class Run:
         *,
         seeds: str = "together",
         full: bool = False,
+        reference: bool = False,
     ) -> pd.DataFrame:
         """Rank the subjects, with intervals; checkpoints of a training in order of their steps.
 
@@ -135,6 +136,10 @@ class Run:
         full : bool
             Add the fields ``std, tied, best, worst, quantile, n, over, status, reason``, and
             the run, weights, data and seeds to the index.
+        reference : bool
+            Add the field ``reference``: the share of the reference networks that are less
+            nonlinear; NaN for a measure without such networks. Absolute deviation is compared
+            as a share of the range of the outputs.
 
         Returns
         -------
@@ -142,7 +147,9 @@ class Run:
             One row per subject; columns ``(measure, field)`` with the fields ``value, low, high,
             rank``.
         """
-        return load_reports().leaderboard_of(self, measures, seeds=seeds, full=full)
+        return load_reports().leaderboard_of(
+            self, measures, seeds=seeds, full=full, reference=reference
+        )
 
     def agreement(self) -> pd.DataFrame:
         """Correlate the measures, pair by pair: over networks, and over sites within them."""

@@ -92,7 +92,7 @@ const level = p => Math.min(LEVELS - 1, Math.floor(p * LEVELS));
 const firstSorted = $("th[aria-sort]"), firstSites = M.find(m => m.probe === "sites" && m.strip);
 const START = {
   q: "", sort: firstSorted ? M[+firstSorted.dataset.column].name : "", back: "", show: "values", spread: "", base: "", hide: "",
-  strip: $("#strip-measure") ? $("#strip-measure").textContent : firstSites ? firstSites.name : "", over: "", agree: "", x: "", y: "", by: "", line: "", ref: "", stat: "", fact: "", one: firstSorted ? M[+firstSorted.dataset.column].name : (M[0] || {name: ""}).name, subject: D.single ? ROWS[0].label : "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
+  strip: $("#strip-measure") ? $("#strip-measure").textContent : firstSites ? firstSites.name : "", over: "", agree: "", x: "", y: "", by: "", line: "", one: firstSorted ? M[+firstSorted.dataset.column].name : (M[0] || {name: ""}).name, subject: D.single ? ROWS[0].label : "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
 };
 const state = {...START};
 const LISTS = ["hide", "over", "open", "family", "weights", "data", "seed", "run"];
@@ -361,6 +361,8 @@ function describe(row, measure) {
   }
   if (Number.isFinite(num(entry[STD]))) parts.push("standard deviation " + fmt(num(entry[STD]), m.all));
   if (entry[RANK] !== null) parts.push(`${entry[RANK] - 1} clearly more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
+  const below = num(ROWS[row].reference[measure]);
+  if (Number.isFinite(below)) parts.push(`more nonlinear than ${Math.round(100 * below)} % of the reference networks`);
   if (entry[N]) parts.push(`${entry[N].toLocaleString("en")} samples`);
   if (entry[REASON]) parts.push(entry[REASON]);
   return parts.join("; ");
@@ -443,7 +445,7 @@ function download(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 let copied = "";
-async function copy(text, what) {
+async function copy(text) {
   copied = text;
   try { await navigator.clipboard.writeText(text); } catch {
     const area = h("textarea", {style: "position:fixed;left:-99em"});
@@ -453,8 +455,6 @@ async function copy(text, what) {
     document.execCommand("copy");
     area.remove();
   }
-  const said = $("#copied");
-  if (said) { said.textContent = what + " copied"; setTimeout(() => { said.textContent = ""; }, 3000); }
 }
 /* Spreadsheets parse such cells as formulas; nlbench.reports.exports removes the apostrophe. */
 const neutral = text => (/^['=+\-@\t\r]/.test(text) ? "'" + text : text);
@@ -516,14 +516,13 @@ function tidy() {
   return toCsv(rows);
 }
 
-/* ---- Figures: one list of marks, rendered as SVG on the page and as SVG or PDF for download ---- */
+/* ---- Figures: one list of marks, rendered as SVG with the page's colours, or with fixed ones for download ---- */
 const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3d7eb6", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
 const DASHES = ["", "6 2", "2 2", "7 2 2 2", "4 4", "1 3", "9 3", "3 1"];
 const esc = text => plain(String(text)).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const r1 = x => (Math.round(10 * x) / 10).toString();
 /* The width of a figure is limited by the window's. */
 const room = most => Math.max(330, Math.min(most, innerWidth - 48));
-const pen = document.createElement("canvas").getContext("2d");
 class Figure {
   constructor(width, height, title) { this.width = width; this.height = height; this.title = title; this.items = []; this.rows = []; }
   line(points, colour, {width = 1, dash = 0, fill = null, alpha = 1, data = null} = {}) { if (points.length) this.items.push({type: "line", points, colour, width, dash, fill, alpha, data}); return this; }
@@ -558,39 +557,6 @@ class Figure {
     return `<svg xmlns="${SVG}" class="chart" role="img" viewBox="0 0 ${this.width} ${this.height}"${outer}><title>${esc(this.title)}</title>${out.join("")}</svg>`;
   }
   csv() { return toCsv(this.rows); }
-  pdf() {
-    const flip = y => this.height - y;
-    const rgb = name => [1, 3, 5].map(i => (parseInt(INK[name].slice(i, i + 2), 16) / 255).toFixed(3)).join(" ");
-    const f = x => x.toFixed(2);
-    const out = [];
-    for (const item of this.items) {
-      const points = item.type === "line" ? item.points : item.type === "mark" ? this.outline(item) || Array.from({length: 16}, (_, i) => [item.x + item.size * Math.cos(Math.PI * i / 8), item.y + item.size * Math.sin(Math.PI * i / 8)]) : null;
-      if (points) {
-        const filled = item.type === "mark" ? !item.hollow : item.fill;
-        out.push(filled ? rgb(item.fill || item.colour) + " rg" : `${rgb(item.colour)} RG ${item.width || 1} w [${item.dash ? DASHES[item.dash] : ""}] 0 d`);
-        points.forEach((point, i) => { if (point) out.push(`${f(point[0])} ${f(flip(point[1]))} ${i && points[i - 1] ? "l" : "m"}`); });
-        out.push(filled ? "f" : item.type === "mark" ? "s" : "S");
-      } else {
-        // Characters missing from the standard font become question marks.
-        const plain = {"ρ": "rho", "τ": "tau", "–": "-", "→": "->", "−": "-", "…": "...", "∞": "inf"};
-        const text = [...item.text].map(c => plain[c] || (c.charCodeAt(0) < 256 ? c : "?")).join("");
-        pen.font = `${item.size}px Helvetica, Arial, "Liberation Sans", sans-serif`;
-        const wide = pen.measureText(text).width;
-        const shift = item.anchor === "end" ? wide : item.anchor === "middle" ? wide / 2 : 0;
-        const matrix = item.turn ? `0 1 -1 0 ${f(item.x)} ${f(flip(item.y) - shift)}` : `1 0 0 1 ${f(item.x - shift)} ${f(flip(item.y))}`;
-        out.push(`BT ${rgb(item.colour)} rg /F1 ${item.size} Tf ${matrix} Tm (${text.replace(/[\\()]/g, "\\$&")}) Tj ET`);
-      }
-    }
-    const stream = out.join("\n");
-    const objects = ["<</Type/Catalog/Pages 2 0 R>>", "<</Type/Pages/Kids[3 0 R]/Count 1>>",
-      `<</Type/Page/Parent 2 0 R/MediaBox[0 0 ${this.width} ${this.height}]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>`,
-      `<</Length ${stream.length}>>stream\n${stream}\nendstream`, "<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>"];
-    let text = "%PDF-1.4\n";
-    const offsets = objects.map((object, i) => { const at = text.length; text += `${i + 1} 0 obj\n${object}\nendobj\n`; return at; });
-    const xref = text.length;
-    text += `xref\n0 ${objects.length + 1}\n0000000000 65535 f \n${offsets.map(at => String(at).padStart(10, "0") + " 00000 n \n").join("")}trailer\n<</Size ${objects.length + 1}/Root 1 0 R>>\nstartxref\n${xref}\n%%EOF\n`;
-    return Uint8Array.from(text, c => c.charCodeAt(0));
-  }
   /* A downloaded figure includes the legend that is next to it on the page. */
   withKeys() {
     if (!this.keys) return this;
@@ -606,7 +572,6 @@ class Figure {
     const file = name.replace(/[^\w.-]+/g, "-");
     return h("span", {class: "tools"},
       h("button", {type: "button", "aria-label": `${name} as SVG`, onclick: () => download(file + ".svg", this.withKeys().svg(true), "image/svg+xml")}, "SVG"),
-      h("button", {type: "button", "aria-label": `${name} as PDF`, onclick: () => download(file + ".pdf", this.withKeys().pdf(), "application/pdf")}, "PDF"),
       h("button", {type: "button", "aria-label": `${name}: its data as CSV`, onclick: () => download(file + ".csv", this.csv(), "text/csv")}, "CSV"));
   }
   element() {
@@ -758,11 +723,13 @@ function signature(cell, label, measure, width = 300, height = 126) {
   const names = places(cell), values = placeValues(cell), kinds = kindsOf(cell);
   const stds = (cell.c && cell.c.std ? cell.c.std : []).map(num);
   const figure = new Figure(width, height, `${M[measure].name} of ${label}, site by site`);
-  const left = 38, right = width - 6, top = 6, bottom = height - 18;
+  const named = width > 300 && names.length <= 40; // small multiples have no room for names
+  const left = named ? 60 : 38, right = width - 6, top = 6, bottom = height - (named ? 70 : 18);
   const y = signatureAxis(measure, bottom, top);
   const x = site => (names.length > 1 ? left + 6 + (right - left - 12) * site / (names.length - 1) : (left + right) / 2);
   frame(figure, null, y, left, top, right, bottom);
-  figure.text(left, height - 4, "input").text(right, height - 4, "output", {anchor: "end"});
+  if (named) names.forEach((name, site) => figure.text(x(site) + 4, bottom + 10, short(name, 16), {anchor: "end", size: 9, turn: -40}));
+  else figure.text(left, height - 4, "input").text(right, height - 4, "output", {anchor: "end"});
   const fit = v => Math.min(bottom, Math.max(top, v));
   let band = [];
   const flush = () => { if (band.length > 1) figure.line([...band.map(([a, , b]) => [a, b]), ...band.map(([a, b]) => [a, b]).reverse()], "c0", {fill: "c0", alpha: 0.16}); band = []; };
@@ -850,14 +817,12 @@ function keys(labels) {
   }));
 }
 
-/* ---- Signatures compared: heatmap with dendrogram, map, statistics against facts ---- */
+/* ---- Signatures compared: heatmap with dendrogram ---- */
 function drawMaps() {
   const holder = $("#maps");
-  if (!holder || !changed("maps", "strip", "stat", "fact")) return;
+  if (!holder || !changed("maps", "strip")) return;
   const found = D.maps[state.strip];
-  if (!found) return void holder.replaceChildren(h("p", {class: "note"}, `Fewer than three networks have a signature by ${state.strip}.`));
-  const parts = [distanceFigure(found), mapFigure(found), statisticsFigure()];
-  holder.replaceChildren(...parts.filter(Boolean));
+  holder.replaceChildren(found ? distanceFigure(found) : h("p", {class: "note"}, `Fewer than four networks have a signature by ${state.strip}.`));
 }
 const short = (text, most) => (text.length > most ? text.slice(0, Math.ceil(most / 2) - 1) + "…" + text.slice(-Math.floor(most / 2)) : text);
 function distanceFigure(found) {
@@ -886,26 +851,6 @@ function distanceFigure(found) {
   figure.text(left, height - 4, `darker is nearer; largest distance ${fmt(most)}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
-function mapFigure(found) {
-  const points = found.points.map(([x, y], i) => ({x, y, label: ROWS[found.rows[i]].label, group: found.rows[i], kind: null}));
-  const figure = scatter(points, "first axis of the map", "second", false);
-  return h("figure", {}, h("figcaption", {}, h("b", {}, "A map"), " · near networks have similar signatures"), figure.element(), figure.tools(`map of signatures by ${state.strip}`));
-}
-const STATISTICS = ["value", "min", "median", "max", "spread", "std"];
-function statisticsFigure() {
-  const measure = measureIndex(state.strip);
-  const facts = {sites: s => places(cellOf(s, measure)).length, parameters: s => num(SUBJECTS[s].facts.parameters), accuracy: s => num(SUBJECTS[s].facts.accuracy), year: s => num((SUBJECTS[s].facts.weights_metadata || {}).year)};
-  const known = Object.keys(facts).filter(key => new Set(ROWS.map(row => facts[key](row.subjects[0])).filter(Number.isFinite)).size > 2);
-  if (!known.length) return null;
-  const fact = known.includes(state.fact) ? state.fact : known[0], statistic = STATISTICS.includes(state.stat) ? state.stat : "min";
-  const points = ROWS.map((row, index) => { const s = row.subjects[0], t = cellOf(s, measure).t || {}; return {x: facts[fact](s), y: num(t[statistic]), label: row.label, group: index}; }).filter(p => Number.isFinite(p.x) && Number.isFinite(p.y));
-  const rho = spearman(points.map(p => p.x), points.map(p => p.y));
-  const pick = (key, values, chosen, name) => h("select", {"aria-label": name, onchange: event => { state[key] = event.target.value; update(); }}, values.map(v => h("option", {value: v, selected: v === chosen}, v === "value" ? "mean" : v)));
-  const said = Number.isFinite(rho.r) ? ` · Spearman's ρ ${rho.r.toFixed(2)}${"low" in rho ? ` (${rho.low.toFixed(2)} to ${rho.high.toFixed(2)})` : ""}, n ${rho.n}` : "";
-  const figure = scatter(points, fact, `${statistic === "value" ? "mean" : statistic} ${state.strip}`, false);
-  return h("figure", {}, h("figcaption", {}, h("b", {}, "Signatures against facts"), said), h("div", {class: "bar"}, h("label", {}, "up", pick("stat", STATISTICS, statistic, "Statistic of the signature")), h("label", {}, "across", pick("fact", known, fact, "Fact about the network"))), figure.element(), figure.tools(`${statistic} of signatures against ${fact}`));
-}
-
 /* ---- Agreement: any two measures against each other ---- */
 function drawAgreement() {
   const holder = $("#scatter");
@@ -916,15 +861,15 @@ function drawAgreement() {
   $$("#agree-controls [data-agree]").forEach(button => button.setAttribute("aria-pressed", String(button.dataset.agree === state.agree)));
   if (!state.x || measureIndex(state.x) < 0) { const td = $(".heats:not([hidden]) [data-pair]"); const [a, b] = td.dataset.pair.split(",").map(Number); state.x = START.x = M[a].name; state.y = START.y = M[b].name; }
   const [a, b] = [measureIndex(state.x), Math.max(0, measureIndex(state.y))];
-  const both = M[a].probe === "sites" && M[b].probe === "sites";
-  const bySite = state.by === "site" && both || state.by === "" && state.agree === "pearson" && both;
+  const both = M[a].probe === M[b].probe && ["sites", "lines"].includes(M[a].probe);
+  const byPlace = both && (state.by === "place" || state.by === "" && state.agree === "pearson");
   $$(".heats td.on").forEach(td => td.classList.remove("on"));
   $$(`.heats [data-pair="${a},${b}"], .heats [data-pair="${b},${a}"]`).forEach(td => td.classList.add("on"));
   if (!changed("scatter", "x", "y", "by", "agree", "q", ...FACETS.map(([key]) => key))) return;
   const points = [];
   ROWS.forEach((row, index) => {
     if (!visible(index)) return;
-    if (!bySite) {
+    if (!byPlace) {
       const [x, y] = [a, b].map(m => num(row.cells[m][VALUE]));
       if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: row.label, group: index});
       return;
@@ -938,9 +883,9 @@ function drawAgreement() {
       });
     }
   });
-  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), ` · ${bySite ? "one mark per site" : "one mark per network"} · n ${points.length}`));
+  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), ` · one mark per ${byPlace ? {sites: "site", lines: "path"}[M[a].probe] : "network"} · n ${points.length}`));
   if (!points.length) return void holder.append(h("p", {}, "No pair has both values."));
-  const figure = scatter(points, M[a].name, M[b].name, bySite);
+  const figure = scatter(points, M[a].name, M[b].name, byPlace);
   holder.append(figure.element(), figure.tools(`${M[b].name} against ${M[a].name}`));
 }
 function scatter(points, xname, yname, small) {
@@ -954,8 +899,7 @@ function scatter(points, xname, yname, small) {
   const boxes = [];
   points.forEach(p => {
     figure.rows.push([p.label, p.x, p.y]);
-    const mark = p.mark ?? (p.kind ? kindIndex(p.kind) : 0);
-    figure.mark(x(p.x), y(p.y), mark, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${xname} ${fmt(p.x)}, ${yname} ${fmt(p.y)}`);
+    figure.mark(x(p.x), y(p.y), p.kind ? kindIndex(p.kind) : 0, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${xname} ${fmt(p.x)}, ${yname} ${fmt(p.y)}`);
     if (!few) return;
     const text = short(p.label, 34), wide = 5.4 * text.length;
     const end = x(p.x) + wide + 8 > right, at = [x(p.x) + (end ? -8 : 8), y(p.y) + 3.5];
@@ -968,34 +912,19 @@ function scatter(points, xname, yname, small) {
 }
 
 /* ---- Lines ---- */
-const rankOf = values => { const order = values.map((v, i) => [v, i]).sort((p, q) => p[0] - q[0]); const out = []; for (let i = 0; i < order.length;) { let j = i; while (j < order.length && order[j][0] === order[i][0]) j++; for (let k = i; k < j; k++) out[order[k][1]] = (i + j - 1) / 2; i = j; } return out; };
-function pearson(x, y) { const n = x.length, mx = x.reduce((s, v) => s + v, 0) / n, my = y.reduce((s, v) => s + v, 0) / n; let a = 0, b = 0, c = 0; for (let i = 0; i < n; i++) { a += (x[i] - mx) * (y[i] - my); b += (x[i] - mx) ** 2; c += (y[i] - my) ** 2; } return a / Math.sqrt(b * c); }
-function spearman(x, y) {
-  const n = x.length, r = n > 2 ? pearson(rankOf(x), rankOf(y)) : NaN;
-  if (!Number.isFinite(r) || n < 4 || Math.abs(r) > 1 - 1e-12) return {r, n};
-  const half = 1.959963984540054 * Math.sqrt((1 + r * r / 2) / (n - 3));
-  return {r, n, low: Math.tanh(Math.atanh(r) - half), high: Math.tanh(Math.atanh(r) + half)};
-}
-function shareAbove(differences) {
-  const n = differences.length, z = 1.959963984540054, z2 = z * z;
-  const share = (differences.filter(d => d > 0).length + differences.filter(d => d === 0).length / 2) / n;
-  const middle = (share + z2 / (2 * n)) / (1 + z2 / n), half = z / (1 + z2 / n) * Math.sqrt(share * (1 - share) / n + z2 / (4 * n * n));
-  return {share, n, low: Math.max(0, middle - half), high: Math.min(1, middle + half)};
-}
 const MOST = 8;
 function pathsOf(row, measure) {
   return ROWS[row].subjects.flatMap(subject => { const cell = cellOf(subject, measure), values = placeValues(cell); return places(cell).map((name, i) => ({name: ROWS[row].subjects.length > 1 ? SUBJECTS[subject].seed + "/" + name : name, value: values[i]})).filter(p => Number.isFinite(p.value)); });
 }
 function drawLines() {
   const holder = $("#lines");
-  if (!holder || !lineMeasures.length || !changed("lines", "line", "ref", "q", "sort", "back", ...FACETS.map(([key]) => key))) return;
+  if (!holder || !lineMeasures.length || !changed("lines", "line", "q", "sort", "back", ...FACETS.map(([key]) => key))) return;
   let measure = measureIndex(state.line);
   if (!lineMeasures.includes(measure)) measure = lineMeasures[0];
   $$("#lines-controls [data-line]").forEach(button => button.setAttribute("aria-pressed", String(+button.dataset.line === measure)));
   const m = M[measure];
   const along = order.filter(row => visible(row) && pathsOf(row, measure).length);
   const shown = along.slice(0, MOST);
-  const parts = [];
   const ecdf = new Figure(room(560), 360, `Share of paths with ${m.name} at most x`);
   const all = shown.flatMap(row => pathsOf(row, measure).map(p => p.value));
   const [left, right, top, bottom] = [62, room(560) - 12, 10, 318];
@@ -1011,63 +940,7 @@ function drawLines() {
     ecdf.line(points, "c" + index, {width: 1.7, dash: index});
   });
   ecdf.keys = shown.map(row => `${ROWS[row].label} (${pathsOf(row, measure).length} paths)`);
-  parts.push(h("figure", {}, h("figcaption", {}, h("b", {}, `Distribution of ${m.name} over paths`), along.length > MOST ? ` · the first ${MOST} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
-  if (lineMeasures.length > 1) parts.push(lineScatter(shown));
-  parts.push(pairedTable(along, measure));
-  const sites = partsTable(shown, measure);
-  if (sites) parts.push(sites);
-  holder.replaceChildren(...parts);
-}
-function lineScatter(shown) {
-  const [a, b] = lineMeasures.slice(0, 2).sort((p, q) => (M[p].name === "density" ? -1 : M[q].name === "density" ? 1 : 0));
-  const points = [], found = [];
-  shown.forEach(row => {
-    const index = found.length; // the legend and its colours skip networks without pairs
-    const ys = new Map(pathsOf(row, b).map(p => [p.name, p.value]));
-    const pairs = pathsOf(row, a).filter(p => ys.has(p.name)).map(p => ({x: p.value, y: ys.get(p.name), label: `${ROWS[row].label}, ${p.name}`, group: index, mark: index % 5}));
-    points.push(...pairs);
-    if (pairs.length) found.push([ROWS[row].label, spearman(pairs.map(p => p.x), pairs.map(p => p.y))]);
-  });
-  if (!points.length) return "";
-  const figure = scatter(points, M[a].name, M[b].name, true);
-  figure.keys = found.map(([label]) => label);
-  const rows = found.map(([label, s]) => h("tr", {}, h("th", {scope: "row"}, label), h("td", {class: "number"}, Number.isFinite(s.r) ? s.r.toFixed(2) : "–"), h("td", {class: "number"}, "low" in s ? `${s.low.toFixed(2)} to ${s.high.toFixed(2)}` : "–"), h("td", {class: "number"}, String(s.n))));
-  return h("figure", {}, h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), " · one mark per path"), keys(figure.keys), figure.element(), figure.tools(`${M[b].name} against ${M[a].name} by path`),
-    h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "network"), h("th", {scope: "col", class: "number"}, "Spearman's ρ"), h("th", {scope: "col", class: "number"}, "95 % interval"), h("th", {scope: "col", class: "number"}, "paths"))), h("tbody", {}, rows))));
-}
-function pairedTable(along, measure) {
-  const m = M[measure];
-  let ref = ROWS.findIndex(row => row.label === state.ref);
-  if (!along.includes(ref)) ref = along[0];
-  const base = new Map(pathsOf(ref, measure).map(p => [p.name, p.value]));
-  const select = h("select", {"aria-label": "Network to compare with", onchange: event => { state.ref = event.target.value; update(); }}, along.map(row => h("option", {value: ROWS[row].label, selected: row === ref}, ROWS[row].label)));
-  const rows = along.filter(row => row !== ref).slice(0, 60).map(row => {
-    const differences = pathsOf(row, measure).filter(p => base.has(p.name)).map(p => p.value - base.get(p.name));
-    if (!differences.length) return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number", colspan: 4}, "no shared path"));
-    const s = shareAbove(differences), mean = differences.reduce((t, v) => t + v, 0) / differences.length;
-    return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number"}, signed(mean, m.all)), h("td", {class: "number"}, `${(100 * s.share).toFixed(0)} %`), h("td", {class: "number"}, `${(100 * s.low).toFixed(0)} to ${(100 * s.high).toFixed(0)} %`), h("td", {class: "number"}, String(s.n)));
-  });
-  if (!rows.length) return "";
-  return h("div", {}, h("h3", {}, `${m.name}, path by path`), h("div", {class: "bar"}, h("label", {}, "difference to", select)),
-    h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["network", "mean difference", "share above zero", "95 % interval", "paths"].map((text, i) => h("th", {scope: "col", class: i ? "number" : null}, text)))), h("tbody", {}, rows))),
-    h("p", {class: "note"}, "The same paths through both networks; the interval of the share is Wilson's."));
-}
-function partsTable(shown, measure) {
-  const blocks = shown.map(row => {
-    const t = rowCell(row, measure).t || {};
-    const parts = Object.entries(t).filter(([name]) => name.includes(":")).map(([name, value]) => [name.slice(name.indexOf(":") + 1), num(value)]);
-    if (!parts.length) return null;
-    const total = parts.reduce((s, [, v]) => s + v, 0), most = Math.max(...parts.map(([, v]) => v));
-    const height = 22 + 15 * parts.length, figure = new Figure(560, height, `${M[measure].name} of ${ROWS[row].label} by site`);
-    figure.rows = [["site", M[measure].name]];
-    parts.forEach(([name, value], i) => {
-      figure.rows.push([name, value]);
-      const top = 8 + 15 * i, width = most > 0 ? 250 * value / most : 0;
-      figure.line([[200, top], [200 + width, top], [200 + width, top + 11], [200, top + 11]], "c0", {fill: "c0"}).text(194, top + 9.5, name.length > 34 ? name.slice(0, 16) + "…" + name.slice(-16) : name, {anchor: "end"}).text(206 + width, top + 9.5, `${fmt(value)}${total > 0 ? `, ${(100 * value / total).toFixed(1)} %` : ""}`);
-    });
-    return h("details", {}, h("summary", {}, ROWS[row].label), figure.element(), figure.tools(`${M[measure].name} of ${ROWS[row].label} by site`));
-  }).filter(Boolean);
-  return blocks.length ? h("div", {}, h("h3", {}, `${M[measure].name} by site`), blocks) : null;
+  holder.replaceChildren(h("figure", {}, h("figcaption", {}, h("b", {}, `Distribution of ${m.name} over paths`), along.length > MOST ? ` · the first ${MOST} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
 }
 
 /* ---- One network ---- */
@@ -1094,19 +967,17 @@ function drawSubject() {
     const more = Object.entries(t).filter(([name]) => name !== "value" && !name.includes(":") && !/\d$/.test(name)).map(([name, v]) => `${name} ${fmt(num(v), ["std", "min", "max", "median", "spread"].includes(name) ? m.all : null)}`).join(", ");
     const ranked = entry && ROWS.length > 1 && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
     const interval = entry && entry.cells[i][OVER] && num(entry.cells[i][LOW]) < num(entry.cells[i][HIGH]) ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
-    return h("tr", {}, h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "sec" in single && whole < 0 ? single.sec + " s" : ""));
+    return [h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "sec" in single && whole < 0 ? single.sec + " s" : "")];
   });
-  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data numbers"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
+  const filled = numbers[0].map((_, k) => numbers.some(cells => cells[k].textContent));
+  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
     const figure = signature(drawn, label, measure, room(920), 260);
-    parts.push(h("h3", {}, `Signature: ${M[measure].name}${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), stripOf(drawn, label, measure), figure.element(), figure.tools(`signature of ${label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(drawn, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i))))));
+    parts.push(h("h3", {}, `Signature: ${M[measure].name}${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(drawn, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i))))));
   }
-  for (const i of M.keys()) {
-    const bars = coreNetwork(one, subject, i);
-    if (bars) parts.push(...bars);
-  }
+  for (const i of M.keys()) parts.push(...coreNetwork(one.label, cellOf(subject, i), i), ...partsOf(one.label, cellOf(subject, i), i));
   const others = M.map((m, i) => i).filter(i => M[i].probe !== "sites" && places(cellOf(subject, i)).length > 1);
   for (const i of others) {
     const cell = cellOf(subject, i), stats = Object.keys(cell.c);
@@ -1117,23 +988,34 @@ function drawSubject() {
   holder.replaceChildren(...parts);
   if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
 }
-/* Active units of each layer, out of all its units. */
-function coreNetwork(one, subject, measure) {
-  const cell = cellOf(subject, measure);
-  if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return null;
-  const names = places(cell), active = placeValues(cell), units = cell.c.units.map(num), most = Math.max(...units);
-  const figure = new Figure(room(700), 14 + 14 * names.length, `Active units of each layer of ${one.label}`);
-  figure.rows = [["layer", "active units", "units"]];
-  const left = 170, wide = figure.width - left - 90, at = v => wide * Math.sqrt(v / most);
-  names.forEach((name, k) => {
-    const top = 4 + 14 * k;
-    const bar = (v, fill, data) => figure.line([[left, top], [left + at(v), top], [left + at(v), top + 10], [left, top + 10]], fill, {fill, data});
-    figure.rows.push([name, active[k], units[k]]);
-    bar(units[k], "none", null);
-    bar(active[k], "c0", `${name}: ${fmt(active[k])} of ${fmt(units[k])} units are nonlinear`);
-    figure.text(left - 6, top + 9, short(name, 30), {anchor: "end", size: 9}).text(left + at(units[k]) + 6, top + 9, active[k] === units[k] ? fmt(units[k], 0) : `${fmt(active[k], 0)} of ${fmt(units[k], 0)}`, {size: 9});
+/* One bar per row of name, value and, in grey, the whole that the value is a part of. */
+function bars(title, head, rows, label, scale = value => value) {
+  const row = 15, left = 200, width = room(700);
+  const figure = new Figure(width, 8 + row * rows.length, title);
+  figure.rows = [head, ...rows];
+  const most = Math.max(...rows.map(([, value, whole]) => whole ?? value)) || 1;
+  rows.forEach(([name, value, whole], k) => {
+    const top = 4 + row * k, end = v => left + (width - left - 110) * scale(v / most);
+    const bar = (v, fill) => figure.line([[left, top], [end(v), top], [end(v), top + 11], [left, top + 11]], fill, {fill});
+    if (whole !== undefined) bar(whole, "none");
+    bar(value, "c0");
+    figure.text(left - 6, top + 9.5, short(name, 34), {anchor: "end"}).text(end(whole ?? value) + 6, top + 9.5, label(value, whole));
   });
-  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer out of all its units. The length of a bar is proportional to the square root."), figure.element(), figure.tools(`core network of ${one.label}`)];
+  return [figure.element(), figure.tools(title)];
+}
+/* Active units of each layer, out of all its units. */
+function coreNetwork(label, cell, measure) {
+  if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return [];
+  const rows = places(cell).map((name, k) => [name, placeValues(cell)[k], num(cell.c.units[k])]);
+  const text = (active, units) => (active === units ? fmt(units, 0) : `${fmt(active, 0)} of ${fmt(units, 0)}`);
+  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer out of all its units. The length of a bar is proportional to the square root."), ...bars(`core network of ${label}`, ["layer", "active units", "units"], rows, text, Math.sqrt)];
+}
+/* Parts of a value, by activation. */
+function partsOf(label, cell, measure) {
+  const parts = Object.entries(cell.t || {}).filter(([name]) => name.includes(":")).map(([name, value]) => [name.slice(name.indexOf(":") + 1), num(value)]);
+  if (!parts.length) return [];
+  const {name} = M[measure], total = parts.reduce((sum, [, v]) => sum + v, 0);
+  return [h("details", {}, h("summary", {}, `${name} by activation`), bars(`${name} of ${label} by activation`, ["site", name], parts, v => `${fmt(v)}${total > 0 ? `, ${(100 * v / total).toFixed(1)} %` : ""}`))];
 }
 function sitesTable(cellBy) {
   const columns = siteMeasures.filter(i => places(cellBy(i)).length);
@@ -1213,23 +1095,15 @@ function drawnPath(one) {
   } catch { return [h("p", {class: "missing"}, "The record's drawing of a path is damaged.")]; }
 }
 
-/* Server-side figures and their tables. */
+/* ---- Citing ---- */
 function citing() {
   const bar = $("#cite-controls");
   if (!bar) return;
   const status = h("span", {class: "said", role: "status"});
-  const act = (text, content) => h("button", {type: "button", class: "plain", onclick: async () => { await copy(content(), text); status.textContent = text + " copied"; }}, text);
+  const act = (text, content) => h("button", {type: "button", class: "plain", onclick: async () => { await copy(content()); status.textContent = text + " copied"; }}, text);
   const bibtex = $("#bibtex");
   bar.append(act("Sentence", () => $("#cite-text").textContent), ...(bibtex ? [act("BibTeX", () => bibtex.textContent.trim() + "\n")] : []),
     act("Markdown", asMarkdown), act("LaTeX", asLatex), act("Link", () => location.href), status);
-}
-function drawnBefore() {
-  $$(".drawn").forEach((section, place) => {
-    const name = $("h2", section).textContent.toLowerCase().replace(/[^a-z0-9]+/g, "-");
-    $$(".card svg", section).forEach((svg, k) => svg.closest("figure").append(h("span", {class: "tools"}, h("button", {type: "button", "aria-label": `figure ${k + 1} as SVG`, onclick: () => { const alone = svg.cloneNode(true); alone.setAttribute("xmlns", SVG); download(`${name}-${k + 1}.svg`, alone.outerHTML, "image/svg+xml"); }}, "SVG"))));
-    const table = $("table.data", section);
-    if (table) table.parentNode.after(h("span", {class: "tools"}, h("button", {type: "button", "aria-label": "table as CSV", onclick: () => download(`${name}-${place + 1}.csv`, toCsv([...table.rows].map(row => [...row.cells].map(cell => cell.textContent))), "text/csv")}, "CSV")));
-  });
 }
 
 /* ---- Controls ---- */
@@ -1249,8 +1123,7 @@ function controls() {
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
     h("span", {class: "said", id: "shown", role: "status"}),
-    h("span", {class: "ends push"}, h("span", {class: "said", id: "copied", role: "status"}), menu("Copy", "copy", [["link to this view", () => copy(location.href, "link")], ["as CSV", () => copy(asCsv(), "CSV")], ["as Markdown", () => copy(asMarkdown(), "Markdown")], ["as LaTeX", () => copy(asLatex(), "LaTeX")]].map(([text, act]) => h("button", {type: "button", "data-copy": text, onclick: act}, text)), true),
-    menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
+    h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
   bar.hidden = false;
   board.parentNode.after(h("button", {type: "button", class: "linkish", id: "more", hidden: true, onclick: () => { state.all = "1"; update(); }}));
   $$("thead [data-column]", board).forEach(head => {
@@ -1272,7 +1145,7 @@ function controls() {
     const kinds = $$(".heats").map(heat => heat.dataset.kind);
     agree.append(h("span", {class: "seg", role: "group", "aria-label": "Coefficient"}, kinds.map(kind => h("button", {type: "button", "data-agree": kind, "aria-pressed": "false", onclick: () => { state.agree = kind; state.by = ""; update(); }}, {spearman: "Spearman, networks", kendall: "Kendall, networks", pearson: "Pearson, sites"}[kind]))));
     const pick = key => h("select", {id: "pick-" + key, "aria-label": key === "x" ? "Across" : "Up", onchange: event => { state[key] = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)));
-    agree.append(h("label", {}, "across", pick("x")), h("label", {}, "up", pick("y")), segment("Marks", [["network", "Networks"], ["site", "Sites"]], "by"));
+    agree.append(h("label", {}, "across", pick("x")), h("label", {}, "up", pick("y")), segment("Marks", [["network", "Networks"], ["place", "Sites or paths"]], "by"));
     $$(".heats td[data-pair]").forEach(td => {
       const choose = () => { const [a, b] = td.dataset.pair.split(",").map(Number); state.y = M[a].name; state.x = M[b].name; update(); };
       const inner = h("button", {type: "button", onclick: choose, "aria-label": td.title});
@@ -1349,7 +1222,6 @@ addEventListener("hashchange", () => {
 readHash();
 controls();
 citing();
-drawnBefore();
 drawnState.routed = state.subject !== "" && !D.single;
 update();
 drawnState.routed = false;

@@ -33,13 +33,17 @@ QUIET = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 SIZE = {"width": 1280, "height": 800}
+MILLISECONDS = 120_000
+"""Time that the browser may take on a busy machine."""
 SCRIPT, FORMULA = "<script>alert(1)</script>", "=cmd|' /C calc'!A0"
 
 
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=list(QUIET), timeout=MILLISECONDS
+        )
         yield opened
         opened.close()
 
@@ -68,6 +72,7 @@ class Seen:
 
     def __init__(self, browser, path, hash="", **context):
         self.context = browser.new_context(**{"viewport": SIZE, **context})
+        self.context.set_default_timeout(MILLISECONDS)
         self.page = self.context.new_page()
         self.said, self.asked = [], []
         self.page.on("console", lambda message: self.said.append(message.text))
@@ -83,7 +88,15 @@ class Seen:
         self.said.clear()
         self.asked.clear()
         self.page.goto(self.address + hash)
-        self.page.wait_for_timeout(150)
+        self.wait()
+
+    def wait(self):
+        """Wait for what the page draws when it is idle, and when a figure comes into view."""
+        self.page.evaluate(
+            "(async () => { for (let i = 0; i < 3; i++) {"
+            " await new Promise(done => setTimeout(done, 0));"
+            " await new Promise(done => requestAnimationFrame(done)); } })()"
+        )
 
     def names(self):
         rows = "#board tbody tr[data-row]:not([hidden]) th a"
@@ -259,24 +272,23 @@ def test_copies_are_what_is_shown(eight):
     page = eight.page
     page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
 
-    def copied(how):
-        page.click("[data-menu=copy] summary")
-        page.click(f"[data-copy='{how}']")
-        page.wait_for_timeout(50)
+    def copied(name):
+        page.click(f"#cite-controls button:text-is('{name}')")
+        eight.wait()
         return page.evaluate("copied")
 
-    table = pd.read_csv(io.StringIO(copied("as CSV")))
+    table = pd.read_csv(io.StringIO(page.evaluate("asCsv()")))
     assert len(table) == 8
     assert table["affinity"].tolist() == [float(v) for v in eight.column(3)]
-    markdown = copied("as Markdown").splitlines()
+    markdown = copied("Markdown").splitlines()
     assert len(markdown) == 10
     first = page.locator("#board td.num b").first.inner_text()
     assert f"| {first} |" in markdown[2]
-    latex = copied("as LaTeX")
+    latex = copied("LaTeX")
     assert latex.startswith("\\begin{tabular}{l" + "r" * 12 + "}\n  \\toprule\n")
     assert latex.count("\\\\") == 9
     page.fill("#filter", "vgg")
-    assert copied("link to this view").endswith("#q=vgg")
+    assert copied("Link").endswith("#q=vgg")
 
 
 def test_the_tidy_table_can_be_taken_away(eight, files):
@@ -292,28 +304,22 @@ def test_the_tidy_table_can_be_taken_away(eight, files):
 
 
 def test_a_figure_can_be_taken_away(eight):
-    for kind, begins in (("SVG", b"<svg"), ("PDF", b"%PDF-1.4"), ("CSV", b"what")):
+    for kind, begins in (("SVG", b"<svg"), ("CSV", b"what")):
         with eight.page.expect_download() as download:
             eight.page.locator("#scatter .tools button", has_text=kind).click()
-        content = Path(download.value.path()).read_bytes()
-        assert content.startswith(begins)
-        if kind == "PDF":
-            assert int(re.findall(rb"startxref\n(\d+)", content)[0]) == content.index(b"xref\n0 6")
+        assert Path(download.value.path()).read_bytes().startswith(begins)
 
 
-def test_marks_have_the_colours_of_the_legend_also_where_a_network_is_left_out(eight):
+def test_paths_are_marks_where_both_measures_are_of_lines(eight):
     page = eight.page
-    page.wait_for_timeout(200)
-    figure = page.locator("#lines figure").nth(1)
-    drawn = figure.locator("> svg [data-tip]").evaluate_all(
-        "all => all.map(e => [e.dataset.tip.split(',')[0], e.getAttribute('fill')])"
-    )
-    legend = figure.locator(".keys li").evaluate_all(
-        "all => all.map(e => [e.lastChild.data, e.querySelector('circle, path[fill^=var]')])"
-        ".map(([label, mark]) => [label, mark.getAttribute('fill')])"
-    )
-    assert len(legend) == 5  # three have no density
-    assert {tuple(pair) for pair in drawn} == set(map(tuple, legend))
+    page.select_option("#pick-x", "absdev")
+    page.select_option("#pick-y", "curvature")
+    page.click("[data-set=by][data-value=place]")
+    eight.wait()
+    assert "one mark per path · n 128" in page.locator("#scatter").inner_text()
+    page.select_option("#pick-y", "affinity")
+    eight.wait()
+    assert "one mark per network" in page.locator("#scatter").inner_text()
 
 
 def test_a_network_has_a_page_of_its_own(eight):
@@ -343,6 +349,7 @@ def test_a_network_of_two_seeds_has_one_value_everywhere(eight):
     assert "Mean of 2 seeds" in eight.page.locator("#subject").inner_text()
     curve = eight.page.locator("#multi figure", has_text=label).first
     curve.scroll_into_view_if_needed()
+    eight.wait()
     mean = re.search(r"mean ([\d.]+)", curve.inner_text())[1]
     assert float(mean) == pytest.approx(float(value), abs=0.001)
 
@@ -370,9 +377,10 @@ def test_the_interval_of_a_difference_is_paired_and_contains_it(eight):
 def test_networks_are_laid_over_each_other(eight):
     page = eight.page
     page.locator("#multi").scroll_into_view_if_needed()
+    eight.wait()
     for place in (0, 1):
         page.locator("#multi figcaption button").nth(place).click()
-    page.wait_for_timeout(100)
+    eight.wait()
     assert page.locator("#over .keys li").count() == 2
     assert page.locator("#over svg.chart").count() == 3  # two keys and the figure
     assert page.locator("#multi [aria-pressed=true]").count() == 2
@@ -381,10 +389,10 @@ def test_networks_are_laid_over_each_other(eight):
 def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
     page = eight.page
     page.locator(".heats:not([hidden]) td[data-pair='0,2'] button").click()
-    page.wait_for_timeout(100)
+    eight.wait()
     assert "affinity against cka" in page.locator("#scatter").inner_text()
     page.click("[data-agree=pearson]")
-    page.wait_for_timeout(100)
+    eight.wait()
     assert "one mark per site" in page.locator("#scatter").inner_text()
 
 
@@ -402,7 +410,7 @@ def test_a_narrow_page_shows_the_selected_measure_without_scrolling(eight):
     names = eight.page.locator("#one option").all_inner_texts()
     for index in (0, len(names) - 1):
         eight.page.select_option("#one", names[index])
-        eight.page.wait_for_timeout(50)
+        eight.wait()
         shown = eight.page.locator("#board thead th.num:visible")
         assert shown.count() == 1
         assert names[index] in shown.inner_text()
@@ -480,10 +488,7 @@ def test_hostile_names_are_shown_and_not_run(browser, files):
     assert FORMULA in page.locator("#board thead").inner_text()
     page.locator("#board tbody th a").first.click()
     assert SCRIPT in page.locator("#subject").inner_text()
-    page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
-    page.click("[data-menu=copy] summary")
-    page.click("[data-copy='as CSV']")
-    text = page.evaluate("copied")
+    text = page.evaluate("asCsv()")
     assert f"'{FORMULA}" in text
     read = pd.read_csv(io.StringIO(text))
     assert FORMULA in {spreadsheet_text(name) for name in read.columns}
@@ -551,10 +556,7 @@ def test_of_many_networks_the_first_are_laid_out_and_the_rest_on_demand(browser,
     page.fill("#filter", "vgg")
     assert all("vgg" in name for name in seen.names())
     page.fill("#filter", "")
-    page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
-    page.click("[data-menu=copy] summary")
-    page.click("[data-copy='as CSV']")
-    assert page.evaluate("copied").count("\n") == 131
+    assert page.evaluate("asCsv()").count("\n") == 131
     page.click("#more")
     assert len(seen.names()) == 130
     assert "all=1" in seen.hash()

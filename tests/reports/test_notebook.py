@@ -1,6 +1,7 @@
 """What a run gives from Python."""
 
 import io
+import json
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,6 +13,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError
+from nlbench.measure import Result
+from nlbench.reports.population import FILE
 from nlbench.store.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
@@ -35,6 +38,33 @@ def test_the_leaderboard_is_a_frame_with_ranks(run):
     assert full.index.get_level_values("subject").tolist() == frame.index.tolist()
     assert len(run.leaderboard(seeds="apart")) == 8
     assert list(run.leaderboard(["absdev"]).columns.unique("measure")) == ["absdev"]
+
+
+def test_the_leaderboard_places_values_among_the_reference_networks(run):
+    reference = json.loads(FILE.read_text(encoding="utf-8"))
+    measures = {
+        name: {**about, **{k: reference[name][k] for k in ("version", "options")}}
+        for name, about in run.manifest["measures"].items()
+        if name in ("affinity", "absdev")
+    }
+    records = [
+        replace(r, result=Result({"value": 9.0, "over_range": 0.2}))
+        if r.measure.name == "absdev"
+        else r
+        for r in run.records
+    ]
+    manifest = {**run.manifest, "measures": {**run.manifest["measures"], **measures}}
+    frame = Run(manifest, records).leaderboard(reference=True)
+    others = list(reference["affinity"]["values"].values())
+    for row in frame.index:
+        share = sum(v > frame["affinity", "value"][row] for v in others) / len(others)
+        assert frame["affinity", "reference"][row] == pytest.approx(share)
+    ranges = list(reference["absdev"]["values"].values())
+    share = sum(v < 0.2 for v in ranges) / len(ranges)
+    assert frame["absdev", "reference"].tolist() == pytest.approx([share] * len(frame))
+    assert frame["r2", "reference"].isna().all()  # another version
+    fields = ["value", "low", "high", "rank", "reference"]
+    assert [field for name, field in frame.columns if name == "r2"] == fields
 
 
 def test_wrong_names_are_refused_with_the_nearest(run):

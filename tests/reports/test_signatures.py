@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import pdist, squareform
 
 from nlbench import Signature
-from nlbench.reports.signatures import compare_signatures, dtw_distances, plane
+from nlbench.reports.signatures import compare_signatures, dtw_distances
 
 signatures = st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=7), min_size=2, max_size=5)
 
@@ -42,12 +41,6 @@ def test_distances_are_those_of_a_signature():
     distances = dtw_distances(values)
     assert distances[0, 1] == pytest.approx(found[0].dtw(found[1]))
     assert distances[1, 2] == pytest.approx(found[1].dtw(found[2]))
-
-
-def test_a_map_of_points_in_the_plane_has_their_distances():
-    points = np.random.default_rng(1).normal(size=(9, 2))
-    distances = squareform(pdist(points))
-    np.testing.assert_allclose(squareform(pdist(plane(distances))), distances, atol=1e-9)
 
 
 def test_the_dendrogram_joins_the_nearest_first():

@@ -1,23 +1,25 @@
 """Seeds of one architecture against other architectures."""
 
+import math
+
 import numpy as np
 from made_signatures import made_signatures
 
 from nlbench.studies.seeds import Seeds
 
 
-def answers(step=0.0, moved=0.3, apart=0.2):
+def answers(step=0.0, moved=0.3, apart=0.2, others=3):
     rng = np.random.default_rng(0)
     found = {}
     for seed in range(5):
         found["vgg8", "file", "digits", seed] = 0.6 + step * (seed - 2) + rng.normal(0, 0.002, 7)
         found["vgg8", "calibrated", "digits", seed] = np.full(7, 0.6 + moved)
-    for seed in range(2):
+    for seed in range(others):
         found["resnet20", "file", "digits", seed] = 0.6 + apart + rng.normal(0, 0.002, 9)
     findings = Seeds().analyse({"run": made_signatures(found)})
     table = findings.tables["Distances of signatures"]
-    assert len(table) == 7 * 6 / 2
-    assert table.same.sum() == 10 + 1
+    assert len(table) == math.comb(5 + others, 2)
+    assert table.same.sum() == 10 + math.comb(others, 2)
     return [verdict.agrees for verdict in findings.verdicts]
 
 
@@ -27,3 +29,4 @@ def test_verdicts_follow_spread_and_distance():
     assert answers(moved=0.0)[3] is not True
     assert answers(step=0.1, moved=0.0)[3] is False
     assert answers(step=0.1)[0] is False
+    assert answers(others=2)[:2] == [None, None]
