@@ -13,7 +13,7 @@ from nlbench.models.zoo.catalogue import MEMBERS
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import COLOURS, page_figure, use_plain_log_labels
+from .framework.figures import COLOURS, page_figure
 from .framework.trends import Trend, holm, trend_test
 
 if TYPE_CHECKING:
@@ -199,7 +199,6 @@ def _figure(values: pd.DataFrame) -> Figure:
             axes.plot(own.parameters, own.value, ".-", color=colour, label=weights)
         axes.set_title(measure, fontsize="small")
         axes.set_xscale("log")
-        use_plain_log_labels(axes.xaxis)
     for axes in panels.flat[len(measures) :]:
         axes.set_axis_off()
     panels[0, 0].legend(fontsize="small")

@@ -18,7 +18,7 @@ from nlbench.reports.agreement import paired_share
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import COLOURS, page_figure, use_plain_log_labels
+from .framework.figures import COLOURS, page_figure
 from .framework.trends import network_interval
 from .framework.verdicts import above, below, range_text, share_above, share_text
 from .shared.site_scores import site_scores
@@ -331,7 +331,6 @@ def _figure(blocks: pd.DataFrame) -> Figure:
         lower.errorbar(x, rows.cost, DECIDED_ERRORS * rows.error, fmt=".", color=COLOURS[4])
         upper.set_title(label)
         lower.set(xlabel="block", yscale="log")
-        use_plain_log_labels(lower.yaxis)
     panels[0, 0].set_ylabel("linearity")
     panels[1, 0].set_ylabel("cost of the best affine map")
     panels[0, 0].legend(loc="lower left")

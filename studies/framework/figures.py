@@ -12,7 +12,6 @@ from nlbench.reports.panels import ecdf
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike, NDArray
 
@@ -45,14 +44,19 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def use_plain_log_labels(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers: the page does not typeset mathematics."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+def use_plain_log_labels(figure: Figure) -> None:
+    """Label logarithmic axes with plain numbers, because the page does not typeset mathematics."""
+    from matplotlib.ticker import EngFormatter, LogFormatter, LogLocator, NullFormatter
 
     large = EngFormatter(sep="")
-    axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else large(x))
-    axis.set_minor_formatter(NullFormatter())
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            low, high = axis.get_view_interval()
+            if high < 1e4 * low:  # decades alone would be few labels
+                axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else large(x))
+        if isinstance(axis.get_minor_formatter(), LogFormatter):
+            axis.set_minor_formatter(NullFormatter())
 
 
 def draw_shares(axes: Axes, values: ArrayLike, **style: Any) -> None:

@@ -15,6 +15,7 @@ from nlbench.reports.page import render_page
 from nlbench.reports.svg import STYLE, in_page_colours, to_svg
 from nlbench.serialization.files import make_folder, write_atomically
 
+from .figures import use_plain_log_labels
 from .study import Findings, Runs, Study
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ _TEMPLATE = Path(__file__).with_name("templates") / "study.html.j2"
 def analyse_in_style(study: Study, runs: Runs) -> Findings:
     """Analyse the runs of a study, with figures in the page's style."""
     with matplotlib.style.context(["default", STYLE]):
-        return study.analyse(runs)
+        findings = study.analyse(runs)
+        for figure in findings.figures.values():
+            use_plain_log_labels(figure)
+    return findings
 
 
 def verdict_table(findings: Findings) -> pd.DataFrame:

@@ -60,9 +60,6 @@ def benchmark_figure(
     known = [(row, value) for row, value in known if value > 0 and math.isfinite(value)]
     panels[-1].barh([row for row, _ in known], [value for _, value in known], color="0.75")
     panels[-1].set(xscale="log", xlabel="seconds")
-    # Plain numbers, because the page can't render mathematics.
-    panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    panels[-1].xaxis.set_minor_formatter(lambda value, _: "")
     panels[-1].set_title("cost to 2 %", fontsize=8)
     panels[0].set_yticks(range(len(names)), names, fontsize=7.5)
     panels[0].set_ylim(len(names) - 0.4, -0.6)

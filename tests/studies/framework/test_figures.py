@@ -1,0 +1,23 @@
+"""Figures of studies."""
+
+import re
+
+import matplotlib.style
+import pytest
+
+from nlbench.reports.svg import STYLE, to_svg
+from nlbench.studies.framework.figures import page_figure, use_plain_log_labels
+
+
+@pytest.mark.parametrize("values", [(1e-4, 20.0, 3e6), (1.5, 4.0, 8.0)])
+def test_logarithmic_axes_have_plain_numbers(values):
+    with matplotlib.style.context(["default", STYLE]):
+        figure, (left, right) = page_figure(2.0, columns=2)
+        left.loglog(values, values)
+        right.plot(values, values)
+        right.set_xscale("log", base=2)
+        assert "mathdefault" in to_svg(figure, prefix="a", title="raw")
+        use_plain_log_labels(figure)
+        svg = to_svg(figure, prefix="a", title="plain")
+        assert "mathdefault" not in svg
+        assert re.search(">(3|1)<", svg)
