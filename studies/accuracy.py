@@ -11,11 +11,14 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation, within_groups
 
+from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
 from .framework.figures import draw_groups, page_figure
 from .framework.verdicts import correlates, correlation_text
 from .history import signature_statistics
 from .shared.classifiers import Classifiers, remarks_on, short_name, undecided_if_untrained
+from .shared.site_scores import signatures, site_scores
+from .shared.zoo_networks import zoo_remarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +41,7 @@ class Accuracy(Classifiers):
     """Statistics of signatures of torchvision's classifiers against their published accuracy."""
 
     question = "Does a network's signature predict its accuracy better than its size does?"
+    zoo = tuple(f"neuralfoil-{size}" for size in SIZES)
 
     def analyse(self, runs: Runs) -> Findings:
         """Correlate statistics of signatures, size and depth with accuracy, group by group."""
@@ -87,16 +91,68 @@ class Accuracy(Classifiers):
                 "parameters",
             ),
         ]
+        foils = airfoil_networks(runs)
         return Findings(
-            undecided_if_untrained(run, verdicts),
-            {"Pearson's correlation with accuracy": table, "Networks": networks},
+            [*undecided_if_untrained(run, verdicts), *_on_airfoils(foils)],
+            {
+                "Pearson's correlation with accuracy": table,
+                "Networks": networks,
+                "Networks of one task, trained": foils,
+            },
             {"Spread and least score against published accuracy": _figure(networks)},
             [
                 *remarks_on(run),
+                *zoo_remarks(runs, self.zoo),
                 "Accuracy, parameters and operations are those that torchvision reports for its "
                 "default weights, which for some networks are better than the paper's.",
             ],
         )
+
+
+def airfoil_networks(runs: Runs) -> pd.DataFrame:
+    """Return statistics of the signatures of NeuralFoil's sizes, trained on one task.
+
+    ``accuracy`` is minus the logarithm of the published error, ``parameters`` a logarithm, too.
+    """
+    scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
+    rows = [
+        {
+            "network": name,
+            "sites": len(values),
+            "min": values.min(),
+            "median": np.median(values),
+            "mean": values.mean(),
+            "max": values.max(),
+            "spread": np.ptp(values),
+            "parameters": math.log(parameters),
+            "accuracy": -math.log(error),
+        }
+        for name, values in scores.items()
+        for parameters, error in [SIZES[name.rpartition("-")[2]]]
+    ]
+    columns = ["network", "sites", *STATISTICS, "parameters", "accuracy"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _on_airfoils(networks: pd.DataFrame) -> list[Verdict]:
+    spread = pearson(networks.spread, networks.accuracy)
+    return [
+        Verdict(
+            "NeuralFoil's eight sizes: the more spread the scores, the more accurate",
+            "r = 0.755 (of classifiers)",
+            correlation_text("r", spread),
+            correlates(spread),
+            "trained networks; accuracy is minus the logarithm of the published error",
+        ),
+        _closest(
+            networks,
+            STATISTICS,
+            "NeuralFoil's eight sizes: a statistic of the scores predicts accuracy better than "
+            "the logarithm of the size and the depth do",
+            "a statistic of the scores",
+            ("parameters", "sites"),
+        ),
+    ]
 
 
 def with_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
@@ -129,14 +185,18 @@ def pearson(x: Sequence[float] | pd.Series, y: Sequence[float] | pd.Series) -> C
 
 
 def _closest(
-    networks: pd.DataFrame, expected: Sequence[str], claim: str, published: str
+    networks: pd.DataFrame,
+    expected: Sequence[str],
+    claim: str,
+    published: str,
+    traits: Sequence[str] = TRAITS,
 ) -> Verdict:
     """Test whether an expected quantity predicts accuracy best, with any network left out."""
     if len(networks) < 4:
         return Verdict(claim, published, f"{len(networks)} networks", remark="too few")
 
     def closest(rows: pd.DataFrame) -> str:
-        names = (*STATISTICS, *TRAITS)
+        names = (*STATISTICS, *traits)
         sizes = {name: abs(pearson(rows[name], rows.accuracy).value) for name in names}
         known = {name: size for name, size in sizes.items() if math.isfinite(size)}
         return max(known, key=lambda name: known[name]) if known else ""

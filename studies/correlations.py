@@ -24,6 +24,7 @@ from .shared.classifiers import (
 )
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
+from .shared.zoo_networks import measure_zoo, zoo_remarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,23 +94,28 @@ STRONG = 0.7
 """Coefficient above which half of the variance is shared."""
 
 
+ZOO = ("efficientnet-lite0", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "minilm-l6", "smollm2-135m")
+QUICK_ZOO = ZOO[1:3]
+
+
 class Correlations(Study):
     """Affinity against R², CKA, norm, sparsity and entropy over the sites of each network."""
 
     question = "Does the affinity score show what no other measure of activations shows?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
-    minutes, quick_minutes = 5.0, 1.2
+    minutes, quick_minutes = 7.0, 1.4
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure sites of the classifiers, and of small networks trained on digits."""
+        """Measure sites of the classifiers, of small networks, and of networks of the zoo."""
         measures = ("affinity", *OTHERS)
         return {
             "classifiers": measure_classifiers(context, measures),
             "digits": measure_networks(
                 context, seeds_by_model(context), measures=measures, part="digits"
             ),
+            **measure_zoo(context, QUICK_ZOO if context.quick else ZOO, measures),
         }
 
     def analyse(self, runs: Runs) -> Findings:
@@ -125,14 +131,16 @@ class Correlations(Study):
             _closest_by_family(table),
             _none_follows("No other measure follows affinity in every network", table),
         ]
-        claim = (
-            "Small networks trained on digits: no other measure follows affinity in every network"
-        )
+        follows = "no other measure follows affinity in every network"
+        on_digits = _none_follows(f"Small networks trained on digits: {follows}", small)
+        zoo = correlations_of(runs["zoo"]) if "zoo" in runs else small[:0]
+        of_zoo = _none_follows(f"Trained networks of the zoo: {follows}", zoo)
         return Findings(
-            [*undecided_if_untrained(run, verdicts), _none_follows(claim, small)],
+            [*undecided_if_untrained(run, verdicts), on_digits, of_zoo],
             {
                 "Pearson's correlation with affinity over sites": table,
                 "The same for small networks trained on digits": small,
+                "The same for trained networks of the zoo": zoo,
             },
             {
                 "Correlation with affinity: the classifiers (dots), the published table (bars: "
@@ -142,6 +150,7 @@ class Correlations(Study):
             },
             [
                 *remarks_on(run),
+                *zoo_remarks(runs, ZOO),
                 "Sites with no more samples than inputs have no R²: the fit would be exact.",
             ],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from .shared.classifiers import (
     undecided_if_untrained,
 )
 from .shared.site_scores import nearest_shares_group, signatures, site_scores
+from .shared.zoo_networks import zoo_remarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,10 +44,18 @@ MAX_CHANGE = 0.05
 """Difference of scores that counts as none."""
 
 
+_FOILS = ("xxsmall", "xsmall", "small", "medium", "large", "xlarge", "xxlarge", "xxxlarge")
+
+
 class Families(Classifiers):
     """DTW distances between the signatures of torchvision's classifiers: dendrogram and map."""
 
     question = "Do networks of one family have similar signatures?"
+    zoo = (
+        *(f"neuralfoil-{size}" for size in _FOILS),
+        *("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "crepe-full"),
+    )
+    zoo_weights = ("trained", "init")
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare signatures within and between families."""
@@ -77,7 +87,7 @@ class Families(Classifiers):
             *_by_patch(table),
         ]
         return Findings(
-            undecided_if_untrained(run, verdicts),
+            [*undecided_if_untrained(run, verdicts), _families_of_the_zoo(runs)],
             {"Distances of signatures": distances},
             {
                 "Dendrogram of the signatures (average linkage of DTW distances)": _dendrogram(
@@ -85,8 +95,28 @@ class Families(Classifiers):
                 ),
                 "A map of the signatures": _map(short_names, families, compared),
             },
-            remarks_on(run),
+            [*remarks_on(run), *zoo_remarks(runs, self.zoo)],
         )
+
+
+def _families_of_the_zoo(runs: Runs) -> Verdict:
+    """Compare signatures within and between families of trained networks of the zoo."""
+    claim, published = "Trained networks of the zoo cluster by family", "families cluster"
+    if "zoo" not in runs:
+        return Verdict(claim, published, remark="none at hand")
+    verdicts = {}
+    for state, rows in site_scores(runs["zoo"]).groupby("state", sort=False):
+        table = dict(signatures(rows, "model"))
+        verdicts[state] = nearest_shares_group(
+            claim,
+            published,
+            [short_name(name).partition("-")[0] for name in table],
+            compare_signatures(list(table.values())).distances,
+            "nearest signature of the same family; by chance {chance:.0%}; each family has its own "
+            "data and activation, too",
+        )
+    drawn = f"; initialised {verdicts['drawn'].ours}" if "drawn" in verdicts else ""
+    return replace(verdicts["trained"], ours=f"{verdicts['trained'].ours}{drawn}")
 
 
 def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[Verdict]:

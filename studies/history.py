@@ -21,6 +21,7 @@ from .shared.classifiers import (
     undecided_if_untrained,
 )
 from .shared.site_scores import signatures, site_scores
+from .shared.zoo_networks import zoo_remarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,10 +63,15 @@ def signature_statistics(run: Run) -> pd.DataFrame:
     return in_order(pd.DataFrame(rows, columns=COLUMNS))
 
 
+TRANSFORMERS = ("minilm-l6", "rxnmapper")
+CONVOLUTIONAL = ("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "efficientnet-lite0")
+
+
 class History(Classifiers):
     """Affinity of torchvision's classifiers from AlexNet to ConvNeXt, by year."""
 
     question = "How did the nonlinearity of vision networks change over a decade?"
+    zoo = TRANSFORMERS + CONVOLUTIONAL
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare trends before transformers with transformers."""
@@ -87,14 +93,32 @@ class History(Classifiers):
             columns=["network", "published", "here"],
         )
         return Findings(
-            undecided_if_untrained(run, verdicts),
+            [*undecided_if_untrained(run, verdicts), _trained_transformers(runs)],
             {
                 "Statistics of signatures": table,
                 "Mean standard deviation of scores over batches": stable,
             },
             {"Least, median and largest affinity of each network, by year": _figure(table)},
-            remarks_on(run),
+            [*remarks_on(run), *zoo_remarks(runs, self.zoo)],
         )
+
+
+def _trained_transformers(runs: Runs) -> Verdict:
+    """Compare trained Transformers with trained convolutional networks of the zoo."""
+    scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
+    lower, higher = (
+        [float(scores[f"zoo/{name}"].mean()) for name in names if f"zoo/{name}" in scores]
+        for names in (TRANSFORMERS, CONVOLUTIONAL)
+    )
+    return Verdict(
+        "Trained Transformers of the zoo are more nonlinear than its convolutional networks",
+        "lowest scores (of ViTs)",
+        f"mean score {range_text(lower)}; the others {range_text(higher)}"
+        if lower and higher
+        else "",
+        ordered(lower, higher),
+        "a Transformer of text and one of molecules, against networks of images and sounds",
+    )
 
 
 def _trend(before: pd.DataFrame, statistic: str) -> Verdict:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nlbench.errors import RequestError, nearest
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study, Verdict
 
 from .site_scores import AFFINITY
+from .zoo_networks import measure_zoo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,12 +67,16 @@ class Classifiers(Study):
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
-    minutes, quick_minutes = 2.5, 0.4
+    minutes, quick_minutes = 3.5, 0.8
     takes = ("data", "weights")
+    zoo: ClassVar[tuple[str, ...]] = ()
+    """Trained networks of the zoo, for claims that are not only of these classifiers."""
+    zoo_weights: ClassVar[tuple[str, ...]] = ("trained",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of every classifier."""
-        return {"run": measure_classifiers(context, ("affinity",))}
+        """Measure the affinity of every classifier, and of networks of the zoo."""
+        run = measure_classifiers(context, ("affinity",))
+        return {"run": run, **measure_zoo(context, self.zoo, weights=self.zoo_weights)}
 
 
 _QUICK = (

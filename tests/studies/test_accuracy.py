@@ -1,9 +1,12 @@
 """Scores against published accuracy."""
 
+import math
+
 import pytest
 from made_signatures import made_signatures
 
-from nlbench.studies.accuracy import Accuracy, pearson, with_accuracy
+from nlbench.studies.accuracy import Accuracy, airfoil_networks, pearson, with_accuracy
+from nlbench.studies.airfoils import SIZES
 from nlbench.studies.history import signature_statistics
 from nlbench.studies.shared.classifiers import CLASSIFIERS
 
@@ -44,6 +47,24 @@ def test_the_published_pattern_agrees_and_its_opposite_does_not(stated):
         return [accuracy / 200, 0.6]
 
     assert answers(stated, falling)[:2] == [False, False]
+
+
+def test_airfoils_follow_the_statistic_that_made_them(stated):
+    run = made_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
+    zoo = {
+        (f"zoo/neuralfoil-{size}", "trained", "airfoils", 0): [0.5, 0.5 - math.log(error) / 10]
+        for size, (_, error) in SIZES.items()
+    }
+    runs = {"run": run, "zoo": made_signatures(zoo)}
+    table = airfoil_networks(runs)
+    assert table.accuracy.iloc[-1] == pytest.approx(-math.log(0.020))
+    spread, closest = Accuracy().analyse(runs).verdicts[-2:]
+    assert spread.agrees is True
+    assert spread.ours.startswith("r = 1.00")
+    assert closest.agrees is True
+    without = Accuracy().analyse({"run": run})
+    assert [verdict.agrees for verdict in without.verdicts[-2:]] == [None, None]
+    assert any("zoo/neuralfoil-large was not measured" in remark for remark in without.remarks)
 
 
 def test_two_networks_have_no_correlation():

@@ -60,17 +60,29 @@ def test_an_undefined_site_is_left_out_of_its_pair_alone():
 
 
 def answers(mixture):
-    runs = {"classifiers": made(NETWORKS, mixture), "digits": made(["vgg8", "resnet20"], mixture)}
+    runs = {
+        "classifiers": made(NETWORKS, mixture),
+        "digits": made(["vgg8", "resnet20"], mixture),
+        "zoo": made(["zoo/mtcnn-onet"], mixture),
+    }
     return [verdict.agrees for verdict in Correlations().analyse(runs).verdicts]
+
+
+def test_networks_of_the_zoo_that_are_not_at_hand_decide_nothing():
+    run = made(NETWORKS, as_published)
+    findings = Correlations().analyse({"classifiers": run, "digits": run})
+    assert findings.verdicts[-1].agrees is None
+    assert any("zoo/minilm-l6 was not measured" in remark for remark in findings.remarks)
 
 
 def test_the_published_pattern_agrees_and_its_opposite_does_not():
     known = set(PUBLISHED)
     published = answers(lambda n, o: as_published(n, o) if n.rpartition("/")[2] in known else 0.1)
-    assert published == [True] * 8
+    assert published == [True] * 9
     assert answers(lambda _, other: 0.9 if other == "entropy" else 0.0)[3:] == [
         False,  # entropy's mean
         True,
+        False,
         False,
         False,
         False,

@@ -16,6 +16,26 @@ def test_one_network_is_refused_in_a_line():
         Families().analyse({"run": run})
 
 
+@pytest.mark.parametrize(("by_family", "agrees"), [(True, True), (False, False)])
+def test_families_of_the_zoo_are_compared_with_initialised_networks(by_family, agrees):
+    classifiers = {
+        (name, "trained", "imagenet", 0): np.linspace(0.5, 0.6 + 0.01 * i, 8)
+        for i, name in enumerate(CLASSIFIERS)
+    }
+    zoo = {}
+    for i, name in enumerate(Families.zoo):
+        family = name.partition("-")[0]
+        # Neighbours alternate between families, or are of one.
+        level = {"neuralfoil": 0.1, "mtcnn": 0.5, "crepe": 0.9}[family] + 0.001 * i
+        apart = i if family == "neuralfoil" else i - 8 + 0.4
+        zoo[f"zoo/{name}", "trained", "own", 0] = [level if by_family else apart, 0.0]
+        zoo[f"zoo/{name}", "init", "own", 0] = [0.5 + 0.01 * i, 0.0]
+    runs = {"run": made_signatures(classifiers), "zoo": made_signatures(zoo)}
+    verdict = Families().analyse(runs).verdicts[-1]
+    assert "initialised" in verdict.ours
+    assert (verdict.agrees is True) is agrees
+
+
 def answers(level):
     rng = np.random.default_rng(0)
     run = made_signatures(

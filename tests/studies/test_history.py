@@ -21,7 +21,24 @@ def made(top, vit=0.1, weights="trained"):
 
 
 def answers(run):
-    return [verdict.agrees for verdict in History().analyse({"run": run}).verdicts]
+    # The last verdict is of networks of the zoo.
+    return [verdict.agrees for verdict in History().analyse({"run": run}).verdicts[:-1]]
+
+
+@pytest.mark.parametrize(("mean", "agrees"), [(0.3, True), (0.7, False)])
+def test_transformers_of_the_zoo_are_compared_with_its_other_networks(mean, agrees):
+    means = {"minilm-l6": mean, "rxnmapper": 0.2, "mtcnn-onet": 0.6, "crepe-tiny": 0.8}
+    zoo = {
+        (f"zoo/{name}", "trained", "own", 0): [mean - 0.1, None, mean + 0.1]
+        for name, mean in means.items()
+    }
+    runs = {"run": made(lambda year: 0.8), "zoo": made_signatures(zoo)}
+    findings = History().analyse(runs)
+    verdict = findings.verdicts[-1]
+    assert verdict.agrees is agrees
+    assert "0.60" in verdict.ours
+    assert sum("zoo/mtcnn-pnet was not measured" in remark for remark in findings.remarks) == 1
+    assert History().analyse({"run": runs["run"]}).verdicts[-1].agrees is None
 
 
 def test_the_published_pattern_agrees_and_its_opposite_does_not():
