@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 DATA = "text/python"
 PUBLISHED_SCORE = 0.99
+RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
+"""Held-out R² of MLPs in one published network (Whipp 2026)."""
+MAX_PERPLEXITY_COST = 0.037
+"""Of the best affine map of any MLP of GPT-2 Large (Balogh 2026)."""
 SIGNIFICANCE = 0.05
 DECIDED_ERRORS = 2.0
 """Standard errors by which the costs of two blocks differ if one of them costs more."""
@@ -83,23 +87,27 @@ class _Subject:
     judged: int = 0
     cost: str = "kl"
 
-    @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self, of: str) -> dict[str, Any]:
         return {
             "text.windows": self.windows,
             "text.length": self.length,
-            "sites.of": "blocks",
-            "replacement.of": "blocks",
+            "sites.of": of,
+            "replacement.of": of,
             "replacement.judged": self.judged,
-            "substitution.cost": self.cost,
+            # A change of the loss is a change of the perplexity.
+            "substitution.cost": self.cost if of == "blocks" else "loss",
         }
 
 
-GPT = "gpt-small"
+GPT, SMOLLM2 = "gpt-small", "zoo/smollm2-135m"
+MLP = " mlp"
+"""End of the keys of runs of MLPs."""
+MLP_COLUMNS = ("published", "held out", "error per token", "top share", "cost", "error")
+
 SUBJECTS = {
     GPT: _Subject("small GPT", 320, 64),
     "zoo/minilm-l6": _Subject("MiniLM-L6", 160, 64, cost="squared"),
-    "zoo/smollm2-135m": _Subject("SmolLM2-135M", 128, 128, judged=12),
+    SMOLLM2: _Subject("SmolLM2-135M", 128, 128, judged=12),
 }
 """By model. A larger share of SmolLM2's time is for judging: a window takes a second per block."""
 
@@ -115,28 +123,37 @@ QUICK_TRAINING: Training = (
 
 
 class SecretlyLinear(Study):
-    """Published linearity of blocks of language models, and what replacing a block costs."""
+    """Published linearity of blocks and MLPs of language models, and what replacing them costs."""
 
     question = "Are blocks of Transformers as linear as their published score says?"
     source = Source(
         "A. Razzhigaev, M. Mikhalchuk, E. Goncharova, N. Gerasimenko, I. Oseledets, D. Dimitrov "
-        "and A. Kuznetsov. Your Transformer is Secretly Linear. ACL, 2024."
+        "and A. Kuznetsov. Your Transformer is Secretly Linear. ACL, 2024. MLPs: S. Whipp. How "
+        "Linear Is a Transformer Feed-Forward Block? arXiv:2606.19379, 2026; P. Balogh. Half the "
+        "Nonlinearity Is Wasted. arXiv:2603.03459, 2026."
     )
     needs = "trains 3 small GPTs; SmolLM2 and MiniLM of the zoo; neither if quick"
-    minutes, quick_minutes = 5, 0.3
+    minutes, quick_minutes = 8, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
         """Measure a small GPT trained and initialised, and the language models of the zoo."""
         runs = {name: _run(context, name, ("trained",), (0,)) for name in self._zoo(context)}
+        if SMOLLM2 in runs:
+            runs[SMOLLM2 + MLP] = _run(context, SMOLLM2, ("trained",), (0,), "mlp")
         seeds = context.seeds_or(3)
         data, recipe = QUICK_TRAINING if context.quick else TRAINING
         checkpoints = [
             context.request_training(GPT, DATA, "auto", seed, options=data, **recipe)
             for seed in seeds
         ]
-        _run(context, GPT, tuple(map(str, checkpoints)), (0,))
-        return {GPT: _run(context, GPT, ("init",), seeds), **runs}
+        for of in ("blocks", "mlp"):
+            _run(context, GPT, tuple(map(str, checkpoints)), (0,), of)
+        drawn = {
+            GPT + MLP * (of == "mlp"): _run(context, GPT, ("init",), seeds, of)
+            for of in ("blocks", "mlp")
+        }
+        return {**drawn, **runs}
 
     def _zoo(self, context: Context) -> list[str]:
         names = [] if context.quick else list(SUBJECTS)[1:]
@@ -144,7 +161,16 @@ class SecretlyLinear(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the order of blocks by each score with the order by cost."""
-        blocks = pd.concat([block_table(run) for run in runs.values()], ignore_index=True)
+        tables = {
+            key: place_table(run, MLP_COLUMNS if key.endswith(MLP) else tuple(COLUMNS))
+            for key, run in runs.items()
+        }
+        blocks, mlps = (
+            pd.concat(
+                [t for k, t in tables.items() if k.endswith(MLP) is inside], ignore_index=True
+            )
+            for inside in (False, True)
+        )
         pairs = pair_table(blocks)
         trained = blocks[blocks.state == "trained"]
         verdicts = []
@@ -156,11 +182,15 @@ class SecretlyLinear(Study):
                 _orders_blocks(str(label), pairs),
             ]
         verdicts.append(_training_lowers(blocks))
+        for label, rows in mlps[mlps.state == "trained"].groupby("network", sort=False):
+            verdicts += _on_mlps(str(label), rows)
+        verdicts.append(_spread_is_learned(mlps))
         return Findings(
             verdicts,
             {
                 "Pairs of blocks whose order by cost differs": pairs,
                 "Blocks": blocks,
+                "MLPs": mlps,
             },
             {"Linearity and cost of blocks, trained": _figure(trained)},
             _remarks(runs),
@@ -172,25 +202,33 @@ def _member(name: str) -> Member:
     return MEMBERS[name.removeprefix("zoo/")]
 
 
-def _run(context: Context, model: str, weights: tuple[str, ...], seeds: tuple[int, ...]) -> Run:
+def _run(
+    context: Context,
+    model: str,
+    weights: tuple[str, ...],
+    seeds: tuple[int, ...],
+    of: str = "blocks",
+) -> Run:
     request = Request(
-        ("linearity", "influence", "substitution"),
+        ("linearity", "substitution")
+        if of == "mlp"
+        else ("linearity", "influence", "substitution"),
         (model,),
         (DATA,),
         weights,
         seeds,
         samples=0,
-        settings=SUBJECTS[model].settings,
+        settings=SUBJECTS[model].settings(of),
     )
-    return context.run(request, model.rpartition("/")[2])
+    return context.run(request, model.rpartition("/")[2] + ("" if of == "blocks" else f"-{of}"))
 
 
-def block_table(run: Run) -> pd.DataFrame:
-    """Return a row for each block of each network, with `COLUMNS`."""
+def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFrame:
+    """Return a row for each block or MLP of each network, with some of `COLUMNS`."""
     keys = ["model", "state", "seed", "place"]
     table = None
-    for name, (measure, statistic) in COLUMNS.items():
-        scores = site_scores(run, measure, statistic)[[*keys, "value"]]
+    for name in columns:
+        scores = site_scores(run, *COLUMNS[name])[[*keys, "value"]]
         column = scores.rename(columns={"value": name})
         table = column if table is None else table.merge(column, "left", keys)
     assert table is not None
@@ -292,6 +330,56 @@ def _training_lowers(blocks: pd.DataFrame) -> Verdict:
     )
 
 
+def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
+    """Compare the MLPs of a network with what is published of those of others."""
+    scores = [own["held out"].to_numpy() for _, own in mlps.groupby("seed")]
+    is_wide = [own.max() > RECOVERABLE and own.min() < NOT_RECOVERABLE for own in scores]
+    rises = np.concatenate([np.diff(own) > 0 for own in scores])
+    taus = [stats.kendalltau(own["held out"], -own.cost) for _, own in mlps.groupby("seed")]
+    tau = float(np.mean([each.statistic for each in taus]))
+    interval = network_interval([each.statistic for each in taus])
+    p = float(taus[0].pvalue) if len(taus) == 1 else math.nan
+    is_decided = p < SIGNIFICANCE if len(taus) == 1 else above(interval) or below(interval)
+    perplexity = np.expm1(mlps.cost)
+    return [
+        Verdict(
+            f"MLPs of {label} range from linear to strongly nonlinear, not by depth",
+            f"held-out R² above {RECOVERABLE} and below {NOT_RECOVERABLE} in one network",
+            f"{range_text(mlps['held out'], '.3f')}; {rises.mean():.0%} of steps in depth rise",
+            all(is_wide),
+            "mean, smallest and largest; of GPT-2, Pythia-160m and llama-160m (Whipp)",
+        ),
+        Verdict(
+            f"MLPs of {label} with a higher held-out R² cost less to replace",
+            "a targeted compression signal",
+            f"τ = {tau:+.2f}, "
+            + (f"p = {p:.2g}" if len(taus) == 1 else f"{interval[0]:+.2f} to {interval[1]:+.2f}"),
+            tau > 0 if is_decided else None,
+            "τ with minus the change of the loss by the best affine map (Whipp)",
+        ),
+        Verdict(
+            f"No MLP of {label} costs more than 3.7 % of the perplexity as an affine map",
+            f"at most {MAX_PERPLEXITY_COST:.1%}",
+            f"median {perplexity.median():.1%}, largest {perplexity.max():.0%}",
+            bool(perplexity.max() <= MAX_PERPLEXITY_COST),
+            "of GPT-2 Large; Pythia's cost more (Balogh)",
+        ),
+    ]
+
+
+def _spread_is_learned(mlps: pd.DataFrame) -> Verdict:
+    own = mlps[mlps.network == SUBJECTS[GPT].label]
+    spread = own.groupby(["seed", "state"])["held out"].agg(np.ptp).unstack()
+    return Verdict(
+        "Training makes the MLPs of a network differ in linearity",
+        "learned, not architectural",
+        f"largest minus smallest {spread.drawn.mean():.3f} initialised, "
+        f"{spread.trained.mean():.3f} trained",
+        above(network_interval((spread.trained - spread.drawn).to_numpy())),
+        "the small GPT, held-out R²; Student's 95 % interval over networks (Whipp)",
+    )
+
+
 def _headline(label: str, pairs: pd.DataFrame) -> str:
     row = _row_of(label, "published", pairs)
     of_label = pairs[(pairs.network == label) & (pairs.state == "trained")]
@@ -309,6 +397,9 @@ def _remarks(runs: Runs) -> list[str]:
         "The cost is KL(f ‖ f_s) in nats a token with a block replaced by its best affine map, "
         "fitted and judged on different text; for MiniLM the relative squared change.",
         "The text is the source of Python's standard library, in windows without a start token.",
+        "Claims are those of the papers' abstracts. What they say of fine-tuning, of gates that "
+        "choose between an MLP and its map, and of retrained networks is not tested. The cost of "
+        "an MLP is the change of the loss in nats a token.",
     ]
     for name in list(SUBJECTS)[1:]:
         member = _member(name)

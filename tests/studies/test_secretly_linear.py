@@ -6,9 +6,8 @@ from made_records import made_record
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
-from nlbench.studies.secretly_linear import GPT, SecretlyLinear
+from nlbench.studies.secretly_linear import GPT, MLP, SMOLLM2, SecretlyLinear
 
-SMOLLM2 = "zoo/smollm2-135m"
 USUAL = {
     "linearity": {"in_sample": 0.999, "value": 0.99, "after_norm": 0.995, "per_token": 0.1,
                   "branch_in_sample": 0.5, "branch_value": 0.4, "top_share": 0.1},
@@ -52,21 +51,42 @@ def run_of(networks):
     return Run(Manifest().of_records(records), records)
 
 
+def mlps(scores, costs):
+    return [
+        USUAL | {"linearity": {"value": score}, "substitution": {"value": cost, "error": 0.001}}
+        for score, cost in zip(scores, costs, strict=True)
+    ]
+
+
 def findings(
-    costs=(1.0, 2.0, 3.0, 4.0, 5.0), published=(0.999, 0.998, 0.997, 0.996, 0.995), **changed
+    costs=(1.0, 2.0, 3.0, 4.0, 5.0),
+    published=(0.999, 0.998, 0.997, 0.996, 0.995),
+    mlp_scores=(0.995, 0.8, 0.2, 0.7, 0.6),
+    mlp_costs=(0.0, 0.01, 0.035, 0.02, 0.03),
+    **changed,
 ):
     rows = blocks(costs, published, **changed)
+    own = mlps(mlp_scores, mlp_costs)
+    gpt_mlps = {(GPT, "file", seed): own for seed in range(3)}
+    even = mlps([0.5 + 0.001 * i for i in range(5)], mlp_costs)
+    gpt_mlps |= {(GPT, "init", seed): even for seed in range(3)}
     drawn = blocks(costs, [score + 0.0004 * (i + 1) for i, score in enumerate(published)])
     gpt = {(GPT, "file", seed): rows for seed in range(3)}
     gpt |= {(GPT, "init", seed): drawn for seed in range(3)}
     return SecretlyLinear().analyse(
-        {GPT: run_of(gpt), SMOLLM2: run_of({(SMOLLM2, "trained", 0): rows})}
+        {
+            GPT: run_of(gpt),
+            GPT + MLP: run_of(gpt_mlps),
+            SMOLLM2: run_of({(SMOLLM2, "trained", 0): rows}),
+            SMOLLM2 + MLP: run_of({(SMOLLM2, "trained", 0): own}),
+        }
     )
 
 
 def answers(**changed):
     kinds = ("stream", "unit length", "branch", "order")
-    smollm2 = [v for v in findings(**changed).verdicts if "SmolLM2" in v.claim]
+    verdicts = [v for v in findings(**changed).verdicts if "MLP" not in v.claim]
+    smollm2 = [v for v in verdicts if "SmolLM2" in v.claim]
     return dict(zip(kinds, (v.agrees for v in smollm2), strict=True))
 
 
@@ -107,6 +127,31 @@ def test_each_verdict_follows_its_own_numbers(changed, kind):
     found = answers(**changed)
     assert found.pop(kind) is not True
     assert all(found.values())
+
+
+def mlp_answers(**changed):
+    verdicts = [v for v in findings(**changed).verdicts if "MLP" in v.claim]
+    assert len(verdicts) == 7
+    wide, order, perplexity = (v.agrees for v in verdicts if "SmolLM2" in v.claim)
+    return {"wide": wide, "order": order, "perplexity": perplexity, "spread": verdicts[-1].agrees}
+
+
+def test_mlps_that_range_and_cost_as_published_agree():
+    assert all(mlp_answers().values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"mlp_scores": (0.98, 0.8, 0.2, 0.7, 0.6)}, "wide"),
+        ({"mlp_costs": (0.035, 0.03, 0.0, 0.02, 0.01)}, "order"),
+        ({"mlp_costs": (0.0, 0.01, 0.04, 0.02, 0.03)}, "perplexity"),
+    ],
+)
+def test_each_verdict_of_mlps_follows_its_own_numbers(changed, kind):
+    answer = mlp_answers(**changed)
+    assert answer.pop(kind) is False
+    assert all(answer.values())
 
 
 def test_training_is_compared_with_initialisation():
