@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import network_interval
+from .framework.trends import MIN_NETWORKS, network_interval
 from .framework.verdicts import above
 from .shared.linearised_networks import (
     MAX_ACCURACY_LOSS,
@@ -18,8 +19,8 @@ from .shared.linearised_networks import (
     SOURCE,
     as_trained,
     by_omega,
-    conclusive,
     epochs_remark,
+    is_short,
     linearise,
     measure_networks,
     network_table,
@@ -28,7 +29,11 @@ from .shared.linearised_networks import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
 
 
 MODEL, DATA = "vgg8", "digits"
@@ -38,6 +43,12 @@ MIN_GAP = 0.01
 """Smallest difference of accuracies that counts as a gap."""
 MIN_ROOM = 0.05
 """Loss of the most linear networks from which a task can refute a gap."""
+HARDER_DATA, HARDER_MODEL = "mnist1d", "small/relu-w32-d6"
+"""A task on which nonlinearity matters more: logistic regression has 32 %, on the digits 96 %."""
+HARDER_OMEGAS = {"post-training": (0.003, 0.03, 0.1), "from-start": (3e-5, 1e-4, 3e-4)}
+LATE_CLAIM = "At the same path length networks made linear late are more accurate"
+DEPTHS = (1, 2, 4)
+"""Hidden layers of ordinary networks with the width of the harder task's."""
 
 
 class EarlyOrLate(Study):
@@ -45,8 +56,8 @@ class EarlyOrLate(Study):
 
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
-    needs = "linearises 24 networks (9 shared with core-networks)"
-    minutes, quick_minutes = 5.5, 0.4
+    needs = "digits, mnist1d; linearises 42 networks (9 shared with core-networks), trains 12"
+    minutes, quick_minutes = 7.0, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -66,11 +77,16 @@ class EarlyOrLate(Study):
                 for share in RANDOM_SHARES
                 for seed in context.seeds_or(3)
             ]  # fmt: skip
-        return {"run": measure_networks(context, {MODEL: ["trained", *checkpoints]}, DATA)}
+        harder = _harder_networks(context)
+        return {
+            "run": measure_networks(context, {MODEL: ["trained", *checkpoints]}, DATA),
+            "harder": measure_networks(context, harder, HARDER_DATA, part="harder"),
+        }
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare accuracies where the path lengths are equal."""
-        table = network_table(runs["run"]).sort_values(["mode", "omega", "seed"], ignore_index=True)
+        table, harder = (_sorted_networks(runs[part]) for part in ("run", "harder"))
+        harder.loc[harder.model != HARDER_MODEL, "mode"] = "shallow"
         reference = float(as_trained(table).accuracy)
         late = by_omega(table)
         linear = late[late["linear-units"] >= MIN_LINEAR_SHARE].sort_values("accuracy")
@@ -79,7 +95,15 @@ class EarlyOrLate(Study):
             best = linear.iloc[-1]
             ours = f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
         verdicts = [
-            _gap(table),
+            _gap(table, "from-start", LATE_CLAIM, "a significant gap in performance"),
+            _gap(harder, "from-start", f"{HARDER_DATA}: {LATE_CLAIM[0].lower()}{LATE_CLAIM[1:]}"),
+            _difficulty(table, harder),
+            _gap(
+                harder,
+                "shallow",
+                f"{HARDER_DATA}: at the same path length deep networks made linear late are more "
+                "accurate than ordinary shallow ones",
+            ),
             _control(table),
             Verdict(
                 "After training many units can be made linear while accuracy stays high",
@@ -93,14 +117,43 @@ class EarlyOrLate(Study):
         ]
         return Findings(
             verdicts,
-            {"Networks": table},
-            {"Accuracy against path length": _figure(table, reference)},
+            {"Networks": pd.concat([table, harder], ignore_index=True)},
+            {"Accuracy against path length": _figure({DATA: table, HARDER_DATA: harder})},
             [
                 f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}; late networks all "
-                "start from the shipped one, early ones from the initialisation of their seed.",
+                "start from the shipped one, early ones from the initialisation of their seed. "
+                f"{HARDER_DATA}: {HARDER_MODEL}, late networks from the trained one of their seed.",
                 epochs_remark(table),
             ],
         )
+
+
+def _harder_networks(context: Context) -> dict[str, list[Path]]:
+    """Request deep networks made linear late and early, and ordinary shallow ones."""
+    name, epochs = ("quick", 1) if context.quick else ("plain", 30)
+    omegas = {mode: each[:1] if context.quick else each for mode, each in HARDER_OMEGAS.items()}
+    family = HARDER_MODEL.rpartition("-d")[0]
+    files: dict[str, list[Path]] = {}
+    for seed in context.seeds_or(3):
+        for model in (HARDER_MODEL, *(f"{family}-d{depth}" for depth in DEPTHS)):
+            plain = context.request_training(
+                model, HARDER_DATA, "adam", seed, name=name, epochs=epochs
+            )
+            files.setdefault(model, []).append(plain)
+        start = files[HARDER_MODEL][-1]
+        files[HARDER_MODEL] += [
+            linearise(
+                context, HARDER_MODEL, mode, omega, seed, data=HARDER_DATA, weights=str(start),
+                epochs=epochs,
+            )
+            for mode in HARDER_OMEGAS
+            for omega in omegas[mode]
+        ]  # fmt: skip
+    return files
+
+
+def _sorted_networks(run: Run) -> pd.DataFrame:
+    return network_table(run).sort_values(["mode", "omega", "seed"], ignore_index=True)
 
 
 def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
@@ -128,19 +181,40 @@ def _points(gaps: NDArray[np.float64]) -> str:
     )
 
 
-def _gap(table: pd.DataFrame) -> Verdict:
-    """Test whether late networks are more accurate at the path lengths of the early ones."""
-    gaps = _advantages(table, "from-start", "pathlength")
+def _gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Verdict:
+    """Test whether late networks are more accurate at the path lengths of those of a mode."""
+    gaps = _advantages(table, mode, "pathlength")
     low, high = network_interval(gaps)
+    answer = _refuted(table) if high < MIN_GAP else True if low > 0 else None
     return Verdict(
-        "At the same path length networks made linear late are more accurate",
-        "a significant gap in performance",
+        claim,
+        published,
         _points(gaps),
-        _refuted(table) if high < MIN_GAP else True if low > 0 else None,
-        "each early network against the mean curve of the late ones, interpolated at its path "
-        "length; mean with Student's 95 % interval over early networks; does not agree where any "
+        None if is_short(table) else answer,
+        "each network against the mean curve of those made linear late, interpolated at its path "
+        "length; mean with Student's 95 % interval over the former; does not agree where any "
         f"gap is below {100 * MIN_GAP:g} point, if the most linear networks lose at least "
         f"{100 * MIN_ROOM:g}: on an easier task nothing can be lost",
+    )
+
+
+def _difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
+    """Test whether the gap between late and early networks is larger on the harder task."""
+    from scipy import stats
+
+    gaps = [_advantages(table, "from-start", "pathlength") for table in (hard, easy)]
+    answer, ours = None, "too few comparisons"
+    if min(map(len, gaps)) >= MIN_NETWORKS:
+        low, high = stats.ttest_ind(*gaps, equal_var=False).confidence_interval()
+        answer = None if is_short(easy) or is_short(hard) else above([low, high])
+        ours = f"by {100 * low:+.2f} to {100 * high:+.2f} points"
+    return Verdict(
+        "The gap between late and early networks is larger on the harder task",
+        "",
+        ours,
+        answer,
+        f"{HARDER_MODEL} on {HARDER_DATA} against {MODEL} on {DATA}: Welch's 95 % interval of the "
+        "difference over early networks; task and architecture differ together",
     )
 
 
@@ -161,23 +235,30 @@ def _refuted(table: pd.DataFrame) -> bool | None:
     """Return False if the task could have shown a larger gap, else None."""
     late = by_omega(table)
     has_room = float(as_trained(table).accuracy - late.accuracy.min()) >= MIN_ROOM
-    return conclusive(table, False) if has_room else None
+    return False if has_room else None
 
 
-def _figure(table: pd.DataFrame, reference: float) -> Figure:
+def _figure(tables: Mapping[str, pd.DataFrame]) -> Figure:
     modes = {
         "post-training": ("after training", "#0072B2", "o"),
         "from-start": ("from the start", "#D55E00", "s"),
         "control": ("random units, after training", "#009E73", "^"),
+        "shallow": ("ordinary shallow networks", "#CC79A7", "D"),
     }
-    figure, axes = page_figure(3.2)
-    axes.axhline(100 * reference, color="#777777", linestyle="--", label="as trained")
-    for mode, (label, colour, mark) in modes.items():
-        rows = table[table["mode"] == mode]
-        style = {"color": colour, "marker": mark}
-        axes.plot(rows.pathlength, 100 * rows.accuracy, ls="", alpha=0.45, markersize=4, **style)
-        means = rows.groupby("omega")[["pathlength", "accuracy"]].mean()
-        axes.plot(means.pathlength, 100 * means.accuracy, label=label, **style)
-    axes.set(xlabel="average path length", ylabel="test accuracy, %")
-    axes.legend(loc="lower right")
+    figure, panels = page_figure(3.2, columns=2)
+    for axes, (data, table) in zip(panels, tables.items(), strict=True):
+        reference = float(as_trained(table).accuracy)
+        axes.axhline(100 * reference, color="#777777", linestyle="--", label="as trained")
+        for mode, (label, colour, mark) in modes.items():
+            rows = table[table["mode"] == mode]
+            if rows.empty:
+                continue
+            style = {"color": colour, "marker": mark}
+            axes.plot(rows.pathlength, 100 * rows.accuracy, ls="", alpha=0.45, ms=4, **style)
+            groups = rows.groupby("model" if mode == "shallow" else "omega")
+            means = groups[["pathlength", "accuracy"]].mean()
+            axes.plot(means.pathlength, 100 * means.accuracy, label=label, **style)
+        axes.set(title=data, xlabel="average path length")
+        axes.legend(loc="lower right", fontsize=7.5)
+    panels[0].set_ylabel("test accuracy, %")
     return figure

@@ -54,34 +54,58 @@ def words(name, runs):
     return [verdict.word for verdict in registry.load("studies", name)().analyse(runs).verdicts]
 
 
-def late_and_early(gap, lost=0.01, epochs=20):
-    groups = [cells("vgg8", "reference", None, 0, 0.98, 7.0, 0.0)]
+def late_and_early(gap, lost=0.01, epochs=20, *, hard_gap=None, shallow=0.0):
+    groups = one_task("vgg8", gap, lost, epochs)
+    hard_gap = gap if hard_gap is None else hard_gap
+    hard = one_task("small/relu-w32-d6", hard_gap, lost, epochs)
+    for seed in (0, 1, 2):
+        for length in (5, 6):
+            accuracy = 0.98 - (lost if length == 5 else 0) - shallow - seed / 1000
+            hard.append(
+                cells(f"small/relu-w32-d{length - 2}", "reference", None, seed, accuracy, length, 0)
+            )
+    return {**run_of(*groups), "harder": run_of(*hard)["run"]}
+
+
+def one_task(model, gap, lost, epochs):
+    groups = [cells(model, "reference", None, 0, 0.98, 7.0, 0.0)]
     for seed in (0, 1, 2):
         for step, omega in enumerate(OMEGAS):
             late = 0.98 - lost * step
             groups.append(
-                cells("vgg8", "post-training", omega, seed, late, 6 - step, 0.2 + 0.2 * step,
+                cells(model, "post-training", omega, seed, late, 6 - step, 0.2 + 0.2 * step,
                       epochs=epochs)
             )  # fmt: skip
             groups.append(
-                cells("vgg8", "from-start", omega, seed, late - gap - seed / 1000, 6 - step, 0.3,
+                cells(model, "from-start", omega, seed, late - gap - seed / 1000, 6 - step, 0.3,
                       epochs=epochs)
             )  # fmt: skip
-    return run_of(*groups)
+    return groups
+
+
+def gaps(runs):
+    """Answers on gaps: on digits, on the harder task, by difficulty, against shallow networks."""
+    *found, _, _ = words("early-or-late", runs)
+    return found
 
 
 def test_a_gap_is_found_where_there_is_one():
-    assert words("early-or-late", late_and_early(0.03)) == ["yes", "can't tell", "yes"]
+    assert words("early-or-late", late_and_early(0.03))[-2:] == ["can't tell", "yes"]
+    assert gaps(late_and_early(0.03, shallow=0.03)) == ["yes", "yes", "can't tell", "yes"]
+    assert gaps(late_and_early(0.01, hard_gap=0.05))[:3] == ["yes", "yes", "yes"]
+    assert gaps(late_and_early(0.05, hard_gap=0.01))[2] == "no"
 
 
 def test_a_task_on_which_nothing_can_be_lost_refutes_nothing():
-    assert words("early-or-late", late_and_early(0.0)) == ["can't tell", "can't tell", "yes"]
-    assert words("early-or-late", late_and_early(-0.03, lost=0.1))[::2] == ["no", "no"]
+    assert set(gaps(late_and_early(0.0))) == {"can't tell"}
+    assert gaps(late_and_early(-0.03, lost=0.1, shallow=-0.03))[:2] == ["no", "no"]
+    assert gaps(late_and_early(-0.03, lost=0.1, shallow=-0.03))[3] == "no"
 
 
 def test_few_epochs_refute_nothing():
-    assert words("early-or-late", late_and_early(0.0, lost=0.1))[::2] == ["no", "no"]
-    assert words("early-or-late", late_and_early(0.0, lost=0.1, epochs=3)) == ["can't tell"] * 3
+    assert words("early-or-late", late_and_early(0.0, lost=0.1))[-1] == "no"
+    found = words("early-or-late", late_and_early(0.0, lost=0.1, epochs=3, hard_gap=-0.03))
+    assert set(found) == {"can't tell"}
 
 
 @pytest.mark.parametrize(("cost", "word"), [(0.05, "yes"), (-0.05, "no")])
@@ -95,7 +119,8 @@ def test_random_units_cost_more_or_less_than_chosen_ones(cost, word):
         for share in (0.3, 0.5)
         for seed in (0, 1, 2)
     ]
-    assert words("early-or-late", run_of(runs["run"].records, *controls))[1] == word
+    run = run_of(runs["run"].records, *controls)
+    assert words("early-or-late", {**runs, **run})[-2] == word
 
 
 def cores(*, noisy=1.0, wide=0.1, deep=0.5, falls=1.0, linear=0.3):
