@@ -22,7 +22,7 @@ NAMES = ("activation", "connected", "affine")
 TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelling")}
 TRAINED = "vgg8, trained"
 EXACT = {"lines.method": "exact"}
-STEPS, QUICK_STEPS = (1000, 10_000), (100, 1000)
+STEPS, QUICK_STEPS = (1000, 10_000), (50, 200)
 """Steps per segment of uniform sampling."""
 MIN_MISSED = 0.01
 

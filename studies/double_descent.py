@@ -40,7 +40,7 @@ class DoubleDescent(Study):
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
         changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
         if context.quick:
-            changes |= {"name": f"quick-noise{NOISE:g}", "epochs": 3, "warmup_steps": 20}
+            changes |= {"name": f"quick-noise{NOISE:g}", "epochs": 1, "warmup_steps": 20}
         weights = {
             model: tuple(
                 str(context.request_training(model, data, recipe, seed, **changes))
@@ -50,7 +50,8 @@ class DoubleDescent(Study):
             for model in [f"resnet18-w{width}"]
         }
         for model, files in weights.items():
-            paths = Request(MEASURES, (model,), (data,), files, split="train", settings=LINES)
+            settings = {**LINES, "lines.number": 2} if context.quick else LINES
+            paths = Request(MEASURES, (model,), (data,), files, split="train", settings=settings)
             runs["paths"] = context.run(paths, "paths")
             accuracy = Request(("accuracy",), (model,), (data,), files, samples=0)
             runs["accuracy"] = context.run(accuracy, "accuracy")

@@ -49,6 +49,7 @@ from .shared.orders import WORDS, Order, adjusted, order_of
 SAMPLES, PAIRS, IMAGES = 512, 32, 4
 """Samples, pairs of samples joined by a path, and images around which a path of eight segments
 runs, for each network."""
+QUICK_PAIRS = 4
 TWICE_MEASURED, TWICE_MEASURED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
@@ -88,11 +89,12 @@ class Measures(Study):
         for fields in requests_of(context, AFFINE_MAPS):
             run("maps", names, fields)
         for fields in requests_of(context, TWIN_LADDER):
-            settings, half = fields["settings"], fields["samples"] // 2
             run("twins", names, fields)
-            run("twins.batches", names, {**fields, "settings": {**settings, **BATCHES}})
+            settings, plain = fields["settings"], {**fields, "models": fields["models"][:1]}
+            run("twins.batches", names, {**plain, "settings": {**settings, **BATCHES}})
             fewer = {"lines.number": settings["lines.number"] // 2}
-            run("twins.half", names, {**fields, "samples": half, "settings": settings | fewer})
+            half = {"samples": SAMPLES // 2, "settings": settings | fewer}
+            run("twins.half", names, {**plain, **half})
         if not context.quick:
             # Alone and one at a time: a measure's seconds are those of what it needs.
             alone = replace(context, execution=ExecutionOptions(threads=1))
@@ -153,10 +155,10 @@ def requests_of(
     if ladder.data == "digits":
         settings["lines.number"] = IMAGES
     else:
-        pairs = PAIRS // 2 if context.quick else PAIRS
+        pairs = QUICK_PAIRS if context.quick else PAIRS
         settings |= {"lines.paths": "pairs", "lines.number": pairs}
     if context.quick:
-        settings["local-complexity.traced"] = 2
+        settings["local-complexity.traced"] = 1
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for each in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         # A request measures each of its models with all of its weights.
@@ -365,7 +367,7 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
     remarks = [
         f"Networks are the unit: {few if few == many else f'{few} to {many}'} seeds for each rung. "
         f"Each network is measured on {SAMPLES} samples, along {PAIRS} segments between pairs of "
-        f"them (half of these if quick), or around {IMAGES} images by 8 segments each.",
+        f"them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 segments each.",
         "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over the "
         "ladders of a measure; a recovered order takes at least five networks.",
         "Seconds depend on the machine and its load.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,16 +38,7 @@ def mnist1d() -> Dataset:
         If the package isn't installed.
     """
     _fingerprint()
-    try:
-        data: Any = importlib.import_module("mnist1d.data")
-    except ImportError as error:
-        raise RequestError(f"mnist1d can't be imported: {error}") from error
-    with preserve_rng_state(torch.device("cpu")):
-        made = data.make_dataset()
-    train, test = (
-        InMemoryItems(torch.from_numpy(made[f"x{end}"]).float(), made[f"y{end}"].tolist())
-        for end in ("", "_test")
-    )
+    train, test = _generate()
     return Dataset(
         "mnist1d",
         train,
@@ -60,3 +52,18 @@ def mnist1d() -> Dataset:
             "S. Greydanus, D. Kobak. Scaling Down Deep Learning with MNIST-1D. ICML, 2024."
         ),
     )
+
+
+@cache  # It takes seconds, and every network loads it.
+def _generate() -> tuple[InMemoryItems, InMemoryItems]:
+    try:
+        data: Any = importlib.import_module("mnist1d.data")
+    except ImportError as error:
+        raise RequestError(f"mnist1d can't be imported: {error}") from error
+    with preserve_rng_state(torch.device("cpu")):
+        made = data.make_dataset()
+    train, test = (
+        InMemoryItems(torch.from_numpy(made[f"x{end}"]).float(), made[f"y{end}"].tolist())
+        for end in ("", "_test")
+    )
+    return train, test

@@ -74,6 +74,7 @@ PUBLISHED_RECIPES = (
 )
 # A tolerance of 1 % reaches an error of about 0.4 % at a tenth of the cost of a tolerance of 0.1 %.
 LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
+QUICK_PATHS = 8
 MIN_TRAIN_ACCURACY = 0.95
 """Share of the training labels that a trained network fits."""
 AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}
@@ -186,7 +187,11 @@ def measure_paths(
         (context.data or DATA,),
         ("init", *map(str, checkpoints)),
         split="train",
-        settings={**LINES, "lines.paths": part if part in ("open", "random") else "closed"},
+        settings={
+            **LINES,
+            "lines.number": QUICK_PATHS if context.quick else LINES["lines.number"],
+            "lines.paths": part if part in ("open", "random") else "closed",
+        },
     )
     return context.run(request, part)
 
