@@ -77,9 +77,16 @@ class Run:
         return results[0]
 
     def __repr__(self) -> str:
-        """Return one line with the folder, models, measures and status counts."""
+        """Return one line with the folder, models, first values and status counts."""
         models = list(dict.fromkeys(r.subject.model for r in self.records))
-        measures = list(dict.fromkeys(r.measure.name for r in self.records))
+        texts: dict[str, list[str]] = {}
+        for record in self.records:
+            values = texts.setdefault(record.measure.name, [])
+            if record.result.status == "ok" and "value" in record.result.summary:
+                values.append(f"{record.result.summary['value']:.4g}")
+        measures = [
+            f"{name} ({_first_names(values)})" if values else name for name, values in texts.items()
+        ]
         statuses = [record.result.status for record in self.records]
         counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
         where = f" in {self.path}" if self.path else ""

@@ -18,6 +18,7 @@ from .estimation.extrapolation import CHECK_PLACES
 from .estimation.grids import COST_PROBE_STEPS
 from .estimation.piecewise import UnknownPieces
 from .observation import paths_of
+from .quadrature import integrate_along
 from .segments import segments_on_device
 from .trace import SegmentEstimate
 
@@ -67,8 +68,22 @@ def forecast(
         if isinstance(error, UnknownPieces) and method != "refined":
             method = "exact" if method == "auto" else method
             return f"{count:,} segments: {method}, at an unknown cost ({error})"
-        most = count * int(options["evaluations"])
-        return f"{count:,} segments: by quadrature, at most {most:,} forward passes ({error})"
+        limit = int(options["evaluations"])
+        began = time.perf_counter()
+        [one] = integrate_along(
+            model,
+            starts[index[:1]],
+            ends[index[:1]],
+            tolerance=float(options["tolerance"]),
+            evaluations=limit,
+            memory=resources.memory,
+        )
+        seconds = count * (time.perf_counter() - began)
+        return (
+            f"{count:,} segments: by quadrature, predicted from one of them: about "
+            f"{_rounded(count * one.evaluations)} forward passes, about {_duration(seconds)}, "
+            f"at most {count * limit:,} passes ({error})"
+        )
     seconds = (time.perf_counter() - began) / sum(estimate.evaluations for estimate in estimates)
     return f"{count:,} segments; predicted from nine points on {probed} of them: " + _prediction(
         estimates, seconds, count / probed, options

@@ -183,7 +183,9 @@ def test_every_site_leads_to_its_module():
 def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,absdev,cka", name="<b>net</b>")
-    assert repr(run) == "<Run: <b>net</b> by affinity, cka, absdev: 3 ok>"
+    names = ("affinity", "cka", "absdev")
+    values = [f"{name} ({run[name].summary['value']:.4g})" for name in names]
+    assert repr(run) == f"<Run: <b>net</b> by {', '.join(values)}: 3 ok>"
     assert repr(run.signature(measure="cka")).startswith("<Signature: <b>net</b>, 1 sites, 0.")
     shown = run._repr_html_()
     assert "<b>net</b>" not in shown

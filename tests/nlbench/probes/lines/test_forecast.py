@@ -9,6 +9,7 @@ from nlbench.options import resolve_options
 from nlbench.probes import Resources
 from nlbench.probes.lines import LINES, trace_segments
 from nlbench.probes.lines.forecast import forecast
+from nlbench.probes.lines.quadrature import integrate_along
 from nlbench.subjects.subject import Subject
 
 
@@ -64,8 +65,12 @@ def test_sampling_passes_follow_from_the_resolution():
 
 
 def test_a_smooth_network_is_predicted_to_be_integrated():
-    text = predict(dense(nn.GELU), number=2, evaluations=100)
-    assert text.startswith("2 segments: by quadrature, at most 200 forward passes (gelu at 1")
+    model = dense(nn.GELU).eval()
+    text = predict(model, number=4, evaluations=2000)
+    assert text.startswith("4 segments: by quadrature, predicted from one of them")
+    assert "at most 8,000 passes (gelu at 1" in text
+    estimates = integrate_along(model, INPUTS[:8:2], INPUTS[1:8:2], evaluations=2000)
+    assert passes(text) == pytest.approx(sum(e.evaluations for e in estimates), rel=0.5)
 
 
 def test_there_is_no_forecast_where_there_are_no_lines():
