@@ -46,5 +46,10 @@ def test_without_a_peak_the_verdict_is_undecided():
 
 
 def test_a_missing_peak_is_refuted_if_the_labels_are_first_fitted_in_between():
-    found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20), (0.8, 0.9, 1.0))
+    found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20), (0.8, 0.96, 1.0))
     assert found == ["no", "no", "no"]
+
+
+def test_a_rise_to_the_only_width_that_fits_the_labels_is_undecided():
+    found = words((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), (10, 20, 30), (0.8, 0.9, 1.0))
+    assert found == ["can't tell", "can't tell", "yes"]
