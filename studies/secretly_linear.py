@@ -369,7 +369,7 @@ def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
 
 def _spread_is_learned(mlps: pd.DataFrame) -> Verdict:
     own = mlps[mlps.network == SUBJECTS[GPT].label]
-    spread = own.groupby(["seed", "state"])["held out"].agg(np.ptp).unstack()
+    spread = own.pivot_table("held out", "seed", "state", aggfunc=np.ptp)
     return Verdict(
         "Training makes the MLPs of a network differ in linearity",
         "learned, not architectural",

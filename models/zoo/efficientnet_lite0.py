@@ -15,8 +15,11 @@ from .catalogue import Member
 
 
 def build(member: Member) -> nn.Module:
-    """Build timm's network, freshly initialised."""
-    return _build()
+    """Build timm's network, freshly initialised.
+
+    Depthwise convolutions take half the time on CPUs with channels last in memory.
+    """
+    return _build().to(memory_format=torch.channels_last)
 
 
 def read(path: Path) -> dict[str, Tensor]:
