@@ -83,6 +83,16 @@ def check_interruption() -> None:
         interruption.check(again=True)
 
 
+@contextmanager
+def interruptions_first() -> Iterator[None]:
+    """Raise an interruption of `interruptible` instead of the error that other code made of it."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        check_interruption()
+        raise
+
+
 def ignore_interruptions() -> None:
     """Ignore the signals of `interruptible` until the process ends."""
     for interruption in _active_interruptions():

@@ -21,7 +21,12 @@ from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shorten, system_text
 from nlbench.registry import entry_points
-from nlbench.signals import check_interruption, interruptible, uninterrupted
+from nlbench.signals import (
+    check_interruption,
+    interruptible,
+    interruptions_first,
+    uninterrupted,
+)
 
 from .check_measure import check_measure
 from .cite import cite
@@ -149,10 +154,7 @@ def _status() -> int:
     # end the run that sends it the next unit.
     _replace_unencodable_output()
     try:
-        _check_lengths(sys.argv[1:])
-        status = app(standalone_mode=False)
-        sys.stdout.flush()
-        check_interruption()
+        status = _run_command()
         if status == INTERRUPTED_STATUS:
             # Typer turns Ctrl-C into this status without a message.
             note("interrupted")
@@ -197,6 +199,23 @@ def _status() -> int:
         note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
     return status if isinstance(status, int) else 0
+
+
+def _run_command() -> object:
+    """Run a command and return its status, unless it is 0.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Also if other code swallowed it, or raised another error because of it.
+    """
+    with interruptions_first():
+        _check_lengths(sys.argv[1:])
+        # Typer would take the name of the running program, as of a script that imports this.
+        status: object = app(prog_name="nlbench", standalone_mode=False)
+        sys.stdout.flush()
+    check_interruption()
+    return status
 
 
 def _check_lengths(arguments: list[str]) -> None:

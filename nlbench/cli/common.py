@@ -120,7 +120,7 @@ def _is_newer(file: Path, other: Path) -> bool:
         return False
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """The user stopped a command that can be resumed; its arguments are lines to print.
 
     Parameters

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from nlbench.signals import ignore_interruptions, interruptible
+from nlbench.signals import ignore_interruptions, interruptible, interruptions_first
 
 from .imports import fast_imports
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 def main() -> None:
     """Run a command; Ctrl-C prints one line, even during imports."""
+    sys.unraisablehook = _print_unraisable
     # Read when PyTorch is imported. By default its threads spin while they wait for each other:
     # next to other programs they take the time of the threads that they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with interruptible():
         try:
-            with fast_imports():
+            with interruptions_first(), fast_imports():
                 from .app import main as run_command
 
             run_command()
@@ -27,3 +32,12 @@ def main() -> None:
             sys.exit(130)
         finally:
             ignore_interruptions()
+
+
+def _print_unraisable(error: UnraisableHookArgs) -> None:
+    """Print an exception of a destructor or callback, unless it is an interruption.
+
+    That is raised again by `nlbench.signals.check_interruption`.
+    """
+    if error.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(error)

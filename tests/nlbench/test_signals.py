@@ -9,6 +9,7 @@ from nlbench.signals import (
     check_interruption,
     ignore_interruptions,
     interruptible,
+    interruptions_first,
     uninterrupted,
 )
 
@@ -75,6 +76,19 @@ def test_a_swallowed_interruption_is_raised_again(number, handlers):
         with raise_other, interruptible():
             raise RuntimeError
         ignore_interruptions()
+
+
+@pytest.mark.parametrize("error", [ImportError("half imported"), SystemExit(1)])
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_an_interruption_comes_before_the_error_that_follows_it(error, is_interrupted):
+    def fail():
+        with interruptible(), interruptions_first():
+            if is_interrupted:
+                swallow(signal.SIGINT)
+            raise error
+
+    with pytest.raises(KeyboardInterrupt if is_interrupted else type(error)):
+        fail()
 
 
 def test_custom_signal_handlers_stay():

@@ -16,19 +16,19 @@ from safetensors.torch import save_file
 import nlbench
 from nlbench import registry, runner
 from nlbench.cli.app import main
+from nlbench.errors import RequestError
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
 QUICK = ["--set", "lines.number=1", "--set", "lines.anchors=2", "--set", "lines.radius=1"]
 
 
-def nlbench_run(*arguments, cwd, env=None, timeout=120):
+def nlbench_run(*arguments, cwd, env=None):
     return subprocess.run(
         [NLBENCH, *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **(env or {})},
         capture_output=True,
         text=True,
-        timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
 
@@ -62,7 +62,7 @@ def first(tmp_path_factory):
     folder = tmp_path_factory.mktemp("first")
     done = call(
         "run", "--measures", "affinity,absdev,density", "--model", "vgg8", *QUICK, "--out",
-        "runs/first", cwd=folder, environment={"COLUMNS": "100"},
+        "runs/first", "--progress", "none", cwd=folder, environment={"COLUMNS": "100"},
     )  # fmt: skip
     return folder, done
 
@@ -251,7 +251,8 @@ def test_an_output_below_a_file_is_one_line(here, tmp_path):
 
 def test_broken_pipe_ends_quietly_with_everything_written(tmp_path):
     done = subprocess.run(
-        f"set -o pipefail; {NLBENCH} run --measures r2 --samples 64 --out r | true; echo $?",
+        f"set -o pipefail; {NLBENCH} run --measures r2 --samples 64 --out r --progress none | true;"
+        " echo $?",
         shell=True,
         executable="/bin/bash",
         cwd=tmp_path,
@@ -309,6 +310,18 @@ def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
 def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
     def interrupted(group, names):
         raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "expand", interrupted)
+    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("half done"), RequestError("no"), OSError("no")])
+def test_an_error_that_follows_an_interruption_is_one(here, monkeypatch, error):
+    def interrupted(group, names):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error from None
 
     monkeypatch.setattr(registry, "expand", interrupted)
     assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
@@ -377,6 +390,30 @@ def test_an_interruption_of_the_imports_is_one_line(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert assert_one_line(done, 130) == "nlbench: interrupted"
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_an_interruption_of_a_destructor_is_one_line(tmp_path, is_interrupted):
+    code = (
+        "import os, signal, sys\n"
+        "class Owner:\n"
+        "    def __del__(self):\n"
+        "        if sys.argv.pop() == 'True': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        raise ValueError('of the destructor')\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': Owner()\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from nlbench.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", code, "--version", str(is_interrupted)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if is_interrupted:
+        assert assert_one_line(done, 130) == "nlbench: interrupted"
+    else:
+        assert done.returncode == 0
+        assert "ValueError: of the destructor" in done.stderr
 
 
 def test_interruption_while_planning_names_no_folder(here, monkeypatch):
