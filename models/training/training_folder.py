@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError
 from nlbench.execution.machine import Machine
+from nlbench.serialization.fields import extra_fields, from_plain
 from nlbench.serialization.hashing import file_hash
 from nlbench.store.consistency import changed_keys
 from nlbench.store.locked_folder import LockedFolder
@@ -53,6 +54,41 @@ class TrainingSummary:
     scores: Mapping[str, float]
     is_reached: bool
     epochs: int
+
+
+@dataclass(frozen=True)
+class _RecordedResult:
+    """The result in a manifest."""
+
+    train_accuracy: float
+    test_accuracy: float
+    scores: Mapping[str, float]
+    is_reached: bool
+    epochs: int
+    file: str
+    file_hash: str
+
+
+@dataclass(frozen=True)
+class _RecordedCall:
+    """A call of the training in a manifest."""
+
+    started: str = ""
+    command: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _RecordedTraining:
+    """The fields of a manifest that are read again."""
+
+    request: Mapping[str, Any] = field(default_factory=dict)
+    start: str | None = None
+    created: str | None = None
+    calls: Sequence[_RecordedCall] = ()
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    result: _RecordedResult | None = None
+    others: Mapping[str, Any] = extra_fields()
 
 
 class TrainingFolder(LockedFolder):
@@ -97,7 +133,10 @@ class TrainingFolder(LockedFolder):
                 f"{self.out} was trained differently ({difference}); choose another --out"
             )
         if file_hash(self.out) != result["file_hash"]:
-            raise RequestError(f"{self.out} was changed after its training; choose another --out")
+            raise RequestError(
+                f"{self.out} was changed after its training; remove it to train again, or choose "
+                "another --out"
+            )
         self.state.unlink(missing_ok=True)
         summary = {entry.name: result[entry.name] for entry in fields(TrainingSummary)[1:]}
         return TrainingSummary(self.out, **summary)
@@ -243,7 +282,15 @@ class TrainingFolder(LockedFolder):
         return ""
 
     def _recorded_manifest(self) -> dict[str, Any]:
-        return self.read_manifest() if self.manifest_file.is_file() else {}
+        """Read the manifest; return an empty one if there is none."""
+        if not self.manifest_file.is_file():
+            return {}
+        manifest = self.read_manifest()
+        try:
+            from_plain(_RecordedTraining, manifest, "the manifest")
+        except ValueError as error:
+            raise RequestError(f"{self.manifest_file} is damaged: {error}") from error
+        return manifest
 
     def _write_manifest(self) -> None:
         calls = self.manifest["calls"]

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -249,6 +250,49 @@ def test_a_training_killed_while_it_writes_its_result_is_resumed(finished, tmp_p
         "epochs.csv",
         "manifest.json",
     }
+
+
+def copied(finished, folder):
+    file = folder / "net.safetensors"
+    shutil.copyfile(finished[0], file)
+    shutil.copytree(finished[0].with_suffix(".training"), file.with_suffix(".training"))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (["result"], []),
+        (["result"], 1e308),
+        (["result"], {"a": 1}),
+        (["result", "scores"], None),
+        (["request"], "x"),
+        (["calls"], [7]),
+        (["calls"], [{"seconds": "x"}]),
+        (["checkpoints"], [1]),
+        (["start"], {}),
+    ],
+)
+def test_a_tampered_manifest_is_one_line(finished, tmp_path, place, value):
+    file = copied(finished, tmp_path)
+    content = part = manifest(file)
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    (file.with_suffix(".training") / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(RequestError, match=r"manifest\.json is damaged: the manifest\.") as caught:
+        run_training(QUICK, file, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_checkpoint_is_one_line_and_trained_again_once_it_is_removed(finished, tmp_path):
+    file = copied(finished, tmp_path)
+    file.write_text("weights go here\n")
+    with pytest.raises(RequestError, match="was changed after its training; remove it to train"):
+        run_training(QUICK, file, resume=True)
+    file.unlink()
+    run_training(QUICK, file, resume=True, command="nlbench train …")
+    assert file_hash(file) == file_hash(finished[0])
 
 
 def test_an_interrupted_training_on_other_data_is_not_resumed(tmp_path):
