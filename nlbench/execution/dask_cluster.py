@@ -21,6 +21,7 @@ from nlbench.progress import Progress
 from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
+from .supervisor import START_SECONDS
 from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of, to_message
 from .worker_pool import WorkerPool, end_idle_workers, keep_supervisor, take_supervisor
 
@@ -65,6 +66,9 @@ def _stop(client: Any, futures: Sequence[Any]) -> None:
     client.run(end_idle_workers)
 
 
+CONNECT_SECONDS = 10.0
+"""Time that the scheduler of a user's cluster has to answer."""
+
 CLOSE_SECONDS = 10.0
 """Time that a cluster has to stop; it may be gone or hang."""
 
@@ -72,10 +76,12 @@ CLOSE_SECONDS = 10.0
 def _call_within(seconds: float, function: Callable[[], None]) -> None:
     """Call a function, without interruption, and return when it ends or the time is over.
 
-    Its errors are ignored. A Dask client that is interrupted while it closes waits for timeouts.
+    A Dask client that is interrupted while it closes waits for timeouts.
     """
 
     def call() -> None:
+        # All results have arrived, or an error is on its way. A cluster that is gone can't be
+        # closed, and the errors of Dask are of any type.
         with contextlib.suppress(Exception):
             function()
 
@@ -164,7 +170,9 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                     )
                 stack.enter_context(cluster)
                 address = cluster.scheduler_address
-            client = distributed.Client(address, timeout=10, set_as_default=False)
+            # The scheduler of this machine is up, though it may answer late on a busy one.
+            timeout = CONNECT_SECONDS if pool.execution.address else START_SECONDS
+            client = distributed.Client(address, timeout=timeout, set_as_default=False)
             stack.enter_context(client)
         except (OSError, ValueError, OverflowError, RuntimeError, ImportError, Warning) as error:
             what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"

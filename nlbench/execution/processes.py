@@ -123,7 +123,7 @@ def _supervised(
     timeout: float | None,
 ) -> Generator[_Item]:
     """Run one supervisor per thread, and yield the items of all of them as they arrive."""
-    items: queue.SimpleQueue[tuple[_Item] | Exception | None] = queue.SimpleQueue()
+    items: queue.SimpleQueue[tuple[_Item] | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
 
     def work(number: int) -> None:
@@ -134,8 +134,10 @@ def _supervised(
                 items.put((item,))
             is_reusable = True
         except UnitCancelled:
+            # The caller has stopped.
             pass
-        except Exception as error:
+        except BaseException as error:
+            # Raised again in the caller's thread.
             items.put(error)
         finally:
             if is_reusable:
@@ -155,7 +157,7 @@ def _supervised(
                         raise RequestError(
                             f"--workers: no process can be started ({system_text(item)})"
                         )
-                    if isinstance(item, Exception):
+                    if isinstance(item, BaseException):
                         raise item
                     yield item[0]
         finally:
