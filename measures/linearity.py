@@ -17,7 +17,7 @@ from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
 from .statistics.prepared import Prepared, Samples, prepare, prepared
-from .statistics.regression import AffineFit, RegressionSums
+from .statistics.regression import RegressionSums
 from .statistics.reservoir import Reservoir
 from .statistics.samples import EPSILON, check_count, constant_side, power_of_two, varying
 
@@ -250,16 +250,18 @@ class _LinearityAccumulator(Accumulator):
         if len(self._sums) < 2:
             raise Undefined("fewer than two samples, so that none can be held out")
         whole = total.fit(*self.rounding_of_inputs)
-        fits = {
-            fold: total.minus(part).fit(*self.rounding_of_inputs)
-            for fold, part in self._sums.items()
-        }
         in_sample = total.squared_errors(whole)
-        held_out = sum(part.squared_errors(fits[fold]) for fold, part in self._sums.items())
-        xx, xy, yy = total.centred()
         null = min(1.0, whole.rank / (total.n - 1))
-        x, y, predicted = self._held_out_rows(fits)
+        del whole
+        x, y, owner = self._reservoir.columns
+        x, y = self._framed(*(side.to(torch.float64, copy=True) for side in (x, y)))
+        predicted, held_out = torch.zeros_like(y), 0.0
+        for fold, part in self._sums.items():
+            fit = total.minus(part).fit(*self.rounding_of_inputs)
+            held_out += part.squared_errors(fit)
+            predicted[owner == fold] = fit(x[owner == fold])
         errors = (y - predicted).square().sum(1)
+        xx, xy, yy = total.centred()
         target = _Target(yy.sum().item(), errors, _about(y, total.y / total.n))
         numbers = target.statistics(held_out, in_sample, null, total.n)
         numbers["null"] = null
@@ -277,16 +279,6 @@ class _LinearityAccumulator(Accumulator):
             if self._has_branch:
                 numbers |= self._after_norm(y, predicted)
         return numbers
-
-    def _held_out_rows(self, fits: Mapping[int, AffineFit]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, outputs and held-out predictions of the rows in the reservoir."""
-        x, y, fold = self._reservoir.columns
-        x, y = self._framed(*(side.to(torch.float64, copy=True) for side in (x, y)))
-        predicted = torch.zeros_like(y)
-        for index, fit in fits.items():
-            rows = fold == index
-            predicted[rows] = fit(x[rows])
-        return x, y, predicted
 
     def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
         """Return the score of rows at unit length; nothing if they are all equal there."""

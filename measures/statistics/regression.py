@@ -109,10 +109,11 @@ class RegressionSums:
 
     def about(self, mean_x: Tensor, mean_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``xx``, ``xy`` and ``yy`` of the rows minus means."""
-        shift = torch.outer(mean_x, self.x)
-        xx = self.xx - shift - shift.T + self.n * torch.outer(mean_x, mean_x)
-        xy = self.xy - torch.outer(self.x, mean_y) - torch.outer(mean_x, self.y)
-        xy += self.n * torch.outer(mean_x, mean_y)
+        # In place: at large widths each matrix is a considerable part of the memory.
+        xx = self.xx.addr(mean_x, self.x, alpha=-1).addr_(self.x, mean_x, alpha=-1)
+        xx.addr_(mean_x, mean_x, alpha=self.n)
+        xy = self.xy.addr(self.x, mean_y, alpha=-1).addr_(mean_x, self.y, alpha=-1)
+        xy.addr_(mean_x, mean_y, alpha=self.n)
         yy = self.yy - 2 * mean_y * self.y + self.n * mean_y.square()
         return xx, xy, yy.clamp(min=0)
 
@@ -137,19 +138,24 @@ class RegressionSums:
         columns = squares > errors
         scale = squares[columns].sqrt()
         noise = errors[columns] / squares[columns]
-        coefficients = torch.zeros_like(xy)
-        rank = 0
-        if columns.any():
-            correlation = xx[columns][:, columns] / torch.outer(scale, scale)
-            solved, rank = _solve(correlation, xy[columns] / scale[:, None], noise, self.n - 1)
-            coefficients[columns] = solved / scale[:, None]
-        return AffineFit(coefficients, mean_x, mean_y, rank)
+        if not columns.any():
+            return AffineFit(xy.zero_(), mean_x, mean_y, 0)
+        is_whole = bool(columns.all())
+        correlation = xx if is_whole else xx[columns][:, columns]
+        right = xy if is_whole else xy[columns]
+        correlation.div_(scale[:, None]).div_(scale)
+        solved, rank = _solve(correlation, right.div_(scale[:, None]), noise, self.n - 1)
+        solved.div_(scale[:, None])
+        if not is_whole:
+            solved = torch.zeros_like(xy).index_copy_(0, columns.nonzero()[:, 0], solved)
+        return AffineFit(solved, mean_x, mean_y, rank)
 
     def squared_errors(self, fit: AffineFit) -> float:
         """Sum the squared errors of a fit to other or the same rows, over all columns of y."""
         xx, xy, yy = self.about(fit.mean_x, fit.mean_y)
-        explained = 2 * (fit.coefficients * xy).sum()
-        mapped = (fit.coefficients * (xx @ fit.coefficients)).sum()
+        coefficients = fit.coefficients.flatten()
+        explained = 2 * torch.dot(coefficients, xy.flatten())
+        mapped = torch.dot(coefficients, (xx @ fit.coefficients).flatten())
         # A sum of squares, which rounding may make negative.
         return max(0.0, (yy.sum() - explained + mapped).item())
 
