@@ -1,3 +1,4 @@
+import importlib
 import os
 import signal
 import zlib
@@ -5,17 +6,33 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No example is too slow on a busy machine; and CI draws the same examples every time, so
-# that what it finds is about the change at hand.
+# No example is too slow on a busy machine, and the same examples are drawn every time, so that a
+# failure is about the change at hand. `pytest --hypothesis-profile=random` draws others.
 settings.register_profile(
-    "nlbench", deadline=None, max_examples=50, derandomize=bool(os.environ.get("CI"))
+    "nlbench",
+    deadline=None,
+    max_examples=50,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+settings.register_profile("random", settings.get_profile("nlbench"), derandomize=False)
 settings.load_profile("nlbench")
 
-# Of tests that are started in the background Ctrl-C is ignored, and of what they start.
+# In tests that are started in the background, and in what they start, Ctrl-C would be ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The developer's settings would change what commands print, and where data are found.
+for variable in (
+    "COLUMNS", "FORCE_COLOR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GITHUB_ACTIONS",
+    "NLBENCH_DATA", "NLBENCH_TRACEBACK", "NO_COLOR", "PY_COLORS", "PYTHONIOENCODING",
+    "PYTHONWARNINGS", "TERMINAL_WIDTH",
+):  # fmt: skip
+    os.environ.pop(variable, None)
+
+# Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes long.
+importlib.import_module("matplotlib.font_manager")
 
 
 # Files that take longest, the longest first, of which most is in processes that they start and

@@ -17,7 +17,8 @@ PLUGIN = Path(__file__).with_name("plugin")
 
 def install(source, target):
     """Install a package into a folder of its own, without an index."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet"]
+    command += ["--no-index", "--no-deps"]
     subprocess.run(
         [*command, "--no-build-isolation", "--target", target, source],
         check=True,

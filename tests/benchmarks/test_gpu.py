@@ -3,7 +3,9 @@
 import argparse
 import importlib.util
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,9 @@ def test_a_part_that_fails_keeps_what_it_had_found(gpu, tmp_path, monkeypatch):
 SCRIPT = """
 import json, os, sys, time
 part, out = sys.argv[2], sys.argv[-1]
-open(out, "w").write(json.dumps({"found": part}))
+with open(out + ".new", "w") as file:
+    json.dump({"found": part}, file)
+os.replace(out + ".new", out)
 if part == "crashes":
     os.abort()
 if part == "hangs":
@@ -82,9 +86,22 @@ def scripted(gpu, tmp_path, monkeypatch):
     return argparse.Namespace(device="cpu", quick=True, minutes=1.0)
 
 
-def test_crashes_and_timeouts_are_lines_of_the_table(gpu, scripted):
+class ImpatientPopen(subprocess.Popen):
+    """A process whose time is over as soon as it hangs."""
+
+    def wait(self, timeout=None):
+        if timeout is None or self.args[3] != "hangs":
+            return super().wait(timeout)
+        while not Path(self.args[-1]).exists():
+            assert self.poll() is None
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+
+def test_crashes_and_timeouts_are_lines_of_the_table(gpu, scripted, monkeypatch):
+    monkeypatch.setattr(gpu.subprocess, "Popen", ImpatientPopen)
     names = ("ends", "crashes", "hangs")
-    results = {name: gpu.run_in_process(name, scripted, 5.0) for name in names}
+    results = {name: gpu.run_in_process(name, scripted, 300.0) for name in names}
     assert [found["found"] for found in results.values()] == list(results)
     assert "failed" not in results["ends"]
     assert results["crashes"]["failed"] == "its process ended with status -6"

@@ -22,8 +22,8 @@ from commands import call
 from hostile import write_plugin
 
 EXECUTORS = ("serial", "processes", "dask")
-GONE_SECONDS = 10.0
-"""What workers have to end in; two seconds are meant, a busy machine may take longer."""
+GONE_SECONDS = 120.0
+"""Time that workers have to end; two seconds are meant, a busy machine may take longer."""
 
 
 def begin(folder, seeds, executor):

@@ -151,11 +151,11 @@ def test_threads_that_are_inside_at_once_leave_the_libraries_as_they_were():
     def leaves_last():
         with single_blas_thread():
             other_in.set()
-            first_out.wait(10)
+            first_out.wait(60)
 
     with single_blas_thread():
         other = in_a_thread(leaves_last)
-        assert other_in.wait(10)
+        assert other_in.wait(60)
         assert set(library_threads()) == {1}
     first_out.set()
     other.join()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 from torch.autograd import gradcheck
@@ -25,11 +25,7 @@ def normal(seed, n, d):
     return centered(torch.tensor(mixed))
 
 
-@settings(
-    deadline=None,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=30)
 @given(st.integers(0, 999), st.integers(1, 12))
 def test_the_map_is_symmetric_definite_and_turns_one_covariance_into_the_other(seed, d):
     source, target = (np.cov(normal(seed + k, 60, d).numpy().T).reshape(d, d) for k in (0, 5000))

@@ -74,7 +74,7 @@ def test_a_batch_is_read_ahead(monkeypatch):
 
     prefetched = prefetch(numbers(), CPU)
     assert next(prefetched) == 1
-    assert made.wait(timeout=30)
+    assert made.wait(60)
     assert list(prefetched) == [2]
 
 

@@ -1,5 +1,7 @@
 """Trainings side by side come to the same as one after the other."""
 
+import contextlib
+
 import psutil
 import pytest
 import torch
@@ -126,7 +128,8 @@ def test_a_killed_process_is_reported_with_its_network(tmp_path, others):
         def step(self, what):
             super().step(what)
             for child in set(psutil.Process().children()) - others:
-                child.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
 
     monitor = Killing()
     endless = requests(tmp_path, changes={"epochs": 10**6})

@@ -16,7 +16,8 @@ def made(tmp_path_factory):
     written = call("new-measure", "bent", cwd=folder)
     assert written.returncode == 0, written.stderr
     site = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet"]
+    command += ["--no-index", "--no-deps"]
     subprocess.run(
         [*command, "--no-build-isolation", "--target", site, folder / "nlbench-bent"],
         check=True,

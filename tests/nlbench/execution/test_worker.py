@@ -20,7 +20,7 @@ class Wire:
 @pytest.fixture
 def now(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -50,7 +50,7 @@ class Hand(threading.Thread):
 
     def __call__(self, order, *args):
         self._orders.put((order, args))
-        return self._answers.get(timeout=30)
+        return self._answers.get(timeout=60)
 
 
 def test_concurrent_threads_are_charged_once(now):

@@ -79,13 +79,13 @@ def test_overlapping_threads_do_not_restore_each_others_settings():
     def overlap():
         with restored_process_state():
             begun.set()
-            assert done.wait(30)
+            assert done.wait(60)
 
     thread = threading.Thread(target=overlap)
     with restored_process_state():
         torch.backends.mkldnn.enabled = False
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
     assert not torch.backends.mkldnn.enabled
     done.set()
     thread.join()

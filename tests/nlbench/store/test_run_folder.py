@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_records import made_record
 
@@ -370,7 +370,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.data())
 def test_an_untrusted_run_is_read_or_refused_in_one_line(tmp_path, data):
     folder, out = tmp_path / "run", tmp_path / "out"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import SAFETENSORS, linear, network, saved_with_torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
@@ -106,9 +106,7 @@ def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path, cut):
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-@settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=60)
 @given(share=st.floats(0.0, 0.999))
 def test_a_torch_file_cut_anywhere_is_refused(tmp_path, zipped, share):
     buffer = io.BytesIO()
@@ -119,9 +117,7 @@ def test_a_torch_file_cut_anywhere_is_refused(tmp_path, zipped, share):
     assert_refused(path, "truncated|damaged|refused")
 
 
-@settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=150)
 @given(
     tail=st.binary(max_size=200), head=st.sampled_from([b"PK\x03\x04", b"\x80", b"\x80\x02", b""])
 )
@@ -131,9 +127,7 @@ def test_noise_is_refused_in_one_line(tmp_path, head, tail):
     assert_refused(path, "truncated|damaged|refused")
 
 
-@settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=150)
 @given(place=st.integers(0, len(SAFETENSORS) - 33), value=st.integers(0, 255))
 def test_damaged_header_loads_fully_or_is_one_line(tmp_path, place, value):
     content = bytearray(SAFETENSORS)

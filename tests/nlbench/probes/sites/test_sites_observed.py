@@ -310,7 +310,7 @@ class Gathering(Means):
     """Goes on when it is at three sites at once."""
 
     independent_sites = True
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=60)
 
     def update(self, observation):
         if observation.batch:
@@ -337,7 +337,7 @@ class FailingTwice(Means):
             self.later.set()
             raise KeyError(observation.place)
         if observation.batch == 1 and observation.place == "1":
-            assert not self.is_waiting or self.later.wait(30)
+            assert not self.is_waiting or self.later.wait(60)
             raise ValueError(observation.place)
         super().update(observation)
 

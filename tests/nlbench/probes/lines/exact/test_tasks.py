@@ -66,10 +66,10 @@ def test_an_error_stops_long_tasks(threads_before):
     stopped, both = threading.Event(), threading.Barrier(2)
 
     def work(number):
-        both.wait(10)
+        both.wait(60)
         if number == 0:
             raise KeyError("here")
-        assert stopped.wait(10)
+        assert stopped.wait(60)
         return [2, 3], []
 
     with pytest.raises(KeyError, match="here"):
@@ -83,7 +83,7 @@ def test_an_interrupt_of_the_caller_ends_all_threads(two_threads, threads_before
     def work(number):
         if number == 0:
             _thread.interrupt_main()
-        assert stopped.wait(10)
+        assert stopped.wait(60)
         ended.append(number)
         return [2, 3], []
 
