@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError
 
-from .notebook_figure import NotebookFigure
+from .notebook_figure import STYLE, NotebookFigure
 from .panels import (
     MAX_SERIES,
     draw_bars,
@@ -21,7 +21,6 @@ from .panels import (
     legend_label,
     short,
 )
-from .svg import STYLE
 from .tables import Series, labelled, per_place
 from .text import direction
 

@@ -12,8 +12,8 @@ from .agreement import Correlation
 from .leaderboard import Row, is_training, sense_of, sort_measure
 from .population import comparable_value, population_of
 from .remarks import Gap, group_remarks
-from .tables import Scores, TableCell
-from .text import count, number, place_text
+from .tables import Scores, TableCell, mean_cell
+from .text import count, number, place_noun, place_text, short_decimals
 from .training import training_findings, trainings
 
 Measures = Mapping[str, Mapping[str, Any]]
@@ -54,10 +54,10 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
     sentences = []
     for measure in scores.measures:
         about = measures.get(measure, {})
-        cell = scores[row.subjects[0].label, measure]
+        cell = mean_cell([scores[subject.label, measure] for subject in row.subjects])
         sense = sense_of(about)
         if about.get("probe") == "sites" and sense and len(cell.place_values) > 2:
-            sentences.append(_places_sentence(measure, cell, sense))
+            sentences.append(_places_sentence(measure, cell, about))
             break
     for measure in scores.measures:
         about = measures.get(measure, {})
@@ -72,30 +72,30 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
     return sentences
 
 
-def _places_sentence(measure: str, cell: TableCell, sense: int) -> str:
+def _places_sentence(measure: str, cell: TableCell, about: Mapping[str, Any]) -> str:
     values = {place.name: place.value for place in cell.places}
+    sense, noun = sense_of(about), place_noun(about)
     standout, others = standout_places(cell, sense)
     rest = [values[name] for name in others]
+    decimals = short_decimals(rest)
+
+    def named(name: str) -> str:
+        return f"{place_text(name)} ({number(values[name], decimals)})"
+
     if not standout:
         ordered = sorted(others, key=lambda name: -sense * values[name])
         return (
-            f"By {measure}, {_named(ordered[0], values)} is the most nonlinear of "
-            f"{count(len(others), 'activation')} and {_named(ordered[-1], values)} the least."
+            f"By {measure}, {named(ordered[0])} is the most nonlinear of "
+            f"{count(len(others), noun)} and {named(ordered[-1])} the least."
         )
-    names = " and ".join(
-        part for part in (", ".join(_named(n, values) for n in standout[:-1]),
-                          _named(standout[-1], values)) if part
-    )  # fmt: skip
+    parts = (", ".join(map(named, standout[:-1])), named(standout[-1]))
+    names = " and ".join(part for part in parts if part)
     verb = "stands" if len(standout) == 1 else "stand"
     return (
         f"By {measure}, {names} {verb} out as most nonlinear; the other "
-        f"{count(len(rest), 'activation')} lie between {number(min(rest), 2)} and "
-        f"{number(max(rest), 2)}."
+        f"{count(len(rest), noun)} lie between {number(min(rest), decimals)} and "
+        f"{number(max(rest), decimals)}."
     )
-
-
-def _named(name: str, values: Mapping[str, float]) -> str:
-    return f"{place_text(name)} ({number(values[name], 2)})"
 
 
 def findings(
@@ -116,9 +116,9 @@ def findings(
     if len(ranked) > 1 and first and not is_training(rows):
         sentences.append(_extremes(ranked, first, sense_of(measures[first])))
         top = ranked[0]
-        cell = scores[top.subjects[0].label, first]
+        cell = mean_cell([scores[subject.label, first] for subject in top.subjects])
         if measures[first].get("probe") == "sites" and len(cell.place_values) > 2:
-            sentence = _places_sentence(first, cell, sense_of(measures[first]))
+            sentence = _places_sentence(first, cell, measures[first])
             sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")
     against = [pair for pair, c in spearman.items() if math.isfinite(c.high) and c.high < 0]
     for a, b in against[:_MAX_NAMED]:

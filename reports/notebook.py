@@ -20,10 +20,9 @@ from .agreement import agreement, agreement_frame
 from .figures import figure_of
 from .fingerprint import Scale, strip
 from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
-from .notebook_figure import NotebookFigure
+from .notebook_figure import STYLE, NotebookFigure
 from .population import reference_share
-from .svg import STYLE
-from .tables import Scores
+from .tables import Scores, mean_cell
 from .text import interval_decimals, number
 from .views import ranks_text
 
@@ -167,7 +166,9 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
     scores, measures = _read(run)
     name = _site_measure(scores, measures, measure)
     rows = leaderboard(Scores(run.scores[run.scores["measure"] == name], [name]), measures)
-    drawn = [(row.label, scores[row.subjects[0].label, name].places) for row in rows]
+    drawn = [
+        (row.label, mean_cell([scores[s.label, name] for s in row.subjects]).places) for row in rows
+    ]
     drawn = [(label, places) for label, places in drawn if places]
     values = [place.value for _, places in drawn for place in places]
     scale = Scale.of(values, sense_of(measures.get(name, {})), clip=True)
@@ -247,7 +248,8 @@ def _row_html(
 ) -> list[Markup]:
     cells = [Markup("<b>{}</b>").format(row.label)]
     if scale:
-        values = [place.value for place in scores[row.subjects[0].label, name].places]
+        mean = mean_cell([scores[subject.label, name] for subject in row.subjects])
+        values = [place.value for place in mean.places]
         drawn = strip(values, scale, title=row.label, colours=dict(enumerate(COLOURS)))
         cells.append(Markup('<div style="width:200px">{}</div>').format(drawn))
     for measure in scores.measures:

@@ -1,10 +1,29 @@
-"""Matplotlib figures that notebooks display."""
+"""Matplotlib figures that notebooks display, and their style."""
 
 from __future__ import annotations
 
 import io
 
 from matplotlib.figure import Figure
+
+STYLE = {
+    "svg.hashsalt": "nlbench",  # ids depend on the content alone
+    "svg.fonttype": "none",  # text stays text: searchable, read aloud, set in the page's font
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9,
+    "axes.axisbelow": True,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+}
+"""Settings of all figures."""
 
 
 class NotebookFigure(Figure):

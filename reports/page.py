@@ -43,7 +43,8 @@ from .remarks import (
 )
 from .signatures import signature_maps
 from .single import cards, cite_sentence, strip_fields
-from .tables import Scores, labelled
+from .tables import Scores, labelled, mean_cell
+from .text import place_noun
 from .training import change_table, trainings
 from .views import board_view, heatmaps, meanings
 
@@ -237,9 +238,10 @@ def _single_view(
         and len(scores[row.subjects[0].label, name].place_values)
     ]
     first = next((n for n in sites if sense_of(measures[n])), sites[0] if sites else "")
-    cell = scores[row.subjects[0].label, first] if first else None
+    cell = mean_cell([scores[s.label, first] for s in row.subjects]) if first else None
     return {
         "strip_measure": first,
+        "noun": place_noun(measures[first]) if first else "",
         "fields": strip_fields(cell, sense_of(measures[first])) if cell else [],
         "cards": cards(row, scores, measures),
         "references": any(population_of(n, measures.get(n, {})) for n in scores.measures),
@@ -384,8 +386,11 @@ def together(
     """Concatenate the scores of runs, with each measure's metadata from the first run."""
     measures: dict[str, Mapping[str, Any]] = {}
     for run in runs:
+        sites = (run.manifest.get("probes") or {}).get("sites") or {}
+        nouns = {"activations": "activation", "blocks": "block"}
+        noun = nouns.get(sites.get("of", "activations"), "module")
         for name, about in (run.manifest.get("measures") or {}).items():
-            measures.setdefault(name, about)
+            measures.setdefault(name, {**about, "of": noun})
     if len(runs) == 1:
         return runs[0].scores, measures
     tables = [run.scores.assign(run=run.name) for run in runs if len(run.scores)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -12,8 +13,8 @@ from markupsafe import Markup, escape
 from .fingerprint import Scale, level_of
 from .leaderboard import Row, Standing, sense_of, standard_error
 from .population import Population, population_of
-from .tables import Place, Scores, TableCell
-from .text import column_decimals, count, number, plus_minus
+from .tables import Scores, TableCell
+from .text import count, number, place_noun, plus_minus, short_decimals
 
 _WIDTH, _HEIGHT, _MARGIN = 300.0, 46.0, 12.0
 _FIRST_DARK_LEVEL = 5
@@ -46,8 +47,7 @@ class Card:
 def strip_fields(cell: TableCell, sense: int) -> list[Field]:
     """Return the activations of a measure in order of call."""
     scale = Scale.of((place.value for place in cell.places), sense)
-    decimals = column_decimals(cell.place_values)
-    decimals = None if decimals is None else min(2, decimals)
+    decimals = short_decimals(cell.place_values)
     fields = []
     for place in cell.places:
         level = -1
@@ -71,30 +71,42 @@ def cards(row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]) -
     found = []
     for name in scores.measures:
         about = measures.get(name, {})
-        entry, cell = row.entries[name], scores[row.subjects[0].label, name]
+        entry, cells = row.entries[name], [scores[s.label, name] for s in row.subjects]
         description = str(about.get("description", "")).strip()
         if entry.status != "ok":
             found.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
             continue
-        found.append(_card(name, description, entry, cell, about))
+        found.append(_card(name, description, entry, cells, about))
     return found
 
 
 def _card(
-    name: str, description: str, entry: Standing, cell: TableCell, about: Mapping[str, Any]
+    name: str,
+    description: str,
+    entry: Standing,
+    cells: Sequence[TableCell],
+    about: Mapping[str, Any],
 ) -> Card:
     error = entry.error_of_mean
-    places, value = cell.places, entry.value
+    places, value = cells[0].places, entry.value
     statistic = "value"
     notes = []
-    if name == "absdev" and "over_range" in cell.statistics:
+    shares = [cell.statistics["over_range"] for cell in cells if "over_range" in cell.statistics]
+    if name == "absdev" and shares:
         # The area depends on the units of inputs and logits; its share of the range does not.
         notes.append(f"Raw: {plus_minus(value, error)}, in units of logits times inputs.")
-        statistic, value = "over_range", cell.statistics["over_range"]
-        error = standard_error(cell, statistic)
+        statistic, value = "over_range", fmean(shares)
+        several = len(shares) > 1
+        error = (
+            stdev(shares) / math.sqrt(len(shares))
+            if several
+            else standard_error(cells[0], statistic)
+        )
         name = "absdev, over its range"
     if math.isfinite(error):
-        notes.append(f"± is the standard error over {_units(entry, places)}.")
+        by_seed = entry.over == "seeds"
+        units = count(len(cells), "seed") if by_seed else count(len(places), place_noun(about))
+        notes.append(f"± is the standard error over {units}.")
     population = population_of(name.partition(",")[0], about)
     if population is not None:
         notes.append(population.sentence(value) + ".")
@@ -106,12 +118,6 @@ def _card(
     values = [place.statistics.get(statistic, math.nan) for place in places if entry.over]
     axis = _axis(name, value, error, values, population, sense_of(about))
     return Card(name, description, plus_minus(value, error), axis, tuple(notes))
-
-
-def _units(entry: Standing, places: Sequence[Place]) -> str:
-    if entry.over == "sites":
-        return count(len(places), "activation")
-    return count(len(places), entry.over.removesuffix("s"))
 
 
 def _axis(

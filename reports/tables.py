@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -154,6 +155,22 @@ class TableCell:
         """Finite values of the places, in order."""
         values = np.array([place.value for place in self.places], dtype=np.float64)
         return values[np.isfinite(values)]
+
+
+def mean_cell(cells: Sequence[TableCell]) -> TableCell:
+    """Return the first seed's cell, with the mean over seeds at each place if they share places."""
+    first = cells[0]
+    names = [place.name for place in first.places]
+    if len(cells) == 1 or any([p.name for p in cell.places] != names for cell in cells):
+        return first
+    places = []
+    for group in zip(*(cell.places for cell in cells), strict=True):
+        values = [place.value for place in group if math.isfinite(place.value)]
+        mean = {"value": fmean(values)} if values else {}
+        places.append(
+            replace(group[0], statistics=mean, status="ok" if values else group[0].status)
+        )
+    return replace(first, places=tuple(places))
 
 
 def _value(statistics: Mapping[str, float], status: str) -> float:

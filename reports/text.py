@@ -44,6 +44,23 @@ def column_decimals(values: Iterable[float]) -> int | None:
     return _decimals(0.999 * largest)
 
 
+def short_decimals(values: Iterable[float]) -> int | None:
+    """Return two decimals, or as many more as the extremes need to differ; see `column_decimals`.
+
+    Examples
+    --------
+    >>> short_decimals([0.53, 0.95]), short_decimals([0.9908, 0.993]), short_decimals([283.0])
+    (2, 3, 0)
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    limit = column_decimals(finite)
+    if limit is None:
+        return None
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    known = range(min(2, limit), limit)
+    return next((d for d in known if low == high or number(low, d) != number(high, d)), limit)
+
+
 def interval_decimals(values: Iterable[float], halves: Iterable[float]) -> int | None:
     """Return the decimals of a column, limited by the width of its intervals.
 
@@ -120,6 +137,18 @@ def plus_minus(value: float, error: float) -> str:
         return f"{number(value)} ± {number(error)}"
     decimals = max(0, 1 - math.floor(math.log10(error)))
     return f"{number(value, decimals)} ± {number(error, decimals)}"
+
+
+def place_noun(about: Mapping[str, Any]) -> str:
+    """Return the noun for a place of a measure, such as path or block.
+
+    Examples
+    --------
+    >>> place_noun({"probe": "sites"}), place_noun({"probe": "lines"})
+    ('activation', 'path')
+    """
+    nouns = {"lines": "path", "sites": str(about.get("of", "activation"))}
+    return nouns.get(str(about.get("probe")), "place")
 
 
 def place_text(name: str) -> str:

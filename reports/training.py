@@ -13,7 +13,7 @@ from .compare import difference_of
 from .layout import Table
 from .leaderboard import CONFIDENCE, Row, is_training, mean_interval, sense_of
 from .tables import Scores, TableCell
-from .text import column_decimals, count, number, place_text
+from .text import column_decimals, count, number, place_noun, place_text
 
 Measures = Mapping[str, Mapping[str, Any]]
 
@@ -167,10 +167,8 @@ def _whole(
         return _over_seeds(measure, "", [(a.value, b.value) for a, b in pairs])
     [(first, last)] = pairs
     paired = difference_of("", measure, first, last)
-    units = {"lines": "path", "sites": "activation"}.get(
-        str(measures.get(measure, {}).get("probe")), "place"
-    )
-    over = count(paired.share.n, units) if math.isfinite(paired.low) else ""
+    noun = place_noun(measures.get(measure, {}))
+    over = count(paired.share.n, noun) if math.isfinite(paired.low) else ""
     return Change(measure, "", first.value, last.value, paired.low, paired.high, over)
 
 

@@ -15,7 +15,7 @@ from .agreement import Correlation
 from .fingerprint import Scale, strip
 from .leaderboard import Row, Standing, is_training, sort_measure
 from .remarks import remarks_of
-from .tables import Scores, TableCell
+from .tables import Scores, mean_cell
 from .text import bounds_text, direction, number, settings_text
 
 _GROUPS = {
@@ -210,7 +210,8 @@ def _strip(
     row: Row, scores: Scores, measure: int, content: Mapping[str, Any], index: int
 ) -> Markup:
     about = content["measures"][measure]
-    values = _mean_places([scores[subject.label, about["name"]] for subject in row.subjects])
+    mean = mean_cell([scores[subject.label, about["name"]] for subject in row.subjects])
+    values = [place.value for place in mean.places]
     cell = content["cells"][index][measure]
     # A page of very many places has none of their names.
     if not values or "p" not in cell:
@@ -222,22 +223,6 @@ def _strip(
     if finite:
         title += f", from {number(min(finite))} to {number(max(finite))}"
     return strip(values, Scale(**about["strip"]), kinds, title=title)
-
-
-def _mean_places(cells: Sequence[TableCell]) -> list[float]:
-    """Return the mean over seeds of each place, or the first seed's if the places differ."""
-    names = [place.name for place in cells[0].places]
-    rows = [
-        [place.value for place in cell.places]
-        for cell in cells
-        if [place.name for place in cell.places] == names
-    ]
-    if len(rows) < len(cells):
-        return rows[0]
-    finite = [
-        [value for value in values if math.isfinite(value)] for values in zip(*rows, strict=True)
-    ]
-    return [sum(values) / len(values) if values else math.nan for values in finite]
 
 
 def _ramp(about: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from matplotlib import rcParams
 from nlbench.errors import RequestError, one_line
 from nlbench.reports.figures import figure_of
 from nlbench.reports.panels import MAX_SERIES, ecdf
-from nlbench.reports.svg import to_svg
+from nlbench.studies.framework.svg import to_svg
 
 SUBJECT = ("net", "init", "digits", 0)
 

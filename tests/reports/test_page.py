@@ -244,6 +244,30 @@ def test_the_page_of_one_network_is_titled_by_it(conftest, weights, title) -> No
     assert f"<title>{title}: how nonlinear</title>" in render_page(run)
 
 
+def test_the_page_of_one_network_is_of_the_mean_over_its_seeds(conftest) -> None:
+    rows = []
+    for seed, shift in ((0, -0.2), (1, 0.1), (2, 0.1)):
+        subject = ("net", "init", "digits", seed)
+        sites = {"a": 0.5 + shift, "b": 0.9, "c": 0.8, "d": 0.85}
+        rows += conftest.cell_rows(subject, "affinity", sites)
+    scores = conftest.frame(rows)
+    run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
+    page = Page(render_page(run))
+    assert "By affinity, a (0.50) stands out as most nonlinear" in page.text
+    assert "± is the standard error over 3 seeds." in page.texts
+    assert page.texts.count("0.50") == 1  # the strip
+
+
+@pytest.mark.parametrize(("of", "noun"), [("blocks", "block"), ("h.*", "module")])
+def test_places_are_named_after_what_was_measured(conftest, of, noun) -> None:
+    sites = {f"h.{i}": 0.99 + i / 2000 for i in range(5)}
+    scores = conftest.frame(conftest.cell_rows(("net", "init", "d", 0), "affinity", sites))
+    manifest = conftest.manifest_of(scores, ["affinity"]) | {"probes": {"sites": {"of": of}}}
+    text = Page(render_page(conftest.FakeRun("r", None, scores, manifest))).text
+    assert f"h.0 (0.990) is the most nonlinear of 5 {noun}s and h.4 (0.992) the least" in text
+    assert f"± is the standard error over 5 {noun}s." in text
+
+
 def test_rows_of_several_runs_carry_the_names_of_their_runs(conftest) -> None:
     first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
     page = Page(render_page([first, second]))

@@ -10,28 +10,10 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from nlbench.errors import one_line
+from nlbench.reports.notebook_figure import STYLE
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-
-STYLE = {
-    "svg.hashsalt": "nlbench",  # ids depend on the content alone
-    "svg.fonttype": "none",  # text stays text: searchable, read aloud, set in the page's font
-    "text.parse_math": False,  # a dollar in a model's name is a dollar
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.labelsize": 9,
-    "axes.titlesize": 9,
-    "axes.axisbelow": True,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "font.family": ["DejaVu Sans"],
-    "font.size": 9,
-}
-
 
 # CSS variable of each colour in figures; page.css has a light and a dark value for it.
 _VARIABLES = {
