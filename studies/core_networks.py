@@ -42,7 +42,7 @@ class CoreNetworks(Study):
     question = "Do the units that stay nonlinear form a core of much the same depth and width?"
     source = SOURCE
     needs = "linearises 16 networks (9 shared with early-or-late), trains 2"
-    minutes, quick_minutes = 3.5, 0.6
+    minutes, quick_minutes = 3.5, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

@@ -32,7 +32,7 @@ class Definitions(Study):
 
     question = "How far do counts of linear regions depend on the definition of a region?"
     needs = "digits"
-    minutes, quick_minutes = 0.8, 0.3
+    minutes, quick_minutes = 0.8, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -58,7 +58,12 @@ class Definitions(Study):
             ("vgg8",),
             ("digits",),
             samples=16,
-            settings={**EXACT, "lines.number": 1, "lines.anchors": 2 if context.quick else 8},
+            settings={
+                **EXACT,
+                "lines.number": 1,
+                "lines.anchors": 2 if context.quick else 8,
+                "lines.radius": 1.0 if context.quick else 4.0,
+            },
         )
         runs = {"twins": context.run(twins, "twins"), "vgg8": context.run(trained, "vgg8")}
         for steps in QUICK_STEPS if context.quick else STEPS:

@@ -31,7 +31,7 @@ class DoubleDescent(Study):
     question = "Does deviation rise and fall with the width as the test error does?"
     source = SOURCE
     needs = "trains 6 networks"
-    minutes, quick_minutes = 3.0, 0.4
+    minutes, quick_minutes = 3.0, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:

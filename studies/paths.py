@@ -44,7 +44,7 @@ class Paths(Study):
     question = "Does it matter along which paths networks are compared?"
     source = SOURCE
     needs = "trains 6 networks, shared with other studies"
-    minutes, quick_minutes = 3.5, 0.5
+    minutes, quick_minutes = 3.5, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:

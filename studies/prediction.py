@@ -109,7 +109,7 @@ class Prediction(Study):
     )
     source = Source("", "ours, after Y. Jiang et al. Fantastic Generalization Measures. ICLR, 2020")
     needs = "digits, mnist1d; trains 180 small networks"
-    minutes, quick_minutes = 9.0, 0.4
+    minutes, quick_minutes = 9.0, 0.3
     takes = ("measures",)
 
     def measure(self, context: Context) -> Runs:
@@ -178,7 +178,7 @@ def _trained(context: Context, task: str, model: str, seed: int, decay: float) -
         seed,
         label_noise=noise,
         name=f"{'quick-' if context.quick else ''}noise{noise:g}",
-        epochs=settings.epochs // 4 if context.quick else settings.epochs,
+        epochs=settings.epochs // 8 if context.quick else settings.epochs,
         batch_size=settings.batch_size,
         learning_rate=LEARNING_RATE,
         weight_decay=decay,

@@ -70,7 +70,7 @@ class Redshift(Study):
         "non-linearity. 2023, slides; the networks of D. Teney et al., Neural Redshift, CVPR 2024.",
     )
     needs = "nothing"
-    minutes = quick_minutes = 0.3
+    minutes, quick_minutes = 0.3, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -80,7 +80,7 @@ class Redshift(Study):
             tuple(model for model, _, _ in PANELS.values()),
             ("grid",),
             ("init",),
-            context.seeds_or(5, quick=5),
+            context.seeds_or(5, quick=3),
             samples=0,
             settings=one_batch(GRID_SIDE**2) | {"grid.side": GRID_SIDE},
         )

@@ -63,7 +63,7 @@ class Removal(Study):
         "Better (EASIER). ECML PKDD, 2024."
     )
     needs = "mnist1d, digits; trains 40 networks"
-    minutes, quick_minutes = 15.0, 0.9
+    minutes, quick_minutes = 15.0, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -141,7 +141,7 @@ def _seeds(context: Context, task: str) -> tuple[int, ...]:
 def _trained(context: Context, task: str, seed: int) -> Path:
     if task == "digits":
         return trained_network(context, "vgg8", seed)
-    epochs = 5 if context.quick else 15
+    epochs = 2 if context.quick else 15
     return context.request_training(
         "signal-cnn", task, "adam", seed, name=f"{epochs}epochs", epochs=epochs, warmup_steps=20
     )

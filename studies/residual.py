@@ -74,7 +74,7 @@ class Residual(Study):
     question = "Do residual connections split a network's activations into two kinds?"
     source = AFFINITY
     needs = "digits; trains 6 networks"
-    minutes, quick_minutes = 2.5, 0.4
+    minutes, quick_minutes = 2.5, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

@@ -31,7 +31,7 @@ class Seeds(Study):
     question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes, quick_minutes = 4.0, 0.5
+    minutes, quick_minutes = 4.0, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

@@ -34,7 +34,7 @@ class Training(Study):
     question = "Does training make a network's activations more nonlinear, and where?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes, quick_minutes = 4.0, 0.6
+    minutes, quick_minutes = 4.0, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

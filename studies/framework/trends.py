@@ -140,17 +140,17 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def bootstrap_mean(values: ArrayLike) -> Interval:
-    """Compute the 95 % percentile interval of a mean over networks.
+    """Compute the 95 % percentile interval of a mean over networks; NaN for fewer than three.
 
     With equal values it has no width, which is not certainty; see `sign_test`.
 
     Examples
     --------
-    >>> bootstrap_mean([1.0, 1.0]), bootstrap_mean([3.0])
+    >>> bootstrap_mean([1.0, 1.0, 1.0]), bootstrap_mean([3.0, 1.0])
     ((1.0, 1.0), (nan, nan))
     """
     array = np.asarray(values, dtype=np.float64)
-    if len(array) < 2:
+    if len(array) < MIN_NETWORKS:
         return math.nan, math.nan
     picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
     low, high = np.quantile(array[picks].mean(1), [LEVEL / 2, 1 - LEVEL / 2])

@@ -88,7 +88,7 @@ class ClosedPaths(Study):
 
     source = SOURCE
     needs = "trains 21 networks, shared with four other studies"
-    minutes, quick_minutes = 10.0, 0.4
+    minutes, quick_minutes = 10.0, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
@@ -100,7 +100,7 @@ class ColumnPaths(ClosedPaths):
     """A study of both columns of the published tables: VGG8 and, in full, ResNet18."""
 
     needs = "trains 30 networks, of which 21 are shared with four other studies"
-    minutes, quick_minutes = 19.0, 0.4
+    minutes, quick_minutes = 19.0, 0.2
 
     def measure(self, context: Context) -> Runs:
         """Measure VGG8s and, of the digits in full, ResNet18s along closed paths."""

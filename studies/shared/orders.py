@@ -14,6 +14,7 @@ from scipy import stats
 from nlbench.reports.leaderboard import sense_of
 from nlbench.studies.framework.trends import (
     LEVEL,
+    MIN_NETWORKS,
     bootstrap_mean,
     holm,
     intraclass,
@@ -135,7 +136,7 @@ def order_of(
     icc, icc_low, icc_high = intraclass(table.dropna().T.to_numpy())
     return Order(
         trend.tau,
-        *(bootstrap_mean(trend.taus) if len(blocks) > 1 else (-1.0, 1.0)),
+        *(bootstrap_mean(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)),
         len(blocks),
         sum(tau >= MIN_TAU for tau in trend.taus),
         trend.p_rises,

@@ -27,21 +27,22 @@ def trained_network(context: Context, model: str, seed: int, data: str = DATA) -
     if model == "vgg8":
         if not context.quick:
             return context.request_training(model, data, "vanilla", seed)
-        short: dict[str, Any] = {"name": "short", "epochs": 6, "warmup_steps": 20}
+        short: dict[str, Any] = {"name": "short", "epochs": 3, "warmup_steps": 20}
         return context.request_training(model, data, "adam", seed, **short)
-    name, epochs, batch = ("short", 3, 64) if context.quick else ("fast", 8, 128)
+    name, epochs, batch = ("short", 1, 64) if context.quick else ("fast", 8, 128)
     return context.request_training(
         model, data, "vanilla", seed, name=name, epochs=epochs, batch_size=batch, **_BATCH_NORM
     )
 
 
 def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]]:
-    """Return the training seeds of vgg8, resnet20 and plain20; a third of them if quick.
+    """Return the training seeds of vgg8, resnet20 and plain20; two, one and one of them if quick.
 
     vgg8 trains fastest and may have more seeds than the three of the others.
     """
     counts = {"vgg8": vgg8, "resnet20": 3, "plain20": 3}
-    return {model: context.seeds_or(full, quick=full // 3) for model, full in counts.items()}
+    quick = {"vgg8": 2, "resnet20": 1, "plain20": 1}
+    return {model: context.seeds_or(full, quick[model]) for model, full in counts.items()}
 
 
 def trained_vgg8(context: Context) -> tuple[str, str]:

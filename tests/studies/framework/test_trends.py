@@ -95,7 +95,7 @@ def test_the_bootstrap_covers_the_mean():
 
 
 def test_fewer_than_three_networks_have_no_interval():
-    assert np.isnan(network_interval([1.0, 1.1])).all()
+    assert np.isnan([*network_interval([1.0, 1.1]), *bootstrap_mean([1.0, 1.1])]).all()
     assert np.isfinite(network_interval([1.0, 1.1, 1.2])).all()
     two, three = network_share([1.0, 1.0], 2), network_share([1.0, 1.0, 1.0], 3)
     assert (two.value, math.isnan(two.low), math.isnan(two.high)) == (1.0, True, True)
