@@ -368,7 +368,8 @@ class Linearity(PooledMeasure):
 
     Cost
     ----
-    One forward pass for all places; O(rows · d²) per place, with O(d²) memory for each fold.
+    One forward pass for all places; O(rows · d²) per place, with 16 d² bytes for each place and
+    fold.
 
     Limits
     ------

@@ -107,7 +107,10 @@ def _module_calls(
             )
         )
     if not calls:
-        raise Undefined(f"the network has no {of} that are single modules and match the selection")
+        raise Undefined(
+            f"the network has no {of} that are single modules and match the selection; "
+            "replacement.of also takes activations, blocks, mlp, attention and modules:GLOB"
+        )
     return calls
 
 
