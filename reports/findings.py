@@ -66,9 +66,8 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
         if population is None or not math.isfinite(value):
             continue
         name = "absdev over its range" if measure == "absdev" else measure
-        text = f"{100 * value:.1f} %" if measure == "absdev" else number(value)
         place = population.sentence(value)
-        sentences.append(f"By {name} ({text}) it is {place[0].lower()}{place[1:]}.")
+        sentences.append(f"By {name} ({number(value)}) it is {place[0].lower()}{place[1:]}.")
     return sentences
 
 

@@ -71,7 +71,7 @@ def test_without_a_place_that_stands_out_both_ends_are_named(conftest):
     ]
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.25, "25.0 %"), (math.nan, None)])
+@pytest.mark.parametrize(("value", "text"), [(0.25, "0.2500"), (math.nan, None)])
 def test_a_single_network_is_placed_among_the_reference_networks(
     conftest, monkeypatch, value, text
 ):
