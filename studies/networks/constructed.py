@@ -106,6 +106,29 @@ def _sine(inputs: int, _: str, k: float) -> nn.Module:
     return nn.Sequential(Sine(), _mixed(inputs))
 
 
+def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
+    """Build maps that turn the points of each plane by an angle proportional to their radius."""
+    import math
+
+    import torch
+    from torch import nn
+
+    class Spiral(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            planes = x.reshape(len(x), -1, 2)
+            angle = 2 * math.pi * turns * planes.norm(dim=2)
+            first, second = planes.unbind(2)
+            return torch.stack(
+                [
+                    first * angle.cos() - second * angle.sin(),
+                    first * angle.sin() + second * angle.cos(),
+                ],
+                2,
+            ).flatten(1)
+
+    return nn.Sequential(Spiral(), _mixed(inputs))
+
+
 def _product(inputs: int, _: str, k: float) -> nn.Module:
     """Build products of k neighbouring inputs each: on signs, parities."""
     import torch
@@ -223,6 +246,7 @@ CONSTRUCTED: Mapping[str, tuple[str, Callable[[int, str, float], nn.Module]]] = 
     "cubic": ("√(1 - s) x + √s He₃(x)/√6 of each input", _elementwise),
     "degree": ("Hermite polynomial of degree k of each input", _elementwise),
     "sine": ("sin(πkx) of each input", _sine),
+    "spiral": ("turns of each plane, t at radius 1", _spiral),
     "product": ("products of k inputs", _product),
     "zigzag": ("zigzag of k kinks of each input, from ReLUs", _zigzag),
     "tents": ("tent map of each input, iterated n times, from ReLUs", _tents),

@@ -187,6 +187,7 @@ LADDERS: Mapping[str, Ladder] = {
         _constructed("degree", "function", (1, 2, 3, 4)),
         _constructed("sine", "function", (1, 2, 3, 4), "interval/-1:1", 4, is_affine=False),
         _constructed("product", "function", (1, 2, 3, 4)),
+        _constructed("spiral", "function", (0, 0.125, 0.25, 0.5, 1)),
         _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4),
         _constructed("tents", "function", (0, 1, 2, 3, 4), "interval/0:1", 4),
         _trained(

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from scipy import special
 
 from nlbench import registry
 from nlbench.measures.affine_residual import affine_residual
@@ -28,7 +29,17 @@ def residual(name, x):
         return affine_residual(x, built(name, x.shape[1])(x)).item()
 
 
-AFFINE = ["relu-0", "gelu-0", "silu-0", "tanh-0", "swish-0", "cubic-0", "degree-1", "product-1"]
+AFFINE = [
+    "relu-0",
+    "gelu-0",
+    "silu-0",
+    "tanh-0",
+    "swish-0",
+    "cubic-0",
+    "degree-1",
+    "product-1",
+    "spiral-0",
+]
 
 
 @pytest.mark.parametrize("name", [*AFFINE, "zigzag-0", "tents-0", "residual-0", "sums-0"])
@@ -70,6 +81,18 @@ def test_sines_have_the_residual_of_their_frequency(k):
     x = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(1)).double() * 2 - 1
     expected = 1 - 6 / (math.pi * k) ** 2
     assert residual(f"sine-{k}", x) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("turns", [0.125, 0.25, 0.5])
+def test_spirals_have_closed_forms(turns):
+    """Of normal points: the best affine map is a rotation, scaled by |E r² exp(2πitr)| / E r²."""
+    x, squared = normal(20_000, 4), (2 * math.pi * turns) ** 2
+    cosine = special.hyp1f1(2, 0.5, -squared / 2)
+    sine = 1.5 * math.sqrt(math.pi / 2 * squared) * special.hyp1f1(2.5, 1.5, -squared / 2)
+    expected = 1 - cosine**2 - sine**2
+    assert residual(f"spiral-{turns}", x) == pytest.approx(expected, abs=0.02)
+    nlc = nonlinearity_coefficient(built(f"spiral-{turns}", 4), x, directions=8).item()
+    assert nlc == pytest.approx(math.sqrt(1 + squared), rel=0.03)
 
 
 @pytest.mark.parametrize("kinks", [0, 1, 2, 5])
