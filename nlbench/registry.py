@@ -195,6 +195,11 @@ def find(group: str, name: str) -> Entry:
             return Entry(group, name, claims + entry.claims, entry.family)
     if not claims:
         hint = nearest(name, entries(group))
+        if group == "models" and hint.startswith("; there are") and "." in name:
+            hint = (
+                "; a network of your own is measured by nlbench.evaluate(model, inputs) in Python, "
+                "or named by an entry point of the group nlbench.models"
+            )
         raise RequestError(f"there is no {GROUPS[group]} '{shorten(name)}'{hint}")
     return Entry(group, name, claims)
 

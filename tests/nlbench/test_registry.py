@@ -378,3 +378,8 @@ def test_numbers_of_options_have_bounds_on_both_sides():
         assert math.isfinite(option.minimum), name
         assert math.isfinite(option.maximum), name
         assert option.minimum >= 1 or not name.endswith(".batch"), name
+
+
+def test_a_file_in_place_of_a_model_is_answered_with_the_ways_to_measure_it():
+    with pytest.raises(RequestError, match=r"'net\.py:cnn'; a network of your own .*evaluate\("):
+        registry.find("models", "net.py:cnn")
