@@ -191,6 +191,8 @@ def test_trainings_have_shared_names(tmp_path, monkeypatch):
 
     def trained(self, model, data, recipe, seed, **more):
         asked.append((recipe, seed, more.get("label_noise"), more.get("name")))
+        # A mirrored digit is no digit.
+        assert (more.get("flip") is False) == (recipe == "augmented")
         return tmp_path / f"{len(asked)}"
 
     monkeypatch.setattr(Context, "request_training", trained)
