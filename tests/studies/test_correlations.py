@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from made_signatures import made_signatures, together
 
-from nlbench.studies.correlations import AVERAGE, OTHERS, PUBLISHED, Correlations, correlations_of
+from nlbench.studies.correlations import (
+    AVERAGE,
+    OTHERS,
+    PUBLISHED,
+    Correlations,
+    _none_follows,
+    correlations_of,
+)
 from nlbench.studies.shared.classifiers import CLASSIFIERS
 
 NETWORKS = [f"torchvision/{name}" for name in PUBLISHED]
@@ -66,6 +73,12 @@ def answers(mixture):
         "zoo": made(["zoo/mtcnn-onet"], mixture),
     }
     return [verdict.agrees for verdict in Correlations().analyse(runs).verdicts]
+
+
+def test_measure_that_is_defined_in_one_network_does_not_follow_in_every_one():
+    table = correlations_of(made(NETWORKS[:4], lambda *_: 0.1))
+    assert _none_follows("", table.assign(r2=[0.9, 0.8, 0.9, np.nan])).agrees is False
+    assert _none_follows("", table.assign(r2=[0.9, *[np.nan] * 3])).agrees is True
 
 
 def test_networks_of_the_zoo_that_are_not_at_hand_decide_nothing():
