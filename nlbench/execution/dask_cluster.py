@@ -62,6 +62,9 @@ def measure_on_cluster(
 
 def _stop(client: Any, futures: Sequence[Any]) -> None:
     """Cancel a run's tasks and end its idle workers."""
+    # Dask leaves coroutines behind that send to connections it has closed; asyncio would print
+    # their errors.
+    client.loop.asyncio_loop.set_exception_handler(lambda loop, context: None)
     client.cancel(futures)
     client.run(end_idle_workers)
 

@@ -1,4 +1,6 @@
+import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -216,6 +218,31 @@ def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
     record = replace(record, key="b")
     assert received(record) == [record]
     assert not missing
+
+
+def test_errors_of_coroutines_that_a_cluster_leaves_behind_are_not_logged(caplog):
+    async def fail():
+        raise OSError("the connection is closed")
+
+    def leave_behind():
+        task = loop.create_task(fail())
+        loop.run_until_complete(asyncio.sleep(0))
+        assert task.done()
+
+    loop = asyncio.new_event_loop()
+    client = SimpleNamespace(
+        loop=SimpleNamespace(asyncio_loop=loop),
+        cancel=lambda futures: leave_behind(),
+        run=lambda function: None,
+    )
+    leave_behind()
+    gc.collect()
+    assert "the connection is closed" in caplog.text
+    caplog.clear()
+    dask_cluster._stop(client, [])
+    gc.collect()
+    loop.close()
+    assert not caplog.records
 
 
 def test_interruption_of_a_cluster_that_stops_is_deferred():
