@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 # Colour levels of the page's strips in the light theme, from least to most nonlinear.
-COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3d7eb6", "#23639e",
+COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3878b0", "#23639e",
            "#10457e", "#05234f")  # fmt: skip
 _MAX_ROWS = 30
 

@@ -17,7 +17,7 @@ from .tables import Scores, TableCell
 from .text import count, number, place_noun, plus_minus, short_decimals
 
 _WIDTH, _HEIGHT, _MARGIN = 300.0, 46.0, 12.0
-_FIRST_DARK_LEVEL = 5
+_FIRST_DARK_LEVEL = 6
 _MAX_DRAWN_PLACES = 60
 
 

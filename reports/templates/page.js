@@ -517,7 +517,7 @@ function tidy() {
 }
 
 /* ---- Figures: one list of marks, rendered as SVG with the page's colours, or with fixed ones for download ---- */
-const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3d7eb6", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
+const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3878b0", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
 const DASHES = ["", "6 2", "2 2", "7 2 2 2", "4 4", "1 3", "9 3", "3 1"];
 const esc = text => plain(String(text)).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const r1 = x => (Math.round(10 * x) / 10).toString();
@@ -663,7 +663,7 @@ function curves(measure) {
     });
   });
   if (!alone) figure.keys = T.map(t => t.label);
-  return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--c1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over the training`));
+  return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--kind1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over the training`));
 }
 
 /* ---- Linearised networks: accuracy against path length, and the nonlinear units of each layer ---- */
