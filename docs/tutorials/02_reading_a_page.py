@@ -35,6 +35,11 @@ run.report("runs/vgg8.html")
 run
 
 # %%
+# The same in a table: ``reference`` is the share of the reference networks that are less nonlinear.
+
+run.leaderboard(reference=True).T
+
+# %%
 # Measures without a direction, such as ``absdev.length``, are never ranked. Neither is there an
 # average over measures, because they measure different things: how far they agree on the
 # activations of a network is a table of its own, which two networks or more fill.
