@@ -248,7 +248,10 @@ class RunFolder(LockedFolder):
 
     def _check_free(self, own: bool) -> None:
         if not (own or self._is_free() or self._is_half_saved()):
-            raise RequestError(f"{self.path} holds something else; choose another folder")
+            raise RequestError(
+                f"{self.path} holds something else, such as an earlier run; "
+                "choose another folder or delete it"
+            )
 
     def _is_free(self) -> bool:
         try:
