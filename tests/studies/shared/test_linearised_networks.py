@@ -102,6 +102,10 @@ def test_a_task_on_which_nothing_can_be_lost_refutes_nothing():
     assert gaps(late_and_early(-0.03, lost=0.1, shallow=-0.03))[3] == "no"
 
 
+def test_late_networks_that_are_less_accurate_refute_the_gap_on_any_task():
+    assert gaps(late_and_early(-0.03, lost=0.0))[:2] == ["no", "no"]
+
+
 def test_few_epochs_refute_nothing():
     assert words("early-or-late", late_and_early(0.0, lost=0.1))[-1] == "no"
     found = words("early-or-late", late_and_early(0.0, lost=0.1, epochs=3, hard_gap=-0.03))
