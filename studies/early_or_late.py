@@ -195,8 +195,8 @@ def _gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Ver
         None if is_short(table) else answer,
         "each network against the mean curve of those made linear late, interpolated at its path "
         "length; mean with Student's 95 % interval over the former; does not agree if the "
-        f"interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear networks lose "
-        f"at least {100 * MIN_ROOM:g}: on an easier task nothing can be lost",
+        f"interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear networks "
+        f"lose at least {100 * MIN_ROOM:g}: on an easier task nothing can be lost",
     )
 
 
