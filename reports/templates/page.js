@@ -848,7 +848,7 @@ function distanceFigure(found) {
     figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
     at.push([(p[0] + q[0]) / 2, y]);
   }
-  figure.text(left, height - 4, `darker is nearer; largest distance ${fmt(most)}`);
+  figure.text(left, height - 4, `higher contrast is nearer; largest distance ${fmt(most)}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
 /* ---- Agreement: any two measures against each other ---- */
