@@ -22,11 +22,15 @@ VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
 WORDS = ("yes", "no", "can't tell")
-# A claim that is confirmed and two that are not, of the same networks and paths.
-CONFIRMED = [("paired", "Deviation of noise 0.4 is above that of clean on nearly all paths")]
+# Claims that are confirmed, and others that are not, about the same networks and paths.
+CONFIRMED = [
+    ("noise", "Networks of wrong labels deviate more than those of clean ones"),
+    ("ranking", "Deviation rises with the share of wrong labels"),
+    ("test-error", "Networks that deviate more have the larger test error"),
+]
 NOT_CONFIRMED = [
     ("paired", "Density of noise 0.4 is above that of clean on almost no paths"),
-    ("paired", "Density separates noise 0.4 from clean labels across seeds too"),
+    ("test-error", "Density does not predict the test error"),
 ]
 
 

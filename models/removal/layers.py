@@ -73,8 +73,9 @@ class AffineModule(nn.Module):
     Examples
     --------
     >>> layer = AffineModule(nn.ReLU(), 2, 3, 1, others=1)
-    >>> layer(torch.tensor([[-1.0, 2.0]]))
-    (tensor([[-1.,  2.,  0.]], grad_fn=<AddBackward0>), None)
+    >>> output, attention_weights = layer(torch.tensor([[-1.0, 2.0]]))
+    >>> output.tolist(), attention_weights
+    ([[-1.0, 2.0, 0.0]], None)
     """
 
     def __init__(
