@@ -20,8 +20,10 @@ settings.register_profile(
 settings.register_profile("random", settings.get_profile("nlbench"), derandomize=False)
 settings.load_profile("nlbench")
 
-# In tests that are started in the background, and in what they start, Ctrl-C would be ignored.
+# Tests started in the background would ignore Ctrl-C, and under nohup the end of the terminal, and
+# so would what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The developer's settings would change what commands print, and where data are found.
 for variable in (
