@@ -1,4 +1,4 @@
-"""Activation state: the entropy of the side of its kink that a unit is on."""
+"""Activation state: the entropy of whether a unit's input is above or below its kink."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
 
 
 def _counts(x: Prepared, kink: float) -> tuple[Tensor, int]:
-    # As numbers, since PyTorch sums booleans slowly.
+    # Converted first, since PyTorch sums booleans slowly.
     return (x.values.detach() > kink).double().sum(0), len(x)
 
 
@@ -87,7 +87,7 @@ def states(observation: SiteBatch) -> Prepared:
 
 
 class _StateAccumulator(Accumulator):
-    """Numbers of samples above the kink, by unit."""
+    """Counts of samples above the kink, per unit."""
 
     def __init__(self, kink: float) -> None:
         self._kink, self._n = kink, 0
@@ -97,7 +97,7 @@ class _StateAccumulator(Accumulator):
         """Count one batch."""
         on, n = _counts(prepared(x, "x"), self._kink)
         if self._on is not None and len(self._on) != len(on):
-            raise RequestError(f"a batch has {len(on)} units, the batches before {len(self._on)}")
+            raise RequestError(f"a batch has {len(on)} units, earlier ones had {len(self._on)}")
         self._on, self._n = on if self._on is None else self._on + on, self._n + n
 
     def statistics(self) -> Mapping[str, float]:
@@ -112,12 +112,12 @@ class _StateAccumulator(Accumulator):
 
 
 class ActivationState(PooledMeasure):
-    r"""Entropy, in bits, of the side of its kink that a unit's input is on, averaged over units.
+    r"""Mean entropy, in bits, of whether a unit's input is above or below its kink.
 
     ``dead`` and ``always_on`` are the shares of units that are always below or always above. With
     ``sites.reduction=flatten`` the positions of a channel are samples of one unit. By default
     positions are averaged first, as in EASIER's code, which gives a different number. A network of
-    identities has an entropy as well, so the measure has no direction.
+    identities also has a positive entropy, so the measure has no direction.
 
     Definition
     ----------
@@ -150,7 +150,7 @@ class ActivationState(PooledMeasure):
 
     Examples
     --------
-    Standard normal inputs, and the same moved by 1: H(Φ(0)) and H(Φ(1)).
+    Standard normal inputs, and the same inputs shifted by 1: H(Φ(0)) and H(Φ(1)).
 
     >>> points = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     >>> x = torch.distributions.Normal(0.0, 1.0).icdf(points)[:, None]
@@ -175,7 +175,7 @@ class ActivationState(PooledMeasure):
         return x, x
 
     def accumulator(self) -> Accumulator:
-        """Create the counts of one site."""
+        """Create the accumulator of one site."""
         return _StateAccumulator(float(self.settings["kink"]))
 
     def compute(self) -> Result:

@@ -30,7 +30,7 @@ SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
 RIDGE = 1e-6
 
-# Largest error of the score by a matching that is not optimal.
+# Largest error in the score from a matching that is not optimal.
 MATCHING_TOLERANCE = 1e-9
 
 
@@ -149,8 +149,8 @@ class Affinity(FunctionMeasure):
 
     The score is computed per batch; the value of a site is the mean over batches, ``std`` the
     population standard deviation. The summary has the statistics of the non-linearity signature.
-    The score is at most 1, and without shrinkage at least 0; with shrinkage a few samples in as
-    many dimensions may score below 0.
+    The score is at most 1, and without shrinkage at least 0. With shrinkage it may fall below 0
+    for few samples, about as many as there are dimensions.
 
     Definition
     ----------
@@ -174,26 +174,28 @@ class Affinity(FunctionMeasure):
 
     Cost
     ----
-    One forward pass for all sites. Per batch and site O(n d² + d³), or O(n² d) for n < d / 2; where
-    identity can't be certified as the optimal matching, an assignment problem of n samples follows.
+    One forward pass for all sites. Per batch and site O(n d² + d³), or O(n² d) for n < d / 2; if
+    the identity can't be certified as the optimal matching, an assignment problem of n samples
+    follows.
 
     Limits
     ------
     It compares the distributions of input and output, not their pairs: an independent copy of the
-    input scores 0.97, although no sample is mapped to its own. Maps that are not positive
+    input scores 0.97, although no sample is mapped to its own copy. Maps that are not positive
     semidefinite score low although they are linear: 0.46 for a rotation in 16 dimensions. Many
     small kinks are invisible to it. The score has no scale, so it doesn't show which sites can be
     removed.
 
     Published code
     --------------
-    It adds a ridge of 1e-6 in units of the data, averages over the last axes of a tensor whatever
-    they hold, runs an in-place activation twice, and scores constant outputs. The options
-    ``ridge_unit=absolute`` and ``sites.reduction=published`` select its formula.
+    It adds a ridge of 1e-6 in units of the data, averages over the last axes of a tensor
+    regardless of what they represent, runs in-place activations twice, and scores constant
+    outputs. The options ``ridge_unit=absolute`` and ``sites.reduction=published`` select its
+    formula.
 
     Examples
     --------
-    Powers of x on even points of [-1, 1] have the scores of the authors' slides:
+    Powers of x at evenly spaced points of [-1, 1] have the scores of the authors' slides:
 
     >>> x = torch.linspace(-1, 1, 1000, dtype=torch.float64)[:, None]
     >>> [round(affinity_score(x, x**k, shrinkage="none").item(), 2) for k in (1, 3, 5, 7, 11, 41)]
@@ -240,5 +242,5 @@ class Affinity(FunctionMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds, which without shrinkage are 0 and 1."""
+        """Return the bounds: 0 and 1 without shrinkage."""
         return (0.0, 1.0) if options["shrinkage"] == "none" else cls.bounds

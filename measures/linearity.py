@@ -233,7 +233,7 @@ class _LinearityAccumulator(Accumulator):
 
     @property
     def rounding_of_inputs(self) -> tuple[Tensor, float]:
-        """Largest magnitudes (d,) of the inputs in units, and their relative error."""
+        """Largest magnitudes (d,) of the inputs, in column units, and their relative error."""
         assert self._frame is not None
         low, high = self._extremes[0]
         return torch.maximum(low.abs(), high.abs()) / self._frame.unit, self._rounding[0]

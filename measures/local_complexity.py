@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
 COST_PROBE_EVALUATIONS = 25
-"""Forward passes of the estimate of a segment's boundaries: a grid of 9 points, and 16 checks."""
+"""Forward passes for estimating a segment's boundaries: a grid of 9 points and 16 checks."""
 
 
 def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator) -> Tensor:
@@ -61,9 +61,9 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
 
 
 def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
-    """Count the units that are not in one state at all vertices of a star.
+    """Count the units whose state differs between vertices of a star.
 
-    A unit is an element of an activation's input, its state the sign.
+    A unit is an element of an activation's input, and its state is the sign of that element.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
 
 
 def _changes(states: Tensor) -> int:
-    """Count the columns of states (vertices, d) that are not all equal."""
+    """Count the columns of states (vertices, d) that are not constant."""
     return int(states.any(0).logical_and(~states.all(0)).sum())
 
 
@@ -119,7 +119,7 @@ class StarBoundaries:
     ----------
     count : int
     nearest : float
-        Distance of the nearest from x; infinite if there is none.
+        Distance from x to the nearest boundary; infinite if there is none.
     """
 
     count: int
@@ -159,8 +159,8 @@ class LocalComplexity(Measure):
 
     ``error`` is the standard error over samples. For the first ``local-complexity.traced``
     samples the same stars are traced exactly: ``boundaries`` is the mean number of boundaries of
-    linear regions on a star's segments, and ``nearest`` the mean distance of the nearest one, over
-    the share ``near`` of samples that have any.
+    linear regions on a star's segments, ``near`` the share of samples that have any, and
+    ``nearest`` the mean distance of these samples to their nearest boundary.
 
     Definition
     ----------
@@ -177,8 +177,8 @@ class LocalComplexity(Measure):
 
     Undefined
     ---------
-    Networks without activations; inputs that are not floating-point. The exact counts are left out
-    of networks that are not piecewise affine, or have too many.
+    Networks without activations; inputs that are not floating-point. Exact counts are omitted for
+    networks that are not piecewise affine or have too many boundaries.
 
     Cost
     ----
@@ -188,11 +188,12 @@ class LocalComplexity(Measure):
     Limits
     ------
     It depends on the radius, and grows with the number of units. A unit that changes its state and
-    returns between vertices isn't counted; the exact count has it.
+    changes back between two vertices is missed; the exact count includes it.
 
     Published code
     --------------
-    It draws fewer vertices than inputs, too, and counts the units of each layer; the sum is here.
+    It also draws fewer vertices than there are inputs. It counts units layer by layer; here the
+    counts are summed.
     """
 
     name: ClassVar[str] = "local-complexity"

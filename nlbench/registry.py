@@ -1,8 +1,8 @@
-"""The registry: names to objects, through entry points, imported on demand.
+"""The registry, which maps names to objects through entry points and imports them on demand.
 
 The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
 ``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports``, ``nlbench.transforms``,
-``nlbench.commands`` and ``nlbench.ops``. Built-in plugins use them like those of third parties.
+``nlbench.commands`` and ``nlbench.ops``. Built-in plugins use them like third-party ones.
 
 An entry point whose name ends in ``/*`` is a family: one object with many names, such as those
 of another library. Its members are named ``family/member``.
@@ -41,8 +41,8 @@ from nlbench.errors import (
 class Family(ABC):
     """Many names behind one entry point named ``NAME/*``.
 
-    The class is registered. It is imported whenever its group is listed, so that its module must
-    import nothing but the standard library and nlbench until a member is loaded.
+    The class is registered. It is imported whenever its group is listed, so its module must not
+    import anything but the standard library and nlbench until a member is loaded.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Family(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Return the members' names without the family's; none if they are unlimited."""
+        """Return the members' names without the family's; empty if they are unlimited."""
 
     @abstractmethod
     def load(self, name: str) -> Any:
@@ -71,7 +71,7 @@ class Family(ABC):
         """
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return members that a glob of paths names, if it matches none of `names`."""
+        """Return the members that match a glob of paths which matches none of `names`."""
         return ()
 
     def describe(self, name: str) -> str:
@@ -121,7 +121,7 @@ class Entry:
 
     @property
     def conflict(self) -> str:
-        """Problem of several claims of the name or of a malformed one; else empty."""
+        """Description of a malformed entry point or of several claims to the name; else empty."""
         if len(self.claims) == 1:
             (point,) = self.claims
             if _is_readable(point):
@@ -138,7 +138,7 @@ class Entry:
 
 
 def entries(group: str) -> dict[str, Entry]:
-    """Return the entries of a group by name; no plugin but families is imported.
+    """Return the entries of a group by name, importing no plugins except families.
 
     Members of a costly family are left out, but `find` finds them.
 
@@ -178,12 +178,12 @@ def families(group: str) -> dict[str, Entry]:
 
 
 def find(group: str, name: str) -> Entry:
-    """Find a registered name or a member of a family; no other plugin is imported.
+    """Find a registered name or a member of a family, importing no other plugin.
 
     Raises
     ------
     nlbench.RequestError
-        If nothing of that name is registered; the message suggests the nearest.
+        If the name is not registered; the message suggests the nearest.
     """
     points = _points(group)
     prefix, slash, member = name.partition("/")
@@ -214,7 +214,7 @@ def load(group: str, name: str) -> Any:
     Raises
     ------
     nlbench.RequestError
-        If nothing of that name is registered; the message suggests the nearest.
+        If the name is not registered; the message suggests the nearest.
     nlbench.PluginError
         If two plugins claim it, or its import fails.
     """
@@ -298,7 +298,7 @@ def version_of(distribution: str) -> str | None:
 def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
     """Return the entry points of all groups of nlbench, and one line per unreadable distribution.
 
-    They are read again only if the search path has changed, or a folder on it, as after an
+    They are read again only if the search path or a folder on it has changed, as it does after an
     installation.
     """
     return _installed(tuple((path, _modified(path)) for path in sys.path))
@@ -331,7 +331,7 @@ def _installed(
 
 @lru_cache(maxsize=1024)
 def about(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Return name and version of a distribution, whose metadata are slow to parse."""
+    """Return name and version of a distribution, cached since metadata is slow to parse."""
     try:
         name, version = distribution.name, distribution.version
     except Exception:
@@ -403,7 +403,7 @@ def _family_of(loaded: object) -> Family:
 
 
 def _costly_names(group: str, pattern: str) -> list[str]:
-    """Return the names of the costly family in a glob."""
+    """Return the members of the costly family that a glob names, if any."""
     prefix, slash, _ = pattern.partition("/")
     entry = families(group).get(prefix) if slash else None
     if entry is None or entry.family is None or not entry.family.costly:
@@ -412,7 +412,7 @@ def _costly_names(group: str, pattern: str) -> list[str]:
 
 
 def _matches_of_family(group: str, pattern: str) -> list[str]:
-    """Return the names of the family in a glob that its own `matches` yields."""
+    """Return the members that the family named in a glob matches by its own `matches`."""
     prefix, slash, members = pattern.partition("/")
     entry = families(group).get(prefix) if slash else None
     if entry is None or entry.family is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Seeds(Study):
-    """Nine trainings of VGG8: their signatures against each other and other architectures'."""
+    """Signatures of nine trainings of VGG8, compared to each other and to other architectures."""
 
     question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY
@@ -78,7 +78,7 @@ class Seeds(Study):
                 _moves_less_than_training(compared.distances, moved),
             ],
             {
-                "Mean, least and largest score of each training": means,
+                "Mean, lowest and highest score of each training": means,
                 "Distances of signatures": pairs,
             },
             {
@@ -112,8 +112,8 @@ def _is_steady(means: pd.DataFrame) -> Verdict:
         "robust to the seed",
         f"{ours.mean():.3f} ± {spread:.3f} over {len(ours)}",
         ordered(spread, gap / 2) if means.network.value_counts().min() >= MIN_NETWORKS else None,
-        f"hardly: ± is less than half of the {gap:.3f} to the mean score of the nearest "
-        f"other architecture; of each at least {MIN_NETWORKS} networks",
+        f"hardly: ± is less than half of the distance, {gap:.3f}, to the mean score of the nearest "
+        f"other architecture; at least {MIN_NETWORKS} networks of each",
     )
 
 
@@ -144,8 +144,8 @@ def _moves_less_than_training(
         "stable over seeds, different for other weights",
         f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained",
         share_above(share),
-        f"so in {share_text(share)} networks, Wilson's interval: DTW distance to its own signature "
-        "before training against the mean distance to those of other seeds",
+        f"this holds for {share_text(share)} networks (Wilson interval): DTW distance to their own "
+        "signature before training against the mean distance to those of other seeds",
     )
 
 

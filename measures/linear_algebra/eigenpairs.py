@@ -1,8 +1,8 @@
-"""Eigenvectors of a large symmetric matrix on one core, in 0.9 of LAPACK's time.
+"""Eigenvectors of a large symmetric matrix on one core, in 90 % of LAPACK's time.
 
 LAPACK reduces the matrix to tridiagonal form, T = Qᵀ M Q, computes the eigenvectors V of T, and
 multiplies Q V. The last step takes longest: it applies the reflectors of Q in groups that are too
-small to keep a core busy. Larger groups take two thirds of its time.
+small to keep a core busy. With larger groups it takes two thirds of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.linalg import lapack
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Rows from which on larger groups save more time than it takes to form them.
+# Minimum number of rows at which larger groups save more time than it takes to form them.
 MIN_GROUPED_ROWS = 400
 
 # Reflectors applied at once.
@@ -27,8 +27,8 @@ def eigenpairs(matrix: Array) -> tuple[Array, Array]:
 
     Parameters
     ----------
-    matrix : array of shape (r, r), float64, in Fortran's order
-        Symmetric. Only its lower triangle is read, and it is overwritten.
+    matrix : array of shape (r, r), float64, in Fortran order
+        Symmetric. Only the lower triangle is read; the matrix is overwritten.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def _reflected(below: Array, weights: Array, vectors: Array) -> Array:
     Parameters
     ----------
     below : array of shape (m, m)
-        v_k is 0 above k, 1 at k, and column k of this below k.
+        v_k is 0 above row k, 1 in row k, and equal to column k of this array below it.
     weights : array of shape (m,)
     vectors : array of shape (m, r)
     """

@@ -17,7 +17,7 @@ from nlbench.introspection.threads import single_blas_thread
 # Sizes up to which a second core gains nothing.
 MAX_SERIAL_FEATURES, MAX_SERIAL_ENTRIES = 512, 2**21
 
-# Rows of the tiles by which a triangle is copied, so that a tile stays in the cache.
+# A triangle is copied in tiles of this many rows, so that each tile stays in the cache.
 TILE_ROWS = 64
 
 
@@ -51,7 +51,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def outer_products(a: Tensor, b: Tensor) -> Tensor:
     """Compute the inner products (n, m) of the rows of a (n, d) and b (m, d), without gradient.
 
-    In the type of a and b, also under autocast.
+    The products have the type of a and b, even under autocast.
     """
     if on_one_core(a):
         with single_blas_thread():
@@ -78,7 +78,7 @@ def has_exact_float32_products(values: Tensor) -> bool:
     if any(os.environ.get(name, usual) != usual for name, usual in _ROUNDING_MODES.items()):
         return False
     backend = torch.backends.cuda if values.device.type == "cuda" else torch.backends.mkldnn
-    # From PyTorch 2.9 on; with it set, the older query raises.
+    # PyTorch 2.9 added this setting; once it is set, the older query raises.
     precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
     if precision is not None:
         return precision in ("none", "ieee")
@@ -118,7 +118,7 @@ class _Gram(torch.autograd.Function):
 
 
 def _gram_of_array(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    # BLAS copies what is not in Fortran's order; one of the array and its transpose is.
+    # BLAS copies arrays that are not in Fortran order; either the array or its transpose is.
     if array.flags.c_contiguous:
         lower = blas.dsyrk(1.0, array.T, lower=1)
     else:

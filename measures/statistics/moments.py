@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Moments:
     """Moments of samples z = (x, y) in R^(d + k), in float64.
 
-    Each column has its own unit, a power of two, so that no square under- or overflows and no
-    digits are lost.
+    Each column is scaled by its own power of two, its unit, so that squares neither underflow nor
+    overflow and no precision is lost.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Moments:
     inputs : int
         d, the number of columns of x.
     origin : tensor of shape (d + k,)
-        Origin of all samples, so that an offset costs no digits.
+        Subtracted from all samples, so that an offset costs no precision.
     unit : tensor of shape (d + k,)
     mean, low, high : tensor of shape (d + k,)
         Mean and extremes of (z - origin) / unit.
@@ -119,7 +119,7 @@ class Moments:
         unit = torch.maximum(self.unit, other.unit)
         first, second = self.in_units(unit), other.in_units(unit)
         step = second.mean - first.mean
-        # Few passes over the widest tensor: they take longer than its product.
+        # In place: passes over the widest tensor take longer than the outer product.
         scatter = first.scatter + second.scatter
         scatter += torch.outer(step, step).mul_(self.n * other.n / n)
         return Moments(
@@ -139,17 +139,17 @@ class Moments:
 
     @property
     def xx(self) -> Tensor:
-        """Scatter (d, d) of x, in units."""
+        """Scatter (d, d) of x, in the columns' units."""
         return self.scatter[: self.inputs, : self.inputs]
 
     @property
     def xy(self) -> Tensor:
-        """Scatter (d, k) of x against y, in units."""
+        """Scatter (d, k) of x and y, in the columns' units."""
         return self.scatter[: self.inputs, self.inputs :]
 
     @property
     def yy(self) -> Tensor:
-        """Scatter (k, k) of y, in units."""
+        """Scatter (k, k) of y, in the columns' units."""
         return self.scatter[self.inputs :, self.inputs :]
 
     @property
@@ -176,7 +176,7 @@ class Moments:
 
     @property
     def rounding_x(self) -> Tensor:
-        """Norms (d,) of rounding errors in the columns of x, in units."""
+        """Norms (d,) of rounding errors in the columns of x, in the columns' units."""
         low, high = self._extremes_of("input")
         peaks = torch.maximum(low.abs(), high.abs()) / self.unit[: self.inputs]
         return rounding_norms(peaks, self.n, self.rounding[0])
@@ -189,11 +189,11 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class SamplePairs:
-    """Batches of x (n, d) and y (n, k), kept as rows while few and as moments when many.
+    """Samples x (n, d) and y (n, k), stored as rows and later as moments.
 
-    Rows are kept up to max(d, k) + 1 samples, moments from there on, so that neither a long
-    stream nor very wide features take more than O(n d) and O(d²) memory. It is immutable, so that
-    measures that have added the same batches share it.
+    The first max(d, k) + 1 samples are stored as rows. Beyond that, moments replace them, so that
+    memory is bounded by O(d²) for long streams and by O(n d) for very wide features. Instances are
+    immutable, so measures that have added the same batches can share one.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class SamplePairs:
     widths: tuple[int, int] | None = None
 
     def added(self, batch: Pair) -> SamplePairs:
-        """Add one batch; a function for `SiteBatch.shared`."""
+        """Add one batch, in the form that `SiteBatch.shared` expects."""
         return self.with_samples(*batch.shared(prepare))
 
     @torch.no_grad()
@@ -222,13 +222,13 @@ class SamplePairs:
         Raises
         ------
         nlbench.NotFinite, nlbench.RequestError
-            For invalid samples, see `as_samples`, and for other numbers of columns than before.
+            For invalid samples (see `as_samples`), or if the number of columns changes.
         """
         x, y = prepared(x, "x"), prepared(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])
         if self.widths not in (None, widths):
-            raise RequestError(f"a batch has {widths} columns, the batches before {self.widths}")
+            raise RequestError(f"a batch has {widths} columns, earlier ones had {self.widths}")
         if count == 0:
             return self
         n = self.n + count
@@ -258,7 +258,7 @@ def _joined(parts: tuple[Prepared, ...]) -> Prepared:
 
 
 NO_PAIRS = SamplePairs()
-"""Initial state of every measure: one object, so that they share the states after it."""
+"""Initial state of all measures, a single object so that later states are shared too."""
 
 
 class PairsAccumulator(Accumulator):

@@ -11,8 +11,8 @@ from nlbench.measures.linear_algebra.products import gram, product
 
 from .samples import rounding_norms
 
-# Weakest direction of standardised inputs in a fit, as a share of the strongest: squared, since
-# sums of squares have the square of the data's condition.
+# Smallest eigenvalue of the correlation matrix that a fit uses, relative to the largest. It is the
+# square of a tolerance for the data, since X'X has the squared condition number of X.
 WEAKEST_SQUARE = 1e-12
 
 # Where the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor,
@@ -21,7 +21,7 @@ PIVOT_MARGIN = 100
 
 
 SPARE_DIRECTIONS = 8
-"""Random vectors in addition to the rank of a matrix, whose directions they span."""
+"""Oversampling: random vectors beyond the expected rank of a matrix in a range finder."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AffineFit:
     mean_x : tensor of shape (d,)
     mean_y : tensor of shape (k,)
     rank : int
-        Number of directions of x that take part.
+        Number of directions of x that the fit uses.
     """
 
     coefficients: Tensor
@@ -108,8 +108,8 @@ class RegressionSums:
         )
 
     def about(self, mean_x: Tensor, mean_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``xx``, ``xy`` and ``yy`` of the rows minus means."""
-        # In place: at large widths each matrix is a considerable part of the memory.
+        """Return ``xx``, ``xy`` and ``yy`` after subtracting the given means from the rows."""
+        # In place: at large widths each matrix takes a considerable part of the memory.
         xx = self.xx.addr(mean_x, self.x, alpha=-1).addr_(self.x, mean_x, alpha=-1)
         xx.addr_(mean_x, mean_x, alpha=self.n)
         xy = self.xy.addr(self.x, mean_y, alpha=-1).addr_(mean_x, self.y, alpha=-1)
@@ -118,18 +118,18 @@ class RegressionSums:
         return xx, xy, yy.clamp(min=0)
 
     def centred(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``xx``, ``xy`` and ``yy`` of the rows minus their own means."""
+        """Return ``xx``, ``xy`` and ``yy`` after subtracting the rows' own means."""
         return self.about(self.x / self.n, self.y / self.n)
 
     def fit(self, peaks: Tensor, rounding: float = 0.0) -> AffineFit:
-        """Fit y on x by least squares; of equal fits the one with the smallest coefficients.
+        """Fit y on x by least squares, with minimum norm if there are several solutions.
 
         Parameters
         ----------
         peaks : tensor of shape (d,)
-            Largest magnitude of each column of x, its origin included.
+            Largest magnitude of each column of x before its origin was subtracted.
         rounding : float
-            Relative error of the values of x; directions within it are left out.
+            Relative error of the values of x; directions that vary by less are left out.
         """
         mean_x, mean_y = self.x / self.n, self.y / self.n
         xx, xy, _ = self.about(mean_x, mean_y)
@@ -151,17 +151,17 @@ class RegressionSums:
         return AffineFit(solved, mean_x, mean_y, rank)
 
     def squared_errors(self, fit: AffineFit) -> float:
-        """Sum the squared errors of a fit to other or the same rows, over all columns of y."""
+        """Sum the squared errors of a fit on these rows, over all columns of y."""
         xx, xy, yy = self.about(fit.mean_x, fit.mean_y)
         coefficients = fit.coefficients.flatten()
         explained = 2 * torch.dot(coefficients, xy.flatten())
         mapped = torch.dot(coefficients, (xx @ fit.coefficients).flatten())
-        # A sum of squares, which rounding may make negative.
+        # Rounding may make this sum of squares negative.
         return max(0.0, (yy.sum() - explained + mapped).item())
 
 
 def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> tuple[Tensor, int]:
-    """Solve for standardised inputs, and count their directions above rounding.
+    """Solve the normal equations, and count the directions that exceed rounding.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
     noise : tensor of shape (d,)
         Share of rounding in the variance of each input.
     max_rank : int
-        Number of directions that the rows can have.
+        Largest rank that the number of rows allows.
     """
     if max_rank >= len(correlation):
         lower, failed = torch.linalg.cholesky_ex(correlation)
@@ -185,7 +185,7 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
 
 
 def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, ascending, and eigenvectors; only the largest ones if few are not 0.
+    """Return ascending eigenvalues and eigenvectors, for low rank only the largest ones.
 
     A matrix of low rank maps random vectors to a basis of all its directions.
     """

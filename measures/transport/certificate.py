@@ -23,7 +23,7 @@ FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 # Largest share of unproved rows for which double precision is tried.
 MAX_DOUBTFUL_SHARE = 1 / 8
 
-# Coordinates from which on a proof with one in `COORDINATES_PER_STRONGEST` is tried first.
+# From this many coordinates on, a proof is first tried with the strongest third of them.
 MIN_SHORTENED_COORDINATES, COORDINATES_PER_STRONGEST = 64, 3
 
 # From potentials u (n,) to lower bounds of min_j (c_ij - c_jj + u_j), at most u_i.
@@ -31,7 +31,7 @@ Lowering = Callable[[Tensor], Tensor]
 
 
 def identity_is_optimal(excess: Tensor, diagonal: Tensor, *, allowed: float) -> bool:
-    """Prove that matching i with i costs at most `allowed` per sample more than the least.
+    """Prove that matching i with i costs at most `allowed` per sample more than the optimum.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def identity_is_optimal(excess: Tensor, diagonal: Tensor, *, allowed: float) -> 
     Returns
     -------
     bool
-        True is a proof; after False the identity may be optimal all the same.
+        True is a proof; False is inconclusive.
 
     Examples
     --------
@@ -60,8 +60,8 @@ def identity_is_optimal(excess: Tensor, diagonal: Tensor, *, allowed: float) -> 
         return torch.add(excess, potential, out=scratch).amin(1)
 
     def guesses() -> Iterator[Tensor]:
-        # For column potentials of zero, the column minima, and half way between the means of
-        # rows and columns.
+        # Column potentials: zero, the column minima, and halfway between the means of rows and
+        # columns.
         yield diagonal
         yield -excess.amin(0)
         yield (excess.mean(1) - excess.mean(0)) / 2
@@ -88,7 +88,7 @@ def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bo
 
     The costs are squared distances, with inner products in float32. A row is settled if its
     smallest entry exceeds the diagonal by more than all roundings; the others are computed again
-    in float64. The strongest few coordinates mostly suffice, so they are tried first.
+    in float64. A few of the strongest coordinates usually suffice, so they are tried first.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bo
     Returns
     -------
     bool
-        True is a proof; after False the identity may be optimal all the same.
+        True is a proof; False is inconclusive.
     """
     if not has_exact_float32_products(a):
         return False

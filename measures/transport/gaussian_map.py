@@ -159,7 +159,7 @@ def _diagonalized(source: Tensor, target: Tensor) -> _Factors:
 
 
 def _by_scipy(source: Tensor, target: Tensor) -> _Factors:
-    # Both are symmetric, so their transposes are the same matrices in Fortran's order.
+    # Both are symmetric, so their transposes are the same matrices in Fortran order.
     factor, failed = lapack.dpotrf(source.numpy().T, lower=1, clean=1)
     lower = torch.from_numpy(factor)
     _check_pivots(lower, source, failed != 0)

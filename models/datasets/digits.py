@@ -39,7 +39,7 @@ def digits() -> Dataset:
     >>> len(data.train), len(data.test), data.train[0][0].shape
     (1285, 512, torch.Size([3, 32, 32]))
     """
-    # Imported here, since it takes a second and a run is planned without it.
+    # Imported here, since the import takes a second and planning a run doesn't need it.
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -24,7 +24,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 LabelledFiles = list[tuple[str, int]]
 
 MAX_FILE_BYTES = 2**30
-_CHECKED_TOGETHER = 4096
+_FILES_PER_CHECK = 4096
 _TRAILER_BYTES = 64
 
 
@@ -54,7 +54,7 @@ class ByteImages(TorchDataset[tuple[Tensor, int]]):
     padding : int
         Rows and columns of zeros on each side.
     channels : int
-        3 repeats a grey image's channel; otherwise the images' own number.
+        Number of channels of the items; 3 repeats the channel of grey images.
 
     Examples
     --------
@@ -120,19 +120,20 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
             return list(threads.map(self.__getitem__, indices))
 
     def check(self) -> None:
-        """Check all files for damage, so that it is found before any work.
+        """Check all files for damage, so that it is found before work begins.
 
-        All checksums of a PNG are compared. A JPEG has none, and only its ends are read: damage
-        in the middle leaves an image, or is found on reading. Other formats are decoded.
+        PNG files are checked against their checksums. JPEG files have none, so only their first
+        and last bytes are read: damage in the middle goes unnoticed or is found when the image is
+        decoded. Other formats are decoded.
 
         Raises
         ------
         nlbench.RequestError
-            With the name of a damaged file.
+            If a file is damaged; the message names it.
         """
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            for start in range(0, len(self), _CHECKED_TOGETHER):
-                files = self._files[start : start + _CHECKED_TOGETHER]
+            for start in range(0, len(self), _FILES_PER_CHECK):
+                files = self._files[start : start + _FILES_PER_CHECK]
                 list(threads.map(check_image, [path for path, _ in files]))
 
     def read_labels(self) -> list[int]:
@@ -145,7 +146,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
 
 def check_image(path: str | os.PathLike[str]) -> None:
-    """Refuse a damaged image file, decoding it only if its format requires it.
+    """Check an image file for damage, decoding it only if its format requires it.
 
     Raises
     ------
@@ -169,7 +170,7 @@ def _ends_with(path: str | os.PathLike[str], mark: bytes) -> bool:
 
 @contextmanager
 def _image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise errors of reading an image as `nlbench.RequestError` with its path."""
+    """Convert errors in reading an image to `nlbench.RequestError` with its path."""
     try:
         yield
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -182,8 +183,8 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     Parameters
     ----------
     path : path
-        In any format that Pillow reads. Grey images get three identical channels. Of 16-bit values
-        the upper 8 bits are used.
+        In any format that Pillow reads. Grey images get three identical channels; 16-bit values
+        are reduced to their upper 8 bits.
     preprocessing : Preprocessing
         Applied without the normalisation.
 
@@ -217,7 +218,7 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to three channels of 8 bits."""
+    """Convert an image to three 8-bit channels."""
     # Pillow would silently clip these values to 0 … 255.
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -59,7 +59,7 @@ class Trial:
         return _measured(model, inputs, measure or self.measure, {**self.settings, **options})
 
     def is_observable(self, model: nn.Module, inputs: Tensor) -> bool:
-        """Return True if the probe can observe a network, independent of the measure."""
+        """Return True if the probe can observe a network, regardless of the measure."""
         probe_name = self.measure.probe
 
         class Blank(Measure):
@@ -79,7 +79,8 @@ def _measured(
 ) -> Result:
     """Measure a network as `nlbench.evaluate` does, without a record."""
     resolved = resolve_settings([measure], settings, inputs=inputs)
-    # Of a network that has learnt its task: other labels would give losses no direction.
+    # The labels are a network's own predictions, as if it had learnt its task: with random labels
+    # the loss would have no direction.
     labels = relu_network()(inputs.float().cpu()).argmax(1)
     facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
     with exact_arithmetic():
@@ -112,7 +113,7 @@ def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
     widths = (WIDTH, 12, 8, CLASSES)
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
-        # Without drawing weights from the global generator.
+        # This leaves the global generator untouched.
         linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             weight = torch.randn(outputs, inputs, generator=generator) * (2 / inputs) ** 0.5

@@ -1,4 +1,4 @@
-"""Networks with drawn weights, ``drawn/depthD-varianceV``: the theory of random networks."""
+"""Networks with random weights, ``drawn/depthD-varianceV``, to test the theory about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"depth([1-9]\d?)-variance(\d+(?:\.\d+)?)")
 class Drawn(Family):
     """ReLU networks without biases, with weights from N(0, variance / fan-in)."""
 
-    description = "ReLU networks without biases and with normal weights; variance 2 is He's"
+    description = "ReLU networks without biases, normal weights; variance 2 is He initialization"
 
     def names(self) -> Sequence[str]:
         """Return examples of names; other numbers are valid, too."""
@@ -37,7 +37,7 @@ class Drawn(Family):
         Raises
         ------
         nlbench.RequestError
-            If the name does not specify one.
+            If there is no network of that name.
         """
         match = _NAME.fullmatch(name)
         if not match or float(match[2]) == 0:

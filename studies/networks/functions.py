@@ -82,5 +82,5 @@ class Functions(Family):
     def describe(self, name: str) -> str:
         """Describe a network in one line."""
         if name in ACTIVATIONS:
-            return f"{ACTIVATIONS[name]} of each number"
-        return f"each number to the power of {name.rpartition('-')[2]}"
+            return f"{ACTIVATIONS[name]} of each element"
+        return f"each element to the power of {name.rpartition('-')[2]}"

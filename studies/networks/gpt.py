@@ -51,7 +51,7 @@ class _Block(nn.Module):
         self.attention = _Attention(width, heads)
         widen, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
-        # GPT-2 scales what is added to the stream by its depth.
+        # GPT-2 scales what is added to the residual stream by depth.
         shrinkage = (2 * depth) ** -0.5
         layers = {self.attention.joined: 1.0, self.attention.out: shrinkage}
         for linear, scale in {**layers, widen: 1.0, narrow: shrinkage}.items():
@@ -88,7 +88,7 @@ class _Attention(nn.Module):
     data="text/python",
 )
 def gpt_small(num_classes: int = 256, input_shape: tuple[int, ...] = (64,)) -> SmallGPT:
-    """Language model of GPT-2's kind with 6 blocks of width 64.
+    """GPT-2-style language model with 6 blocks of width 64.
 
     Parameters
     ----------

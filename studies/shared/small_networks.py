@@ -36,7 +36,7 @@ def trained_network(context: Context, model: str, seed: int, data: str = DATA) -
 
 
 def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]]:
-    """Return the training seeds of vgg8, resnet20 and plain20; two, one and one of them if quick.
+    """Return the training seeds of vgg8, resnet20 and plain20; in quick studies, fewer of them.
 
     vgg8 trains fastest and may have more seeds than the three of the others.
     """
@@ -63,10 +63,10 @@ def measure_networks(
     split: str = "test",
     part: str = "run",
 ) -> Run:
-    """Measure networks trained on digits, and untrained ones, by model and seeds.
+    """Measure networks trained on digits, and untrained ones, for the seeds of each model.
 
-    The batch-norm statistics of untrained networks are those of the samples, since the initial ones
-    belong to no data.
+    Untrained networks get batch-norm statistics of the samples, since their initial statistics do
+    not describe any data.
     """
     subjects: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
         (model, tuple(str(trained_network(context, model, seed)) for seed in seeds), (0,))
