@@ -1,6 +1,7 @@
 """Plans: the cells of a request, and the key of each.
 
 Only the plugins that a request names may import PyTorch here.
+`nlbench.runner` compares a plan with what a folder has already recorded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Registered measures and probes, loaded and checked."""
+"""Registered measures and probes, loaded and checked.
+
+`nlbench.registry` has the groups of entry points, and finds names of all kinds.
+"""
 
 from __future__ import annotations
 

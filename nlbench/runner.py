@@ -1,4 +1,8 @@
-"""Runs: plan a request, measure the missing cells, record each."""
+"""Runs: plan a request, measure the missing cells, record each.
+
+`Preview` compares a plan with the records of a folder: what is left to measure when a run is
+resumed, and what ``nlbench run --dry-run`` prints.
+"""
 
 from __future__ import annotations
 

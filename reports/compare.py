@@ -1,4 +1,7 @@
-"""Comparison of two runs: the differences of their cells, and of their manifests."""
+"""Comparison of two runs: the differences of their cells, and of their manifests.
+
+`Comparison.broken` evaluates the conditions of ``nlbench compare --fail-if``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leaderboard of subjects: values, ranks and their intervals."""
+"""The leaderboard of subjects: values with standard errors, ranks, and their intervals."""
 
 from __future__ import annotations
 

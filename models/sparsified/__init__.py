@@ -1,4 +1,8 @@
-"""Networks whose ReLUs are PReLUs with one slope per channel, made linear unit by unit."""
+"""Networks whose ReLUs are PReLUs with one slope per channel, made linear unit by unit.
+
+`prelu` makes and linearises such a network, and has the penalty of its training. `relu_calls` finds
+the calls of ReLU, `substitution` replaces them by the PReLUs of `layers`.
+"""
 
 from .prelu import (
     checkpoint_metadata,

@@ -1,7 +1,8 @@
 """Linearise networks under a sparsity prior and measure what remains nonlinear.
 
 The checkpoints are in ``checkpoints/`` of the run's folder. Their headers record how they were
-trained, and they can be the subjects of any measure.
+trained, and they can be the subjects of any measure. The recipes are in `linearisation_recipes`,
+the penalty is `nlbench.models.sparsified.penalty`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""``nlbench run``."""
+"""``nlbench run``.
+
+The flags are the fields of the dataclasses in `nlbench.request`; a new flag is a new field there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of cells, measured or not."""
+"""Records of cells, measured or not.
+
+`records_of` groups the measures of a subject by their probe, and makes one pass for each probe.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One pass of a probe over a subject, which feeds all measures of that probe."""
+"""One pass of a probe over a subject, which feeds all measures of that probe.
+
+What is raised becomes a result here (`result_of_error`): an exception of a measure is the result of
+that measure alone, one of the network that of all measures of the pass.
+"""
 
 from __future__ import annotations
 

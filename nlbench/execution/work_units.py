@@ -1,5 +1,6 @@
 """Units of work, their results, and the messages that carry both between processes.
 
+A unit has the cells of one subject, or those of one probe if there are more workers than subjects.
 A unit yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects. `to_message` turns them into
 JSON objects, `from_message` reads those.
 """

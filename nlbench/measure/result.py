@@ -1,4 +1,7 @@
-"""Results: the numbers that one measure computes for one subject."""
+"""Results: the numbers that one measure computes for one subject.
+
+Reports compute standard errors, intervals and ranks from the values of places.
+"""
 
 from __future__ import annotations
 

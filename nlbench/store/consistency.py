@@ -1,4 +1,7 @@
-"""Checks that all records of a run were made in the same way."""
+"""Checks that all records of a run were made in the same way.
+
+`RunFolder.check` compares a request with the records of its folder, and refuses one that differs.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The record of a cell: one result and everything that determined it.
 
-`nlbench.store.run_folder` writes and reads its files.
+`nlbench.store.run_folder` writes and reads its files, `nlbench.serialization.versioned` has the
+version of their format.
 """
 
 from __future__ import annotations

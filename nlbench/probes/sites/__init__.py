@@ -2,6 +2,9 @@
 
 `observation` runs the batches, `intercept` sees the calls, `roles` decides what kind of site a call
 is, `reduce` turns an activation into the (n, d) that measures receive.
+
+Which functions are activations is a fact in `nlbench.introspection.operations.table`;
+`nlbench.introspection.module_stack` recognises modules that write one out.
 """
 
 from __future__ import annotations

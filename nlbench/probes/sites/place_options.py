@@ -1,4 +1,7 @@
-"""Options of the probe `sites` on places and rows, without PyTorch."""
+"""Values of the options of the probe `sites` on places and rows, without PyTorch.
+
+`probe` declares the options.
+"""
 
 from __future__ import annotations
 
