@@ -235,12 +235,12 @@ class AbsoluteDeviation(PathMeasure):
     Limits
     ------
     It grows with the size of the logits and the length of the path: compare networks by
-    ``over_range``. On translated images it measures the response to shifts, nothing else.
-    Two paths know the mean over paths only to about 18 %.
+    ``over_range``. On translated images it measures only the response to shifts.
+    Two paths determine the mean over paths to only about 18 %.
 
     Published code
     --------------
-    Integrates ``|a| + |b| t`` in place of ``|a - b t|``, which is 4.5 to 9 times too large on
+    Integrates ``|a| + |b| t`` instead of ``|a - b t|``, which is 4.5 to 9 times too large on
     VGG8, and omits the last region of each segment.
     """
 

@@ -137,7 +137,7 @@ def _predictions(x: Tensor, y: Tensor, test: Tensor) -> Tensor:
     freedom = n - 1 - kept.sum(1, keepdim=True)
     unexplained = centred.square().sum((0, 2)) - (2 * kept - kept.square()) @ loads.square().sum(2)
     scores = unexplained.clamp(min=0) / freedom.square()
-    # An exact fit of as many directions as samples says nothing.
+    # An exact fit with as many directions as samples carries no information.
     scores[freedom[:, 0] < 0.5] = math.inf
     best = kept[scores.argmin(0)].T  # (r, m)
     return level + torch.einsum(
@@ -182,8 +182,8 @@ class AffineResidual(Measure):
 
     Limits
     ------
-    One number for the whole network, without a place. With many more inputs than samples no map
-    predicts anything: compare with ``permuted``.
+    One number for the whole network, which does not locate the nonlinearity. With many more inputs
+    than samples no map predicts anything: compare with ``permuted``.
     """
 
     name: ClassVar[str] = "affine-residual"

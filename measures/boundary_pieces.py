@@ -58,7 +58,7 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
             gap, gain = left[top] - left, (right - left) - (right[top] - left[top])
             meets = torch.where(gain > 0, gap / gain, torch.inf).clamp(min=share)
             share = float(meets.min())
-            # Of several lines that meet, the steepest is on top from there on.
+            # Where several lines meet, the steepest is the largest beyond that point.
             top = int(torch.where(meets == share, gain, -torch.inf).argmax())
             crossings.append(float(torch.lerp(t[vertex - 1], t[vertex], min(share, 1.0))))
     return torch.tensor(crossings, dtype=torch.float64)

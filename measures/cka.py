@@ -21,8 +21,8 @@ from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import Prepared, Samples, prepared
 from .statistics.samples import centered, check_count, power_of_two
 
-# An HSIC of K with itself is rounding below this share of (tr K)², or for a Gaussian kernel of its
-# mean square.
+# Below this share of (tr K)², or of its mean square for a Gaussian kernel, an HSIC of K with itself
+# is a rounding error.
 MIN_RELATIVE_HSIC = 1e-12
 
 # The unbiased HSIC divides by n - 3.
@@ -234,7 +234,7 @@ def _unbiased_linear_terms(x: Tensor, y: Tensor) -> _HSICTerms:
     the definition become sums of κ and of the diagonal λ of L.
     """
     n = len(x)
-    # Columns that do not vary have been removed, which may be all.
+    # Constant columns, possibly all of them, have been removed.
     unit_x, unit_y = (power_of_two(v) if v.numel() else 0.0 for v in (x, y))
     x, y = x / (unit_x or 1.0), y / (unit_y or 1.0)
     kappa, lam = x.square().sum(1), y.square().sum(1)
@@ -380,7 +380,7 @@ class _DebiasedAccumulator(_SumsAccumulator):
         super().__init__(_min_samples(debiased=True))
 
     def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
-        # Without constant columns, whose rounding errors alone would have a ratio.
+        # Constant columns are dropped: their rounding errors alone would yield a ratio.
         before, after = (centered(side.values[:, side.varying]) for side in (x, y))
         return _unbiased_linear_terms(before, after)
 
@@ -433,7 +433,7 @@ class CKA(PairsMeasure):
     Undefined
     ---------
     A constant input or output, no samples; debiased, no batch of at least four samples, or a
-    similarity of the input or output to itself that vanishes.
+    zero similarity of the input or the output to itself.
 
     Cost
     ----

@@ -68,7 +68,7 @@ def _from_singular_values(values: Tensor) -> Tensor:
 
 
 class _RankAccumulator(PairsAccumulator):
-    """Samples of one site, as rows while few and as moments when many."""
+    """Samples of one site, stored as rows if there are few and as moments otherwise."""
 
     def statistics(self) -> Mapping[str, float]:
         """Return the effective rank of the output of all batches."""

@@ -115,8 +115,8 @@ class Influence(PooledMeasure):
     r"""Influence: mean over rows of 1 - cos between a place's input and its output.
 
     It is the block influence by which ShortGPT orders blocks for removal: 0 for a block that turns
-    no token. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both are of the stream, not of its
-    layer norm, and say nothing about nonlinearity.
+    no token. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both refer to the residual stream, not
+    to its layer norm, and say nothing about nonlinearity.
 
     Definition
     ----------

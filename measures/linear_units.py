@@ -36,11 +36,11 @@ class LinearUnits(Measure):
 
     Cost
     ----
-    One pass without numbers.
+    One pass with tensor shapes only.
 
     Limits
     ------
-    Only exact identities count: 0 for an ordinary network, whatever its weights.
+    Only exact identities count: the value is 0 for an ordinary network with any weights.
 
     Examples
     --------

@@ -170,7 +170,7 @@ class _LinearityAccumulator(Accumulator):
         Raises
         ------
         nlbench.NotFinite, nlbench.RequestError
-            For invalid rows, or other numbers of columns than before.
+            For invalid rows, or if the number of columns changes.
         """
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
@@ -281,7 +281,7 @@ class _LinearityAccumulator(Accumulator):
         return numbers
 
     def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
-        """Return the score of rows at unit length; nothing if they are all equal there."""
+        """Return the score of rows at unit length; empty if they are all equal there."""
         assert self._frame is not None
         origin = self._frame.y / self._frame.unit
         y, predicted = (torch.nn.functional.normalize(side + origin) for side in (y, predicted))
@@ -302,7 +302,7 @@ def _cosine_square(inner: float, first: float, second: float) -> float:
 
 @dataclass(frozen=True)
 class _Target:
-    """What is predicted: the outputs or the branch.
+    """Target of the prediction: the outputs or the branch.
 
     Parameters
     ----------

@@ -127,7 +127,7 @@ class Naswot(Measure):
 
     The kernel counts the units whose inputs have the same sign for two samples: over all observed
     sites in the summary, at one site in the values of places. Scores depend on the number of
-    samples and of units, so that only those of equally many samples compare: the first
+    samples and of units, so only scores for the same number of samples are comparable: the first
     ``naswot.samples`` are used. Undefined where two samples have the same pattern; the reason then
     counts the different ones.
 
@@ -159,7 +159,7 @@ class Naswot(Measure):
 
     Published code
     --------------
-    It takes every position as a unit, ``sites.reduction=flatten`` here, counts only ReLUs, and
+    It treats every position as a unit (``sites.reduction=flatten`` here), counts only ReLUs, and
     compares the 128 samples of one batch of training data.
     """
 

@@ -6,7 +6,7 @@ from nlbench.citation import Source
 
 
 def traced_regions(equation: str) -> Source:
-    """Cite the linear-regions paper, and the paper of the exact tracing."""
+    """Cite the paper on linear regions and the one on exact tracing."""
     return Source(
         "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman, "
         '"Are All Linear Regions Created Equal?", AISTATS 2022; traced exactly after '
@@ -94,7 +94,7 @@ def geometric_complexity_paper() -> Source:
 
 
 def boundary_pieces_paper() -> Source:
-    """Cite the count of pieces of the decision boundary."""
+    """Cite the paper that counts pieces of the decision boundary."""
     return Source(
         'P. Piwek, A. Klukowski, T. Hu, "Exact Count of Boundary Pieces of ReLU Classifiers: '
         'Towards the Proper Complexity Measure for Classification", UAI 2023',
@@ -110,7 +110,7 @@ def boundary_pieces_paper() -> Source:
 
 
 def naswot_paper() -> Source:
-    """Cite the kernel of activation patterns."""
+    """Cite NASWOT, which scores a network by its kernel of activation patterns."""
     return Source(
         'J. Mellor, J. Turner, A. Storkey, E. J. Crowley, "Neural Architecture Search without '
         'Training", ICML 2021',
@@ -125,7 +125,7 @@ def naswot_paper() -> Source:
 
 
 def region_definitions_paper() -> Source:
-    """Cite the comparison of definitions of a linear region."""
+    """Cite the paper that compares definitions of a linear region."""
     return Source(
         'M. Stargalla, C. Hertrich, D. Reichman, "The Computational Complexity of Counting Linear '
         'Regions in ReLU Neural Networks", NeurIPS 2025',
@@ -140,7 +140,7 @@ def region_definitions_paper() -> Source:
 
 
 def length_distortion_paper() -> Source:
-    """Cite the expected growth of lengths through random networks."""
+    """Cite the paper on length distortion in random networks."""
     return Source(
         'B. Hanin, R. Jeong, D. Rolnick, "Deep ReLU Networks Preserve Expected Length", ICLR 2022',
         "length distortion; of trajectories first in Raghu et al., ICML 2017",
@@ -154,7 +154,7 @@ def length_distortion_paper() -> Source:
 
 
 def local_complexity_paper() -> Source:
-    """Cite the number of units that change their state around a sample."""
+    """Cite the paper that defines local complexity."""
     return Source(
         'A. I. Humayun, R. Balestriero, R. Baraniuk, "Deep Networks Always Grok and Here is Why", '
         "ICML 2024",

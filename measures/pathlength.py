@@ -118,7 +118,7 @@ class PathLength(Measure):
 
     Cost
     ----
-    One pass without numbers; with ``empirical`` one forward pass over the samples.
+    One pass with tensor shapes only; with ``empirical``, one forward pass over the samples.
 
     Limits
     ------

@@ -22,7 +22,7 @@ from .path_measure import PathMeasure
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 
-# Vertices tested at once, numbers in memory at once, and vertices from which on a hull is formed.
+# Vertices tested at once, numbers in memory at once, and vertices above which a hull is formed.
 BLOCK_VERTICES, BLOCK_NUMBERS, MIN_HULL_VERTICES = 32, 2**21, 512
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -67,7 +67,7 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
     t, y = trace.t.cpu().numpy(), trace.values.cpu().numpy().astype(np.float64)
     size = np.abs(y).max(0)
     margin = np.maximum(tolerance * np.ptp(y, axis=0), rounding(trace).cpu().numpy())
-    # Any factor of a logit leaves its lines the same; none may overflow below.
+    # Scaling a logit does not change its pieces; unscaled, the products below may overflow.
     unit = np.maximum(size, np.finfo(np.float64).tiny)
     y, margin = y / unit, margin / unit
     count = 0
@@ -119,7 +119,7 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
 def _cut(
     t: Array, y: Array, margin: Array, vertex: int, low: Array, high: Array
 ) -> tuple[float, Array]:
-    """Return where on its last edge, which ends at `vertex`, a piece ends, and the logits there.
+    """Return where a piece ends on its last edge, which ends at `vertex`, and the logits there.
 
     The steepest and the flattest line bound all others there.
     """
@@ -175,8 +175,8 @@ class Pieces(PathMeasure):
 
     Definition
     ----------
-    The least number of intervals of a segment such that on each every logit :math:`f_j` has a line
-    :math:`a_j + b_j t` with
+    The smallest number of intervals of a segment such that on each, every logit :math:`f_j` has a
+    line :math:`a_j + b_j t` with
 
     .. math::
 

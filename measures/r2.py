@@ -31,9 +31,9 @@ KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")
 FOLDS = 5
 
-# Weakest direction of a site's standardised inputs that takes part in the fit, as a share of the
-# strongest. Weaker ones are filled by rounding in float32, and absent or not in float64. As few
-# samples for each input as at a site, every direction explains some of the output by chance.
+# Weakest direction of a site's standardised inputs that the fit uses, as a share of the strongest.
+# In float32 weaker directions consist of rounding errors, and in float64 they may be absent. With
+# as few samples per input as a site has, every direction explains some of the output by chance.
 WEAKEST_DIRECTION = 1e-5
 
 # For streams each fold has its own moments, and is predicted from those of all others: memory
@@ -289,7 +289,7 @@ class _R2Accumulator(PairsAccumulator):
 
 
 class _FoldAccumulator(Accumulator):
-    """All batches of a site in folds, kept as rows while few and as moments when many.
+    """All batches of a site in folds, stored as rows if there are few and as moments otherwise.
 
     Rows are kept up to twice the larger number of columns, so that the less accurate fit from
     moments never has about as many samples as inputs.
@@ -310,7 +310,7 @@ class _FoldAccumulator(Accumulator):
         Raises
         ------
         nlbench.NotFinite, nlbench.RequestError
-            For invalid samples, such as other numbers of columns than before.
+            For invalid samples, or if the number of columns changes.
         """
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
@@ -383,7 +383,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
     crossed = (loads * test.xy[inputs]).sum(0)
     explained = (loads * (test.xx[inputs][:, inputs] @ loads)).sum(0)
     spread = test.yy.diagonal() - 2 * crossed + explained
-    # A sum of squares, which rounding may make negative.
+    # Rounding may make this sum of squares negative.
     errors: Tensor = spread.clamp(min=0) + test.n * offset.square()
     return errors
 

@@ -49,12 +49,12 @@ def count_regions(trace: SegmentTrace) -> RegionCounts:
     """Count the linear regions of a network along a segment, by three definitions.
 
     Two intervals have the same affine map if the line through the ends of the longer one passes
-    the ends of the shorter one within rounding.
+    through the ends of the shorter one within rounding.
 
     Returns
     -------
     RegionCounts
-        Decreasing: ``activation`` is at least ``connected``, and that at least ``affine``.
+        In decreasing order: ``activation`` ≥ ``connected`` ≥ ``affine``.
 
     Raises
     ------
@@ -148,8 +148,8 @@ class Regions(PathMeasure):
 
     Published code
     --------------
-    Most counts activation patterns; a count of different slopes or of Jacobians is another of the
-    three.
+    Most of it counts activation patterns; counts of different slopes or Jacobians correspond to
+    another of the three definitions.
     """
 
     name = "regions"

@@ -96,7 +96,7 @@ def _share_by_numpy(values: Tensor) -> Tensor:
 
 def _share(values: Tensor) -> Tensor:
     magnitudes = values.flatten(1).abs()
-    # As floats, since a sum of booleans is far slower.
+    # Converted to floats, since summing booleans is far slower.
     near = torch.empty_like(magnitudes, dtype=torch.float32)
     torch.le(magnitudes, NEAR_ZERO, out=near)
     counts = near.sum(1)
@@ -105,7 +105,7 @@ def _share(values: Tensor) -> Tensor:
     share = counts.double() / near.shape[1]
     if not len(values):
         return share
-    # Not by a mask, which would synchronise with the GPU.
+    # Indexing by a mask would synchronise with the GPU.
     is_finite = torch.isfinite(magnitudes.amax(1)).to(share.device)
     return torch.where(is_finite, share, torch.nan)
 

@@ -209,7 +209,7 @@ class Substitution(Measure):
 
     Undefined
     ---------
-    Fewer than two judged samples, a batch that skips a place, labels that don't fit the cost.
+    Fewer than two evaluation samples, a batch that skips a place, labels that don't fit the cost.
 
     Cost
     ----
@@ -246,7 +246,7 @@ class Substitution(Measure):
 
     def reset(self) -> None:
         """Discard all places."""
-        # By place and map.
+        # Costs by place and map.
         self._terms: dict[str, dict[str, _Terms]] = {}
         self._primary = ""
         self._cost = ""
@@ -291,7 +291,7 @@ class Substitution(Measure):
         if observation.batch > self._batch:
             self._batch = observation.batch
             n, total, total_squares = self._moments
-            # Relative to the first output, so that an offset costs no digits.
+            # Relative to the first output, so that an offset costs no precision.
             if not n:
                 self._shift = outputs[0]
             shifted = outputs - self._shift

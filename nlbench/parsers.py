@@ -20,7 +20,7 @@ SIZE_TEXT = "a size such as 4GB"
 
 
 def parse_integer(text: str) -> int:
-    """Parse an integer, also as ``1e3`` or ``8.0``; raise ValueError for other text.
+    """Parse an integer, which may be written ``1e3`` or ``8.0``; raise ValueError otherwise.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def parse_integer(text: str) -> int:
     text = text.strip()
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdecimal():
-        # Python parses a limited number of digits; no bound has as many as these.
+        # Python limits the number of digits it parses; no bound has as many as this.
         return int(text[:40])
     number = parse_number(text)
     if not number.is_integer():

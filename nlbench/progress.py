@@ -76,10 +76,10 @@ class ProgressMonitor:
 STYLES = ("auto", "rich", "plain", "none")
 
 LOG_SECONDS = 5.0
-"""Least time between two lines of ``--progress plain``."""
+"""Minimum time between two lines of ``--progress plain``."""
 
 QUIET_LOG_SECONDS = 30.0
-"""Least time before and between the lines of ``--progress auto`` without a terminal."""
+"""Minimum time before and between the lines of ``--progress auto`` without a terminal."""
 
 
 def create_progress(style: str) -> Bar | PlainProgress:
@@ -172,7 +172,7 @@ class PlainProgress:
     Parameters
     ----------
     interval : float
-        Least time between two lines, in seconds.
+        Minimum time between two lines, in seconds.
     is_quiet : bool
         If True, print nothing in the first interval, and only steps.
     """

@@ -15,7 +15,7 @@ from nlbench.errors import without_controls
 LEVELS = 10
 WIDTH, HEIGHT, BAND = 1000.0, 20.0, 5.0
 _GAP = 1.5
-_CLIP_FROM = 200  # values from which on the outermost half per cent at either end is clipped
+_CLIP_FROM = 200  # number of values above which the outermost 0.5 % at either end is clipped
 
 
 @dataclass(frozen=True)

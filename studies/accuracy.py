@@ -112,7 +112,7 @@ class Accuracy(Classifiers):
 def airfoil_networks(runs: Runs) -> pd.DataFrame:
     """Return statistics of the signatures of NeuralFoil's sizes, trained on one task.
 
-    ``accuracy`` is minus the logarithm of the published error, ``parameters`` a logarithm, too.
+    ``accuracy`` is minus the logarithm of the published error, and ``parameters`` is a logarithm.
     """
     scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
     rows = [

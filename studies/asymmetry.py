@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LENGTH = 5.0
 POINTS = 2000
 LAST_STEPS = (4.9, 4.99)
-"""Steps beyond the even ones, where hardly any input is positive."""
+"""Steps beyond the even ones, where almost no input is positive."""
 MIN_ASYMMETRY = 0.1
 MAX_INDEPENDENT = 0.1
 """Score that counts as 0."""
@@ -39,7 +39,7 @@ class Asymmetry(Study):
     minutes = quick_minutes = 0.1
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of ReLU on even points of intervals of length 5 that contain 0."""
+        """Measure the affinity of ReLU at even steps on intervals of length 5 that contain 0."""
         steps = np.linspace(0, LENGTH, 11 if context.quick else 21)[:-1]
         request = Request(
             ("affinity",),

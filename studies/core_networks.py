@@ -151,7 +151,7 @@ def _width(layers: pd.DataFrame) -> Verdict:
 def _same_for_widths(
     quantity: str, means: Sequence[pd.Series[float]], decimals: int, remark: str
 ) -> Verdict:
-    """Judge a mean by ω of the networks of both widths."""
+    """Compare a mean by ω between the networks of both widths."""
     pairs = _paired(*means)
     rows = (
         f"ω = {omega:g}: {row['first']:.{decimals}f} and {row.second:.{decimals}f}"

@@ -70,7 +70,7 @@ class Measures(Study):
     def measure(self, context: Context) -> Runs:
         """Measure every rung of every ladder, one run per ladder."""
         names = context.measures or tuple(registry.entries("measures"))
-        # The affine residual is what all ladders are checked with.
+        # All ladders are checked with the affine residual.
         names = tuple(dict.fromkeys((*names, "affine-residual")))
         ladders = [
             ladder for ladder in LADDERS.values() if not context.quick or ladder.name in QUICK
@@ -96,7 +96,7 @@ class Measures(Study):
             half = {"samples": SAMPLES // 2, "settings": settings | fewer}
             run("twins.half", names, {**plain, **half})
         if not context.quick:
-            # Alone and one at a time: a measure's seconds are those of what it needs.
+            # One measure at a time, so that its seconds include everything that it needs.
             alone = replace(context, execution=ExecutionOptions(threads=1))
             for ladder in TWICE_MEASURED:
                 for measure in names:
@@ -108,7 +108,7 @@ class Measures(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Judge order, exactness, invariance, reliability, agreement and cost."""
+        """Assess order, exactness, invariance, reliability, agreement and cost."""
         cells, descriptions = cells_of(runs), descriptions_of(runs)
         orders = _orders(cells, descriptions)
         names = list(dict.fromkeys(measure for measure, _ in orders))
@@ -185,7 +185,7 @@ def _applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str)
 
 
 def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) -> Orders:
-    """Judge each measure on each ladder, with p-values adjusted over the ladders of a measure."""
+    """Assess each measure on each ladder, with p-values adjusted over the ladders of a measure."""
     residuals = {name: residuals_of(cells, name) for name in LADDERS}
     own = cells[cells.part == ""]
     orders: dict[tuple[str, str], Order] = {}
@@ -311,7 +311,7 @@ _CLAIMS = (
 
 
 def _claims(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> Iterable[Verdict]:
-    """Judge published claims about single measures on the ladders that test them."""
+    """Assess published claims about single measures on the ladders that test them."""
     learnt = float(fits[fits.ladder == "noise"]["training accuracy"].min())
     for measure, ladder, claim, published in _CLAIMS:
         order = orders.get((measure, ladder))

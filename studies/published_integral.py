@@ -1,4 +1,4 @@
-"""The integral of deviation as it is defined, and as published code computes it."""
+"""The integral of deviation as defined, and as published code computes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
     r"""Integrate the distance to the chord as published code does, which is not the deviation.
 
     On each region the distance is :math:`a + b t` with t along the whole segment. The code
-    integrates :math:`|a| + |b| t` in place of :math:`|a + b t|`, so that cancelling terms add up.
+    integrates :math:`|a| + |b| t` instead of :math:`|a + b t|`, so that cancelling terms add up.
 
     Parameters
     ----------

@@ -76,7 +76,7 @@ class _Subject:
     windows, length : int
         Half of the windows are for fitting maps.
     judged : int
-        Most windows that maps are judged on; 0: the other half.
+        Maximum number of windows to evaluate maps on; 0: the other half.
     cost : {"kl", "squared"}
         Encoders have no probabilities of tokens.
     """
@@ -109,7 +109,7 @@ SUBJECTS = {
     "zoo/minilm-l6": _Subject("MiniLM-L6", 160, 64, cost="squared"),
     SMOLLM2: _Subject("SmolLM2-135M", 128, 128, judged=12),
 }
-"""By model. A larger share of SmolLM2's time is for judging: a window takes a second per block."""
+"""Settings by model. SmolLM2 has fewer evaluation windows: each takes a second per block."""
 
 Training: TypeAlias = tuple[dict[str, int], dict[str, Any]]
 TRAINING: Training = (
@@ -331,7 +331,7 @@ def _training_lowers(blocks: pd.DataFrame) -> Verdict:
 
 
 def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
-    """Compare the MLPs of a network with what is published of those of others."""
+    """Compare the MLPs of a network with published results for other networks."""
     scores = [own["held out"].to_numpy() for _, own in mlps.groupby("seed")]
     is_wide = [own.max() > RECOVERABLE and own.min() < NOT_RECOVERABLE for own in scores]
     rises = np.concatenate([np.diff(own) > 0 for own in scores])

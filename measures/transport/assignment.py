@@ -17,7 +17,7 @@ from nlbench.introspection.autodiff import is_differentiated
 
 from .certificate import certified_in_single_precision, identity_is_optimal
 
-# Samples from which on the certificate in single precision saves time.
+# Minimum number of samples for which the certificate in single precision saves time.
 MIN_SINGLE_PRECISION_SAMPLES = 256
 
 
@@ -31,14 +31,14 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
-    """Match each row of a with a row of b, at the least total squared distance.
+    """Match each row of a with a row of b, minimising the total squared distance.
 
     Parameters
     ----------
     a, b : tensor of shape (n, d)
         Both centred.
     precision : float
-        Allowed excess of the matching's root mean squared distance over the least.
+        Allowed excess of the matching's root mean squared distance over the minimum.
 
     Returns
     -------

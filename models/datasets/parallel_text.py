@@ -222,7 +222,7 @@ class ParallelText:
         return Sample(inputs, inputs, pairs.target_tokens[chosen])
 
     def check_weights(self, metadata: Mapping[str, str]) -> None:
-        """Refuse weights that were trained with a different vocabulary.
+        """Raise if weights were trained with a different vocabulary.
 
         Raises
         ------

@@ -30,7 +30,7 @@ FOLD_CYCLES = (20, 4, 2, 1)
 """Common multiples of the folds of `r2` (5), of `linearity` (4) and of `substitution` (2)."""
 
 TEST_PERIOD = 4
-"""Every fourth file is for test."""
+"""Every fourth file is for testing."""
 
 PARTS_OF_ONE_FILE = FOLD_CYCLES[0] * TEST_PERIOD
 MAX_CHARACTERS = 2**23
@@ -52,7 +52,7 @@ class Text(Family):
         return (STANDARD_LIBRARY,)
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return a glob itself if it matches a file: together the files are one dataset."""
+        """Return a glob itself if it matches a file: its files form one dataset."""
         return (pattern,) if _globbed(pattern) else ()
 
     def describe(self, name: str) -> str:
@@ -128,9 +128,10 @@ def _globbed(pattern: str) -> list[Path]:
 class TextWindows:
     """Windows of equal length of packed text files, in an order that separates files.
 
-    Every fourth file is for test. The files of a split form groups of about equal size, whose texts
-    are joined and cut into windows. Sample i is of group i mod g, so that folds i mod k hold
-    different files for each k that divides g, which is 20 unless the text is short or in few files.
+    Every fourth file is for testing. The files of a split form groups of about equal size, whose
+    texts are joined and cut into windows. Sample i is from group i mod g, so that folds i mod k
+    hold different files for each k that divides g, which is 20 unless there is little text or
+    there are few files.
     A single file is cut into 80 parts, which take the place of files.
 
     Parameters
@@ -138,7 +139,7 @@ class TextWindows:
     name : str
     files : tuple of Path
     windows : int
-        Most windows of each split; they are spread evenly over each group.
+        Maximum number of windows of each split, spread evenly over each group.
     length : int
         Tokens of a window, with the tokenizer's marks.
     tokenizer : Tokenizer
@@ -230,7 +231,7 @@ class TextWindows:
         texts = [[*part, *tokenizer.separator] for part in tokenizer.encode(self._texts(phases))]
         for cycle in FOLD_CYCLES:
             groups = [list(itertools.chain(*group)) for group in _balanced(texts, cycle)]
-            # Every group has its turn, the first ones once more.
+            # Groups take turns, and the first ones get one more.
             fitting = min(len(tokens) // size * cycle + i for i, tokens in enumerate(groups))
             if fitting >= max(2, cycle):
                 break

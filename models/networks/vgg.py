@@ -99,7 +99,7 @@ def initialize(network: nn.Module) -> None:
 
 
 def check_numbers(name: str, **numbers: int) -> None:
-    """Refuse a number of channels or classes below 1.
+    """Raise if a number of channels or classes is below 1.
 
     Raises
     ------

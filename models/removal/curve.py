@@ -22,7 +22,7 @@ from nlbench.probes.replacement.prefix import replaced, run_replaced
 IGNORED_LABEL = -100
 
 CHUNK_ROWS = 1024
-"""Rows whose probabilities are in memory together: vocabularies are large."""
+"""Rows whose probabilities are in memory at a time: vocabularies are large."""
 
 SHARES = ("calls", "units", "flops")
 """Weights of calls, for the share of a network that is left."""
@@ -259,7 +259,7 @@ def _replacement(affine: AffineMap, axis: int) -> Callable[[Tensor], Tensor]:
 
 
 def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> float:
-    """Return the mean of a statistic over the share that is left, from all to nothing.
+    """Return the mean of a statistic over the share that is left, from all calls to none.
 
     Examples
     --------

@@ -112,7 +112,7 @@ def train(
         from .training_request import TrainingRequest, load_recipe, resolve_recipe
 
         recipe = resolve_recipe(model, recipe)
-        # All requests are checked before the first training.
+        # All requests are checked before the first network is trained.
         requests = {
             file: TrainingRequest(
                 model, data, recipe, number, weights, label_noise, changes, options, device

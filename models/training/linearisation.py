@@ -136,7 +136,7 @@ def linearise(
 ) -> Run:
     """Linearise a network for each ω and seed, then measure all of them in one run.
 
-    Finished trainings are skipped and interrupted ones resumed.
+    Finished training runs are skipped and interrupted ones resumed.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def linearise(
             settings={**dataset_settings, **(settings or {})},
         )
 
-    # A request that can't be carried out is refused before the first training.
+    # Raise for a request that can't be carried out before the first network is trained.
     preview(measuring(("init",)), folder)
     weights = _train_networks(request, folder / "checkpoints", progress, command)
     return nlbench.run(measuring(tuple(weights)), folder, progress=progress, command=command)
@@ -187,7 +187,7 @@ def linearise(
 def _train_networks(
     request: LinearisingRequest, folder: Path, progress: Progress | None, command: str
 ) -> list[str]:
-    """Train the networks; return their weights, references first, failed trainings included."""
+    """Train the networks; return their weights, references first, including those that failed."""
     if not folder.is_dir():
         warning = check_training(request.linearisation(request.omegas[0], 0, "init"))
         if warning:
@@ -225,7 +225,7 @@ def _train_networks(
 def _starts(
     request: LinearisingRequest, folder: Path
 ) -> tuple[dict[int, str], dict[Path, TrainingRequest]]:
-    """Return the initial weights for each seed, and the trainings that they require."""
+    """Return the initial weights for each seed, and the training requests that they require."""
     start = request.weights if request.starts_trained else "init"
     choice = choose_weights(
         SubjectSpec(request.model, start, request.data, options=request.options)
@@ -243,7 +243,7 @@ def _starts(
 
 
 def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
-    # All digits of ω, so that two values never share a name.
+    # The name has all digits of ω, so that two values never share it.
     number = str(omega).removesuffix(".0")
     return folder / f"{prefix}omega{number}-seed{seed}.safetensors"
 

@@ -72,7 +72,7 @@ class Linearisation(Recipe):
         return self.random_share >= 0
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Refuse a network that can't be linearised; return a warning or an empty string.
+        """Raise if a network can't be linearised; return a warning or an empty string.
 
         Raises
         ------

@@ -30,11 +30,11 @@ Message = dict[str, Any]
 Send = Callable[[Message], object]
 
 THREADS_PER_TRAINING = 1
-"""Small networks gain little from more, and the weights' last bits depend on the number."""
+"""Threads per network: more help little, and the weights' last bits depend on the number."""
 
 
 class _StartFailed(RequestError):
-    """The training that another one starts from has failed."""
+    """The network that another one starts from could not be trained."""
 
 
 _ERROR_CLASSES = {
@@ -52,13 +52,13 @@ def run_trainings(
 ) -> None:
     """Train networks, each after the one whose checkpoint it starts from.
 
-    Finished trainings are skipped and interrupted ones resumed. A failure does not stop the
+    Finished training runs are skipped and interrupted ones resumed. A failure does not stop the
     others.
 
     Parameters
     ----------
     requests : mapping of Path to TrainingRequest
-        By checkpoint; a training comes after those that it depends on.
+        By checkpoint; a request comes after those that it depends on.
     workers : int
         Number of worker processes; 1 trains in this process. The checkpoints are byte-identical
         for any number.
@@ -72,8 +72,8 @@ def run_trainings(
     Raises
     ------
     nlbench.NlbenchError
-        The first failure, with the network's name, after all trainings; later ones are warnings,
-        unless they only lack the checkpoint of a failed one.
+        The first failure, with the network's name, once all others have finished. Later failures
+        are warnings, unless they are due to the missing checkpoint of a failed network.
     """
     pending = {
         file: request
@@ -141,7 +141,7 @@ def train_in_worker(call: Mapping[str, Any], send: Send) -> None:
     try:
         _train(call, send)
     except Exception as error:
-        # An exception in a model's plugin must not stop the other trainings.
+        # An exception in a model's plugin must not stop training of the other networks.
         send(_failure(error))
 
 

@@ -153,7 +153,7 @@ class Recipe:
         return self.stops_early and (not self.until_loss or loss < self.until_loss)
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Return the network to train in place of a network, which may be modified.
+        """Return the network to train, which may be the given one, modified.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class Recipe:
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Refuse a network that the recipe doesn't apply to; return a warning or an empty string.
+        """Raise if the recipe doesn't apply to a network; return a warning or an empty string.
 
         Raises
         ------
@@ -209,7 +209,7 @@ NAKKIRAN = (
 )
 
 # At the paper's learning rate of 0.1, VGG8 without batch norm doesn't learn the digits in their
-# ten steps per epoch: the loss stays at log(10) for the seeds 0 to 2, with a warm-up too. At 0.02
+# ten steps per epoch: the loss stays at log(10) for seeds 0 to 2, even with a warm-up. At 0.02
 # with a warm-up of 200 steps, the seeds 0 to 4 all reach 97 %.
 vanilla = Recipe(
     name="vanilla",
@@ -231,7 +231,7 @@ vanilla = Recipe(
 """Momentum, one step down of the learning rate, no augmentation."""
 
 # The narrow ResNet18s, without batch norm and with residual branches that start near zero,
-# hardly learn in thirty epochs of vanilla on the digits (w = 8: 21 %).
+# barely learn in thirty epochs of vanilla on the digits (w = 8: 21 %).
 adam = Recipe(
     name="adam",
     epochs=30,

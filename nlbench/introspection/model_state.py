@@ -41,12 +41,12 @@ class _Snapshot:
         self.registered = _registered(module)
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
-        """Restore the module; return buffers with copies of what they have to hold again."""
+        """Restore the module; return buffers with copies of the contents to restore."""
         module = self.module()
         if module is None:
             return []
         _SNAPSHOTS.pop(module, None)
-        # A module that creates its layers at its first run has changed for good.
+        # A module that creates its layers in its first run has changed permanently.
         if _registered(module) == self.registered:
             _restore_attributes(module, self.attributes)
         module.training = self.training
@@ -118,7 +118,7 @@ def _snapshot(module: nn.Module) -> _Snapshot:
 
 
 def _fits(buffer: Tensor, before: Tensor) -> bool:
-    """Return True if a buffer can hold a former content."""
+    """Return True if a buffer can hold its former content."""
     same = buffer.shape == before.shape and buffer.dtype == before.dtype
     return same and not buffer.is_meta
 
@@ -147,8 +147,8 @@ def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def preserve_attributes(model: nn.Module) -> Iterator[None]:
     """Restore the attributes of all modules on exit, such as a mask that is cached.
 
-    A network that is run without numbers would cache a mask without numbers. Containers that are
-    attributes are restored too, but not containers inside them, nor the numbers of tensors.
+    A network that runs on the meta device would cache a mask without values. Containers that are
+    attributes are restored too, but neither containers inside them nor the values of tensors.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def preserve_attributes(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, kind, attributes in before:
-            # A lazy module has changed its class for good.
+            # A lazy module has changed its class permanently.
             if type(module) is kind:
                 _restore_attributes(module, attributes, whole=True)
 
@@ -253,12 +253,12 @@ def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def refuse_unobservable(model: nn.Module) -> None:
-    """Refuse a model with a part that is compiled or scripted, or runs in other threads.
+    """Raise if any part of a model is compiled or scripted, or runs in other threads.
 
     Raises
     ------
     nlbench.RequestError
-        Naming the part.
+        If there is such a part; the message names it.
     """
     for name, module in model.named_modules():
         is_compiled = type(module).__name__ == "OptimizedModule" or (

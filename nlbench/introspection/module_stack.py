@@ -2,7 +2,7 @@
 
 All probes name calls here, so that a site has the same name in each of them. A module may be one
 handwritten activation: it has no children, and at most parameters with one number per channel;
-its operations act number by number on its input, at least one of them is not affine, and its
+its operations act elementwise on its input, at least one of them is not affine, and its
 output has its input's shape. ``x * torch.sigmoid(1.702 * x)`` in a module of its own is one
 activation, named after the module.
 """
@@ -57,8 +57,8 @@ _POOLING: tuple[type[nn.Module], ...] = (
 class SiteName:
     """The name of a call.
 
-    It is final when the calling module is left: only then is it known whether the module is one
-    activation, which has the module's name.
+    It is final when the calling module returns: only then is it known whether the module is a
+    single activation, which has the module's name.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ class SiteNames(TorchFunctionMode):
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
     ) -> None:
-        # Without keywords while another thread removes its hook.
+        # The keywords are missing while another thread removes its hook.
         if threading.get_ident() != self._thread:
             return
         if self._stack and (outer := self._stack[-1][1]) is not None:

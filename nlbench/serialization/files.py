@@ -113,7 +113,7 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     origin : str
         Name of the file in messages.
     finite : bool
-        Refuse NaN and infinities, which standard JSON lacks.
+        Raise for NaN and infinities, which standard JSON lacks.
 
     Raises
     ------

@@ -110,7 +110,7 @@ def model(
 
 
 def default_data(name: str) -> str:
-    """Return the default dataset of a registered model, also if the model can't be loaded.
+    """Return the default dataset of a registered model, even if the model can't be loaded.
 
     Examples
     --------

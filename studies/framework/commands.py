@@ -37,18 +37,18 @@ Folder = Annotated[
     Path, typer.Option(help="Folder of all studies, which share its cells and checkpoints.")
 ]
 Data = Annotated[
-    str, typer.Option(help="Dataset in place of the study's own, if the study allows it.")
+    str, typer.Option(help="Dataset instead of the study's own, if the study allows it.")
 ]
 Weights = Annotated[
     str, typer.Option(help="init or trained, for studies of networks with published weights.")
 ]
-StudySeeds = Annotated[list[str] | None, typer.Option(help="Seeds in place of the study's own.")]
+StudySeeds = Annotated[list[str] | None, typer.Option(help="Seeds instead of the study's own.")]
 Measures = Annotated[
     list[str] | None,
     typer.Option(
         "--measures",
         "--measure",
-        help="Measures in place of the study's own.",
+        help="Measures instead of the study's own.",
         autocompletion=completed("measures"),
     ),
 ]

@@ -1,4 +1,4 @@
-"""The context of a study: where it measures, its settings, and its trainings."""
+"""The context of a study: its folder, its settings, and the networks that it trains."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Context:
     Parameters
     ----------
     folder : Path
-        Folder of all studies. Each study has a folder of its name in it and reuses the cells that
-        other studies recorded.
+        Folder of all studies. Each study has its own subfolder and reuses the cells that other
+        studies recorded.
     study : str
     quick : bool
         True for a smaller version: fewer seeds, networks and paths.
     data, weights, seeds, measures
-        Settings that the user chose in place of the study's own; empty if none.
+        Settings that the user chose instead of the study's own; empty if none.
     device : str
     progress : Progress, optional
     execution : ExecutionOptions
@@ -90,7 +90,7 @@ class Context:
     def run(self, request: Request, part: str = "run") -> Run:
         """Carry out an ordinary run, reusing cells recorded here or by another study.
 
-        Pending trainings are carried out first.
+        Requested networks are trained first.
 
         Parameters
         ----------
@@ -174,11 +174,11 @@ class Context:
             Registered names; ``auto`` is the model's own recipe.
         seed : int
         label_noise : float, optional
-            In place of the recipe's.
+            Replaces that of the recipe.
         weights : str
             Initial weights: a name, or the checkpoint of another requested network.
         name : str
-            Part of the checkpoint's file name; equal trainings need equal names.
+            Part of the checkpoint's file name; equal training requests need equal names.
         options : mapping, optional
             Options of the dataset.
         **changes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
-"""Okabe and Ito, "Color Universal Design", 2008, with a grey in place of black."""
+"""Okabe and Ito, "Color Universal Design", 2008, with grey instead of black."""
 
 
 def page_figure(
@@ -88,7 +88,7 @@ def draw_intervals(
     axes: Axes, table: pd.DataFrame, value: str, places: ArrayLike, **style: Any
 ) -> None:
     """Draw a column with the interval of the columns ``low`` and ``high`` at vertical places."""
-    # By rounding, a bound may be on the wrong side of its value.
+    # Rounding may put a bound on the wrong side of its value.
     width = [(table[value] - table.low).clip(0), (table.high - table[value]).clip(0)]
     axes.errorbar(table[value], places, xerr=width, **style)
 

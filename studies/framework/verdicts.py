@@ -184,7 +184,7 @@ def _is_known(array: np.ndarray) -> bool:
 
 
 def correlation_text(symbol: str, correlation: Correlation) -> str:
-    """Write a correlation over networks with its interval.
+    """Format a correlation over networks with its interval.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def correlation_text(symbol: str, correlation: Correlation) -> str:
 
 
 def share_text(share: Correlation) -> str:
-    """Write a share with its interval in percent.
+    """Format a share with its interval in percent.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def share_text(share: Correlation) -> str:
 
 
 def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
-    """Write a mean, with the standard deviation if there are several values.
+    """Format a mean, with the standard deviation if there are several values.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
 
 
 def range_text(values: ArrayLike, form: str = ".2f") -> str:
-    """Write a mean with the smallest and the largest value.
+    """Format a mean with the smallest and the largest value.
 
     Examples
     --------

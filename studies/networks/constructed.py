@@ -1,4 +1,4 @@
-"""Networks whose nonlinearity is an exact knob: no training, one number, closed forms."""
+"""Untrained networks with one parameter that sets their nonlinearity, known in closed form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _rotation(size: int) -> Tensor:
 
 
 def _mixed(inputs: int) -> nn.Linear:
-    """Draw a rotation of the outputs, which keeps all that is known of them in closed form."""
+    """Draw a rotation of the outputs, which preserves all of their closed forms."""
     import torch
 
     return _assigned(_rotation(inputs), torch.zeros(inputs))
@@ -209,7 +209,7 @@ def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
 
 
 def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
-    """Build (1 - t) x + t |x| from the same ReLUs of x and -x, whatever the amount t."""
+    """Build (1 - t) x + t |x| from the same ReLUs of x and -x for any amount t."""
     import torch
     from torch import nn
 

@@ -28,7 +28,7 @@ class Drawn(Family):
     description = "ReLU networks without biases, normal weights; variance 2 is He initialization"
 
     def names(self) -> Sequence[str]:
-        """Return examples of names; other numbers are valid, too."""
+        """Return examples of names; other numbers are also valid."""
         return ("depth8-variance2", "depth8-variance4")
 
     def load(self, name: str) -> Callable[..., nn.Module]:

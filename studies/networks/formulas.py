@@ -76,7 +76,7 @@ FORMULAS: Mapping[str, Curve] = {
 
 
 class _Formula(torch.autograd.Function):
-    # A separate operation, so that the probes see one activation in place of its parts.
+    # A separate operation, so that the probes see one activation instead of its parts.
     generate_vmap_rule = True
 
     @staticmethod
@@ -134,7 +134,7 @@ class _Shuffled(torch.autograd.Function):
 
 
 class Formula(nn.Module):
-    """Activation of an exact amount of nonlinearity, number by number.
+    """Elementwise activation with an exact amount of nonlinearity.
 
     Examples
     --------

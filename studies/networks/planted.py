@@ -48,7 +48,7 @@ class Ladders(Family):
     description = "networks of planted nonlinearity, for the benchmark of measures"
 
     def names(self) -> Sequence[str]:
-        """Return the names of the benchmark's networks; other numbers are valid, too."""
+        """Return the names of the benchmark's networks; other numbers are also valid."""
         return (
             "cnn",
             *(f"cnn-slope{slope:g}" for slope in SLOPES),

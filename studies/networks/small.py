@@ -28,7 +28,7 @@ class Small(Family):
     description = "small perceptrons of any width and depth, for vectors and images"
 
     def names(self) -> Sequence[str]:
-        """Return examples of names; other numbers are valid, too."""
+        """Return examples of names; other numbers are also valid."""
         return tuple(f"{name}-w32-d2" for name in ACTIVATIONS)
 
     def load(self, name: str) -> Callable[..., nn.Module]:
@@ -37,7 +37,7 @@ class Small(Family):
         Raises
         ------
         nlbench.RequestError
-            If the name does not specify one.
+            If there is no network of that name.
         """
         match = _NAME.fullmatch(name)
         if not match:

@@ -133,7 +133,7 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 
 def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
-    """Return the networks whose published weights are available, if their images are, too."""
+    """Return the networks whose published weights are available, if their images also are."""
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info

@@ -118,7 +118,7 @@ nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0), act
 ```
 
 It is an operation of `torch.library` or a subclass of `torch.autograd.Function`. With `kinks` it
-acts number by number, and is continuous and affine between the kinks. Other operations pass rules:
+acts elementwise, and is continuous and affine between the kinks. Other operations pass rules:
 `line=` maps a call to its rule on points of a segment (see `nlbench.probes.lines.rules.rule`),
 `graph=` maps it to the nodes of its output (see `nlbench.probes.graph.rules`), and `axes=` maps
 the axes of its input to those of its output (see `nlbench.introspection.axis_rules`). The facts at

@@ -36,13 +36,13 @@ def register_op(
     op : torch.library operation or torch.autograd.Function
         Such as ``torch.ops.mylib.hat``, what ``torch.library.custom_op`` returns, or a subclass
         of ``torch.autograd.Function``. The forward of the latter is wrapped, so that a probe sees
-        one call of it in place of its parts.
+        one call of it instead of its parts.
     kind : str, optional
         Kind of activation; makes its calls sites.
     kinks : sequence of float, optional
-        For an operation that acts on the numbers of its first argument one by one and is
-        continuous: the points between which it is affine, empty if it is affine everywhere. Its
-        rule on points of a segment follows from calling it.
+        For an operation that acts elementwise on its first argument and is continuous: the points
+        between which it is affine, empty if it is affine everywhere. Its rule on points of a
+        segment follows from calling it.
     modules : sequence of type, optional
         Modules that only call it; their sites have the module's name.
     gates : bool, optional

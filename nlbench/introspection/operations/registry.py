@@ -35,10 +35,10 @@ from .names import qualified_name
 
 FACTS: Mapping[str, Mapping[str, str]] = {
     "acts": {
-        "keeps": "acts number by number and changes no number",
-        "affine": "acts number by number, affine as long as at most one operand is data",
-        "sums": "acts number by number, affine also if several operands are data",
-        "bends": "acts number by number and is not affine",
+        "keeps": "acts elementwise and changes no value",
+        "affine": "acts elementwise, affine as long as at most one operand is data",
+        "sums": "acts elementwise, affine even if several operands are data",
+        "bends": "acts elementwise and is not affine",
     },
     "arranges": {
         "moves": "moves axes of its input",
@@ -55,8 +55,8 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "mixed": "returns channels along an axis that is not known",
     },
     "combines": {
-        "product": "multiplies its operands number by number",
-        "quotient": "divides its operands number by number",
+        "product": "multiplies its operands elementwise",
+        "quotient": "divides its operands elementwise",
         "contraction": "sums over products of its operands",
         "layer": "sums over products with a weight",
         "joins": "puts its operands next to each other",
@@ -81,7 +81,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "memory": "passes the memory of its input to code outside of PyTorch",
     },
     "truth": {
-        "comparison": "compares its operands number by number",
+        "comparison": "compares its operands elementwise",
         "test": "computes other truth values",
     },
 }
@@ -104,7 +104,7 @@ class Operation:
     gates : bool
         True if its output may be the factor of a gate.
     kinks : tuple of float or None
-        Its kinks, if it is piecewise affine and acts number by number.
+        Its kinks, if it is piecewise affine and acts elementwise.
     line : callable or None
         Maps a call to its rule on points of a segment; see `nlbench.probes.lines.rules.rule`.
     graph : callable or None
@@ -165,7 +165,7 @@ class Operation:
         return self.takes in ("shape", "noise")
 
     def is_nonlinear(self, data: int) -> bool:
-        """Return True if it acts number by number and is not affine in its operands.
+        """Return True if it acts elementwise and is not affine in its operands.
 
         Parameters
         ----------

@@ -12,7 +12,7 @@ from .registry import activation, fact
 
 activation("glu", modules=(nn.GLU,))
 activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))
-# Activations that act number by number.
+# Activations that act elementwise.
 for _kind, _others, _modules in (
     ("celu", (), (nn.CELU,)),
     ("elu", (), (nn.ELU,)),

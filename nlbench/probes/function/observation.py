@@ -131,7 +131,7 @@ def observe_function(
 
 
 def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
-    """Refuse a model whose output for a sample depends on the others of its batch."""
+    """Raise if a model's output for a sample depends on the others in its batch."""
 
     def rows(part: Tensor) -> dict[str, Tensor]:
         return {"the output": _outputs(model, part)}

@@ -140,7 +140,7 @@ def _tracked(
 
 
 def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers without numbers, except PReLU's slopes, which matter."""
+    """Return parameters and buffers without values, except PReLU's slopes, which matter."""
     slopes = {
         id(tensor)
         for module in model.modules()

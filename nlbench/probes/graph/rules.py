@@ -45,7 +45,7 @@ class ChannelCall(FunctionCall):
     channel_of : callable
         Maps a tensor to its channel axis; None if it is not known.
     real : callable
-        Maps a stand-in without numbers to the parameter.
+        Maps a placeholder on the meta device to the parameter.
     builder : Builder
     """
 
@@ -102,13 +102,13 @@ class ChannelCall(FunctionCall):
         )
 
     def only(self, *values: Any) -> None:
-        """Refuse a call if an argument other than these depends on the input."""
+        """Raise if an argument other than these depends on the input."""
         allowed = {id(value) for value in values}
         if any(id(t) not in allowed and self.nodes_of(t) is not None for t in self.tensors):
             raise Refused("its weights depend on the input")
 
     def fixed(self, values: Any) -> None:
-        """Refuse a call whose indices or counts depend on the input or have no numbers."""
+        """Raise if indices or counts depend on the input or have no values."""
         for tensor in tensors_in((values,)):
             if self.nodes_of(tensor) is not None:
                 raise Refused("which entries it selects depends on the input")

@@ -32,7 +32,7 @@ class ChannelTracker(SiteNames):
     axes : sequence of int
         Channel axis of each input.
     real : mapping of int to tensor
-        Parameters by the identity of their stand-ins without numbers.
+        Parameters by the identity of their placeholders on the meta device.
     memory : DependentMemory
         Active in the same pass.
     """
@@ -150,7 +150,7 @@ class ChannelTracker(SiteNames):
     ) -> Any:
         """Run a call on tensors that depend on the input, and follow their nodes."""
         name, operands = call.name, call.tensors
-        # PReLU's slopes, which have numbers, can't be combined with an input that has none.
+        # PReLU's slopes, which have values, can't be combined with an input that has none.
         output = operands[0].clone() if name == "prelu" else call.run()
         is_assigned = name in ("setitem", "data") and output is None
         results = list(tensors_in((call.args[0] if is_assigned else output,)))
@@ -200,7 +200,7 @@ class ChannelTracker(SiteNames):
         self._refuse(indices, operands, self._refusal(call.name, "it uses the positions of maxima"))
 
     def _refusals(self, operands: Sequence[Tensor]) -> list[UnsupportedOperation]:
-        """Return why tensors can't be followed, also those that no intercepted call made."""
+        """Return why tensors can't be followed, including those that no intercepted call made."""
         for tensor in operands:
             is_known = any(tensor in seen for seen in (self._nodes, self._inputs, self._refused))
             if not is_known and self._memory.reaches(tensor):

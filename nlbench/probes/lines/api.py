@@ -141,7 +141,7 @@ def trace_segments(
     Parameters
     ----------
     model : torch.nn.Module
-        See `trace_segment`, also for the options and errors.
+        See `trace_segment`, which also describes the options and errors.
     starts, ends : tensor of shape (n, *input)
     method, dtype, memory, sensitivity, resolution
         As in `trace_segment`.
@@ -297,7 +297,7 @@ def observe_paths(
     Parameters
     ----------
     model : torch.nn.Module
-        See `trace_segment`, also for errors.
+        See `trace_segment`, which also describes the errors.
     paths : tensor of shape (p, a, *input)
         p paths of a anchors each.
     method : {"exact", "adaptive", "sampling", "refined", "auto"}

@@ -135,7 +135,7 @@ def _check_size(inputs: Tensor, options: ProbeOptions) -> None:
 
 
 def _check_images(images: Tensor, kind: str) -> None:
-    """Refuse inputs that can't be translated."""
+    """Raise if inputs can't be translated."""
     shape = tuple(images.shape[1:])
     if images.ndim != 4:
         raise Undefined(

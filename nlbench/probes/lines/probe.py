@@ -94,7 +94,7 @@ class Lines(LazyProbe):
         return number if options["paths"] == "pairs" else number * int(options["anchors"])
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:
-        """Refuse more paths than the samples allow."""
+        """Raise if there are too few samples for the paths."""
         number, kind = int(options["number"]), str(options["paths"])
         needed = {"pairs": 2 * number, "random": 2}.get(kind, number)
         if samples is not None and samples < needed:

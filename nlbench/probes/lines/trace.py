@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SLOPE_TOLERANCE_EPS = 256
 """Rounding error of an output, in machine epsilons of its largest magnitude on the segment."""
 OUTPUT_TOLERANCE_EPS = 16
-"""Its minimum, in epsilons of the largest output: an output may be a difference of large terms."""
+"""Minimum of that error, in epsilons of the largest output: terms may be larger than outputs."""
 
 
 @dataclass(frozen=True)

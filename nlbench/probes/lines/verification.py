@@ -1,4 +1,4 @@
-"""Comparison of a trace with the network, independent of the error estimates of the trace.
+"""Comparison of a trace with the network, independently of the trace's error estimates.
 
 At the ends and inside a few regions the network is run, one input at a time, and compared with
 the traced values. At two points of each of these regions all units must be on the same pieces.
@@ -32,7 +32,7 @@ MAX_RELATIVE_ROUNDING = 1e-3
 RELATIVE_KINK_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Distance from a kink, relative to a step's largest value, within which a side is not known."""
 MEASURED_ERROR_FACTOR = 32
-"""The same as a multiple of the measured rounding error."""
+"""Distance within which a side is not known, as a multiple of the measured rounding error."""
 
 
 def check_trace(
@@ -171,7 +171,7 @@ def _check_pieces(
 
 
 def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: int) -> None:
-    """Refuse a step whose values are largely rounding errors, but not all of them."""
+    """Raise if the values of a step are largely, but not entirely, rounding errors."""
     sizes: dict[str, tuple[float, float]] = {}
     with torch.inference_mode():
         for part in torch.split(t, max(1, batch_points)):

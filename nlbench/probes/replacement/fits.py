@@ -65,7 +65,7 @@ class AffineFit:
 
     Notes
     -----
-    Sums are float64 and relative to the first batch's means, so that an offset costs no digits.
+    Sums are float64 and relative to the first batch's means, so that an offset costs no precision.
 
     Examples
     --------
@@ -148,7 +148,7 @@ class AffineFit:
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         covariance = self._products[0] / self.rows - torch.outer(centre_x, centre_x)
         cross = self._products[1] / self.rows - torch.outer(centre_x, centre_y)
-        # Of least norm where channels are linearly dependent.
+        # The minimum-norm solution where channels are linearly dependent.
         weight = torch.linalg.pinv(covariance, hermitian=True, rtol=1e-10) @ cross
         return AffineMap(weight, mean_y - mean_x @ weight)
 
@@ -159,7 +159,7 @@ class AffineFit:
         return AffineMap(weight if len(mean_x) != len(mean_y) else weight[0], mean_y)
 
     def _means(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Return the means of x and y, and the same relative to the shift."""
+        """Return the means of x and y, and those relative to the shift."""
         if self._shift is None:
             raise Undefined("there are no samples to fit a map on")
         x, y = (total / self.rows for total in self._sums)

@@ -1,8 +1,8 @@
 """Intercept calls of a network by their position, to observe or replace their outputs.
 
 A call is identified by the module call that makes it. Unlike its name, which is final only when
-the calling module is left, this is known at once, and stays known if modules before it are
-answered from a cache.
+the calling module returns, this is known immediately, even if outputs of earlier modules come
+from a cache.
 """
 
 from __future__ import annotations

@@ -122,10 +122,10 @@ def observe(
             prefix.disable()
         limit = max(1, int(fitting)) if prefix.is_cached else size
         most_outputs = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
-        # Half of a batch is fitted on, or judged.
+        # Half of a batch is used for fitting, or for evaluation.
         size, limit = min(size, 2 * most_outputs), min(limit, most_outputs)
         most = int(options["judged"]) or None
-        # Moments of modules are few, and what modules compute has no other map by default.
+        # Modules have no limit: they are few, and by default only a full map replaces them.
         full_channels = int(options["affine"]) if of == "activations" else None
         full_channels = full_channels if "affine" in names else 0
         judged: dict[int, int] = {}
@@ -136,7 +136,7 @@ def observe(
                 fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
                 fits = fit_places(model, group, fitted, full_channels=full_channels)
                 reasons += (_why_unfitted(names[0], place, fits[place.name]) for place in group)
-                # The moments of a place are freed with its maps made.
+                # The moments of a place are freed once its maps are made.
                 maps = [
                     (place, name, new)
                     for place in group
@@ -231,7 +231,7 @@ def _with_maps(
 
 
 def _why_unfitted(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
-    """Return the reason for which a place has no map of a name; empty if it has one."""
+    """Return why a place has no map of the given name; empty if it has one."""
     if name in ("channel", "identity"):
         return "" if fit.keeps_channels else UNFITTED[name]
     if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):

@@ -1,6 +1,6 @@
 """Run a network many times with one call replaced, and compute what comes before it once.
 
-The outputs of module calls before the replaced one are answered from a recorded pass. Operations
+The outputs of module calls before the replaced one come from a recorded pass. Operations
 between modules are run again: they are cheap, and those that work in place keep their effect.
 """
 
@@ -128,7 +128,7 @@ class SharedPrefix:
                 for place in places
             )
         except Exception:
-            # A module that reads what a skipped one would have left can raise anything.
+            # A module that reads state that a skipped one would have set can raise anything.
             return False
 
     def disable(self) -> None:
@@ -168,7 +168,7 @@ class SharedPrefix:
         return replace
 
     def _needed_calls(self) -> set[CallId]:
-        """Return the calls that some pass answers itself, not within a larger call."""
+        """Return the calls whose own outputs some pass takes from the cache."""
         times = self._times.values()
         needed = set()
         for call, entry in self._calls.items():

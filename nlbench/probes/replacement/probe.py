@@ -23,7 +23,7 @@ UNFITTED = {
     "affine": "there is no full map: fewer than four rows per coefficient, or more channels than "
     "replacement.affine",
 }
-"""Reasons for which a map of a place is missing."""
+"""Reasons why a map of a place is missing."""
 
 
 def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Replacements(LazyProbe):
     }
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
-        """Return the number of batches of all passes: fitting, and judging."""
+        """Return the number of batches of all passes, for fitting and for evaluation."""
         return (4 if options["crossed"] else 2) * -(-samples // int(options["batch"]))
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:

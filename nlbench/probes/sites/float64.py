@@ -1,7 +1,7 @@
 """Measure a float32 network in float64 where float32's rounding shows at its sites.
 
 What rounding does to a column depends on everything that the network computed it from: the sum of
-a large offset and a small difference is rounded at the scale of the offset, also if the offset is
+a large offset and a small difference is rounded at the scale of the offset, even if the offset is
 subtracted later. Only a pass in float64 shows it, so the first samples are run in both types.
 """
 
@@ -48,7 +48,7 @@ def float64_copy_if_needed(
     ----------
     model : torch.nn.Module
     first_samples : tensor of shape (k, ...)
-        `COMPARED_SAMPLES`, of which two run in float64 too; of fewer than two nothing is known.
+        `COMPARED_SAMPLES`, of which two also run in float64; fewer than two can't be compared.
     options : mapping
         Arguments of `observe_sites`.
     facts : dict
@@ -77,7 +77,7 @@ def float64_copy_if_needed(
     except Exception:
         # The pass over all samples raises it again.
         return None, []
-    # A device that is full after the copy could not run the model at all.
+    # If the copy fills the device, the model could not run on it at all.
     if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:
         facts["not_compared_with_float64"] = "too little memory for a copy of the model"
         return None, []

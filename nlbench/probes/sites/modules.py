@@ -2,7 +2,7 @@
 
 They are found by structure. Blocks are the members of the longest module list that keep the shape
 of their input. Inside a block, attention is the child that mixes positions and the MLP the child
-that does not; which of the two a child is shows when some positions of its input change.
+that does not. To tell them apart, some positions of a child's input are changed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 
 from .place_options import parse_places
 
-# A child of which an output position changes by more, in roundings of its type and in units of
-# its largest output, when other positions change, mixes positions. Rounding changes where a
-# mixture of experts computes with other numbers of tokens.
+# A child mixes positions if, when other positions change, an output position changes by more than
+# this, in roundings of its type and in units of its largest output. Rounding alone changes a
+# mixture of experts that computes with different numbers of tokens.
 MIXING_IN_ROUNDINGS = 2**10
 
 # Levels of modules with a single child that are entered in search of attention and MLP.
@@ -73,7 +73,7 @@ class Place:
     module : torch.nn.Module
         The module that takes the input.
     last : torch.nn.Module
-        The module that returns the output; mostly the same.
+        The module that returns the output, usually the same.
     call : int
         Number of the call of both modules in a forward pass, from 0.
     argument : int or str
@@ -441,7 +441,7 @@ def _end(call: _Call, returned: Any, mode: _FollowedAxes) -> None:
     shape, before = call.inputs[call.argument]
     after = mode.axes(output)
     if before is not None and after is not None and shape == output.shape:
-        # What determines the axes of one determines the other's.
+        # Whatever determines the axes of one also determines those of the other.
         before, after = (after, after) if before.assumed else (before, before)
     call.shapes, call.before, call.after = (shape, output.shape), before, after
 
@@ -495,7 +495,7 @@ def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
             lists[call.path.rpartition(".")[0]].append(call)
     if not lists:
         return []
-    # Of equally long lists the outermost, whose members are called first.
+    # Among equally long lists, the outermost, whose members are called first.
     longest = max(lists.values(), key=_most_of_one_class)
     classes, like = {type(call.module) for call in longest}, longest[0]
     chosen = {call for member in lists.values() for call in member if type(call.module) in classes}

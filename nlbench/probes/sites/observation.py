@@ -49,7 +49,7 @@ def observe_sites(
 ) -> int:
     """Run a model over batches and report every activation call.
 
-    The model runs in evaluation mode, once per batch, and is restored afterwards, also after an
+    The model runs in evaluation mode, once per batch, and is restored afterwards, even after an
     error. No full activation is kept. The output equals that of an unobserved pass bit for bit
     (for transformer layers: without PyTorch's fused fast path), provided that the batch fits into
     memory. A batch that does not is run in microbatches, and each site is still reported once.

@@ -1,13 +1,13 @@
 """Crossings of one step that happen at one place.
 
-Two windows of a pooling that overlap have one leader at times. Then the units behind them are equal
-and cross together, but elsewhere they differ, so they are not copies. The crossings of a step are
-compared by the units' distances from their kinks at both ends of the step: units that agree at both
-ends, or in the ratio of the two distances, cross at one place. Units that agree at one end only may
-cross at one place, as their common cause may end before the crossing or after it.
+Overlapping windows of a pooling layer sometimes have the same leader. The units behind them are
+then equal and cross together, but elsewhere they differ, so they are not copies. The crossings of a
+step are compared by the units' distances from their kinks at both ends of the step: units that
+agree at both ends, or in the ratio of the two distances, cross at one place. Units that agree at
+one end only may cross at one place, as their common cause may end before the crossing or after it.
 
 A distance that units of a layer have at several nodes is flat: their inputs are off or saturated.
-That units agree in a flat distance is not evidence of a common cause.
+Agreement in a flat distance is not evidence of a common cause.
 
 A window switches from one member to another if each is the larger one at its end of the step.
 Members that are equal at an end have had a common cause there, and part where that bends: the

@@ -9,12 +9,12 @@ of what the one before added, and what remains is estimated from the last two ha
 
 as a1 is expected to be twice the remainder, and a2 the remainder. Pairs come by chance, like a
 Poisson process. So the error has a statistical part (the spread of the remainder and of its
-estimate), a systematic part (how far the ratio of a1 and a2 is from 2), and what rounding leaves
-undecided.
+estimate), a systematic part (how far the ratio of a1 and a2 is from 2), and a part that rounding
+leaves undecided.
 
 **Deviation.** The integral of |f - g|, f the network and g the chord, by the trapezoidal rule on
 the piecewise-linear interpolant. Its error falls to a quarter as the step is halved, so two grids
-extrapolate (Richardson). Kinks spoil that order now and then: the error estimate is at least the
+extrapolate (Richardson). Kinks sometimes spoil that order: the error estimate is at least the
 last change of the extrapolated value and a quarter of the one before, and the network is compared
 with the interpolant at `check_places`, where no grid has a node.
 """
@@ -42,11 +42,11 @@ PAIRED_SHARE = 1.5e-2
 """Crossings in pairs that the first grid misses, as a share of those it sees, assumed where no
 pair was seen: 1.4e-2 in networks of two layers of 24 units."""
 RANKED_SHARE = 0.4
-"""The same where units are sorted: three that change places together are seen as two."""
+"""Such a share for sorted units, where three that change places together are seen as two."""
 
 
 def check_places() -> Tensor:
-    """Return places in [0, 1] at which estimates are compared with the network, one a 16th.
+    """Return places in [0, 1] to compare estimates with the network, one in each 16th.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class CrossingEstimate:
         added = totals.diff().clamp(min=0)
         last = added[-2:]
         rest = float(last.sum() / (2 ** torch.arange(len(last), dtype=added.dtype)).sum())
-        # Where the last two halvings added nothing, all of them tell how likely a pair is.
+        # Where the last two halvings added nothing, all halvings determine how likely a pair is.
         weight = 2 ** len(added) - 1
         likely = max(rest, float(added.sum()) / weight)
         # Of crossings that come in pairs, the variance is twice the mean. The estimate of the
@@ -134,7 +134,7 @@ class CrossingEstimate:
         if likely <= MIN_REMAINING_CROSSINGS:
             spread = 0.0
         drift = abs(rest - float(added[-1])) / 2
-        # Pairs come whole; where none was seen, up to half a pair may have been due.
+        # Pairs are missed as a whole; where none was seen, up to half a pair was expected.
         expected = likely + min(1.0, paired_share * seen) / weight
         pair = 2.0 if expected > NEGLIGIBLE_CROSSINGS else 0.0
         gain = counts[-1] - counts[-2]

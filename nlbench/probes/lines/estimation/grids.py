@@ -4,7 +4,7 @@
 node, and halves the grid. Between two nodes, each unit with kinks that changed its side has
 crossed, and each window of max pooling that changed its leader has switched. What would be counted
 twice is removed: crossings and units that are copies (see `copies`), switches of a window that
-follow from a crossing before it, and units that cross together only at times (see `coincidences`).
+follow from a crossing before it, and units that only sometimes cross together (see `coincidences`).
 
 A unit within rounding of its kink at a node keeps the side it had at the node before, so that it
 crosses at most once there. If nothing is known of it before, no crossing is counted and the unit
@@ -34,7 +34,7 @@ FIRST_GRID_STEPS = 4
 COST_PROBE_STEPS = 8
 """Steps of the second grid, from which the cost of an exact trace is predicted."""
 COMPARED_STEPS = (0, 2, 5, 7)
-"""Steps of the second grid in whose middle units are compared with each other."""
+"""Steps of the second grid in the middle of which units are compared with each other."""
 COPY_TOLERANCE_NOISE = 8
 """Difference, in units of their noise, up to which values of two units are equal."""
 BYTES_PER_COMPARED_UNIT = 224

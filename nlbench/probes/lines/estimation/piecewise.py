@@ -19,7 +19,7 @@ from nlbench.probes.lines.rules.rounding import peak
 from .patterns import Margins, Windows, margins_of
 
 COARSE_ROUNDING = 2
-"""Multiple of the expected rounding error from which on the measured error replaces it."""
+"""Multiple of the expected rounding error above which the measured error replaces it."""
 
 PatternCallback = Callable[[Step, int, Margins | Windows], None]
 """Receives a step, the number of its kink, and the pattern of its units."""
@@ -39,7 +39,7 @@ class MeasuredRounding:
     Parameters
     ----------
     noise_floor : tensor of shape (n,)
-        Least noise of each pattern of a pass, in order of call; 0 where the expected noise holds.
+        Minimum noise of each pattern of a pass, in order of call; 0 where the expected noise holds.
     is_coarse : bool tensor of shape (n,)
         True where a value equals its kink by rounding only.
     output_error : float64 tensor of shape (k,)

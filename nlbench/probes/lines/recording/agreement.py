@@ -20,7 +20,7 @@ from .recorder import record_program, run_once
 RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference up to which program and network count as the same function."""
 SPREAD_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
-"""The same, relative to how much an output varies between inputs."""
+"""Difference up to which they count as the same, relative to an output's spread over inputs."""
 TOLERANCE_EPS = 1000
 """Machine epsilons by which two ways of computing the same value may always differ."""
 
@@ -60,7 +60,7 @@ def record_checked_program(network: nn.Module, example: Tensor) -> Program:
 
 
 def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
-    """Refuse a program that does not compute what the network does; see `record_checked_program`.
+    """Raise if a program does not compute what the network does; see `record_checked_program`.
 
     At most four points are computed at a time.
     """
@@ -80,7 +80,7 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
 
 
 def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor:
-    """Run a program on a sample; refuse a step whose output depends on another sample."""
+    """Run a program on a sample; raise if a step's output depends on another sample."""
     precision, output = torch.finfo(sample.dtype).eps, sample
     pairs = zip(walk(program, sample), walk(program, torch.cat([other, sample])), strict=True)
     for alone, together in pairs:

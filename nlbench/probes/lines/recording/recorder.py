@@ -234,7 +234,7 @@ class Recorder(DispatchMode):
         return self._values[output]
 
     def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Refuse attention by name, since the reason of its first step would be misleading."""
+        """Raise for attention by name, since the reason for its first step would mislead."""
         if any(isinstance(x, Tensor) and x in self._values for x in inputs):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
@@ -254,7 +254,7 @@ class Recorder(DispatchMode):
             return self._record(func, name, args, kwargs, [])
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
-        """Refuse access to the memory of a tensor that depends on the input."""
+        """Raise on access to the memory of a tensor that depends on the input."""
         if args and isinstance(args[0], Tensor) and self._is_traced(args[0]):
             raise self._refusal(name, "the computation depends on the values of the input")
 

@@ -48,7 +48,7 @@ def with_samples_first(
     Raises
     ------
     NotAffine
-        If the call is neither a product with a constant from the left nor number by number.
+        If the call is neither elementwise nor a product with a constant on the left.
 
     Examples
     --------

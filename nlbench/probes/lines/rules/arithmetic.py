@@ -242,7 +242,7 @@ def convolution(call: RecordedCall) -> Rule:
     terms = weight[0].numel()
     # A convolution unfolds the inputs of each output, for all points together. On a CPU they have
     # to stay in the cache: few points at a time are up to four times as fast (16 channels of
-    # 32×32: 0.16 ms per point in place of 0.69).
+    # 32×32: 0.16 ms per point instead of 0.69).
     unfolded = terms * math.prod(call.shape[2:])
     part = max(1, MAX_UNFOLDED_BYTES // (weight.element_size() * max(1, unfolded)))
     across_samples = _across_samples(call)
@@ -282,8 +282,8 @@ def _across_samples(call: RecordedCall) -> Apply | None:
     """Return a convolution with the samples as another spatial axis, where that is faster.
 
     In float64 a CPU convolves each sample separately, as a matrix product with one column per
-    position. With few positions it mostly reads the weights, and one product for many samples is
-    faster: by a tenth with 64 positions, twice with 16, four times with 4.
+    position. With few positions, reading the weights takes most of the time, and one product for
+    many samples is faster: by a tenth with 64 positions, twice with 16, four times with 4.
     """
     weight, bias = call.args[1], call.argument(2, "bias")
     if weight.dtype != torch.float64 or weight.device.type != "cpu":

@@ -75,7 +75,7 @@ def largest(call: RecordedCall) -> Rule:
 
 
 def _inner_axes(call: RecordedCall) -> list[int]:
-    """Return the axes that a call works along; refuse that of samples."""
+    """Return the axes that a call works along; raise if that of the samples is one."""
     rank = len(call.shapes[0])
     dim = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
     dim = [dim] if isinstance(dim, int) else list(dim or range(rank))

@@ -65,8 +65,8 @@ class Leaders:
         Maps the inputs at P points to the positions (P, rows, groups) of the leaders, int64, and
         to the values (P, rows, positions).
     members : callable
-        Maps the inputs at P points to the members (P, rows, groups, members) of each group; also
-        from their rates.
+        Maps the inputs at P points to the members (P, rows, groups, members) of each group; it maps
+        their rates likewise.
     tied : callable
         Maps the inputs and their bounds to flags of the members that may be the largest, to all
         members, and to the noise of their distances from the largest (each axis of full size or 1).
@@ -91,7 +91,7 @@ class Ranks:
     Parameters
     ----------
     lines : callable
-        Maps the inputs at P points to (P, groups, units); also from their bounds.
+        Maps the inputs at P points to (P, groups, units); it maps their bounds likewise.
     ranks : sequence of int
         Ranks in the output; 0 is the largest.
     output : callable

@@ -33,7 +33,7 @@ _NOISE_PER_BOUND = {
     torch.float32: torch.finfo(torch.float32).eps / 16,
 }
 MIN_SAMPLED_POSITIONS = 64
-"""Positions from which only every third is counted, since counting takes longer than a maximum."""
+"""Number of positions above which only every third is counted, since counting is slow."""
 MIN_NONZERO_SHARE = 1 / 16
 """Minimum share of a channel's positions that count as nonzero, if any is."""
 
@@ -67,7 +67,7 @@ def largest_bound(bounds: Sequence[Tensor], ndim: int) -> Tensor:
 
 
 def root_sum_squares(errors: Sequence[Tensor]) -> Tensor:
-    """Return the root of the sum of squares, also where squares overflow or vanish."""
+    """Return the root of the sum of squares, even where squares overflow or vanish."""
     return functools.reduce(torch.hypot, errors)
 
 

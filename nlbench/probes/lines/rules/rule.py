@@ -99,7 +99,7 @@ class Rule:
     workspace : int
         Numbers per point that `apply` or `bend` need in addition to inputs and output, if many.
     reserve : int
-        The same, independent of the number of points.
+        Numbers that they need regardless of the number of points.
     pieces : Kinks, Leaders or Ranks, optional
         Pieces of the units, for estimates, samples and checks; None if they are unknown.
     direct : callable, optional
@@ -117,14 +117,14 @@ class Rule:
 
 
 def only_first_traced(call: RecordedCall, why: str = "its parameters depend on the input") -> None:
-    """Refuse a call if any argument but the first depends on the input."""
+    """Raise if any argument of a call but the first depends on the input."""
     others = (*call.args[1:], *call.kwargs.values())
     if not isinstance(call.args[0], Input) or any(isinstance(a, Input) for a in tree_iter(others)):
         raise NotAffine(why)
 
 
 def inner_axis(call: RecordedCall, place: int) -> int:
-    """Return the axis that a call works along; refuse that of samples."""
+    """Return the axis that a call works along; raise if it is that of the samples."""
     axis = int(call.argument(place, "dim")) % len(call.shapes[0])
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")
