@@ -213,7 +213,7 @@ class Substitution(Measure):
 
     Cost
     ----
-    A pass to fit all places, and for each place and map a pass from the place on.
+    A pass to fit all places, and for each place and map a pass that starts at the place.
 
     Limits
     ------

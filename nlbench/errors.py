@@ -26,7 +26,7 @@ class PluginError(NlbenchError):
 class Undefined(NlbenchError, ValueError):
     """The value doesn't exist; the message is the reason.
 
-    A measure raises it for a place or for a whole subject. It is no failure: the status of the
+    A measure raises it for a place or for a whole subject. It is not a failure: the status of the
     result becomes ``undefined``.
     """
 

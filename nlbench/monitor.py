@@ -31,8 +31,8 @@ class Monitor:
         The samples to measure on; see `nlbench.evaluate`.
     measures : sequence of str or Measure class
     every : int, optional
-        Measure every so many steps. By default the steps are spaced so that measuring takes at
-        most 5 % of the time.
+        Number of steps between measurements. By default they are spaced so that measuring takes
+        at most 5 % of the time.
     labels, settings, name : optional
         See `nlbench.evaluate`.
 

@@ -1,7 +1,7 @@
 """Signals that end a process, as a `KeyboardInterrupt` that can be deferred.
 
-Besides SIGINT of Ctrl-C these are SIGTERM, which a cluster sends before it reclaims a machine,
-and SIGHUP of a closed terminal.
+Besides SIGINT from Ctrl-C, these are SIGTERM, which a cluster sends before it reclaims a machine,
+and SIGHUP from a closed terminal.
 """
 
 from __future__ import annotations

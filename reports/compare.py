@@ -225,7 +225,7 @@ class Comparison:
         return sorted(order[:limit])
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
-        """Return the head and the rows of the printed table."""
+        """Return the header and the rows of the printed table."""
         decimals = {
             name: column_decimals(
                 [v for d in self.differences if d.measure == name for v in (d.before, d.after)]

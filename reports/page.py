@@ -276,8 +276,8 @@ def _citation(
 def _fitting(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
     """Return the rows that a page holds, and sentences on what it leaves out.
 
-    With more than `MAX_SUBJECTS` subjects a row holds its first seed only (its values stay those
-    of all seeds), and of too many rows the most and the least nonlinear ones are shown.
+    With more than `MAX_SUBJECTS` subjects a row holds its first seed only (its values remain those
+    of all seeds); if there are too many rows, only the most and the least nonlinear are shown.
     """
     if subjects <= MAX_SUBJECTS:
         return list(rows), []

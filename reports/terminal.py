@@ -102,7 +102,7 @@ def _seeds(row: Row) -> str:
 
 
 def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[str]:
-    """Return the head and the texts of a measure's column."""
+    """Return the header and the texts of a measure's column."""
     entries = [row.entries[name] for row in rows]
     values = [entry.value for entry in entries]
     head = f"{one_line(name)}\n{direction(about.get('more_means', 'neither'))}"

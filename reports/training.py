@@ -98,7 +98,7 @@ class Training:
         -------
         dict of str to list of Change
             The whole network first, then the places that changed, those that changed most first.
-            Paths are no places of a network.
+            Paths are not places of a network.
         """
         changes = {}
         for name in scores.measures:

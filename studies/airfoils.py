@@ -52,7 +52,7 @@ MEASURES = (
 )
 SIGNIFICANCE = 0.05
 SAMPLES = 1024
-"""More than the widest layer has units, whose R² needs them."""
+"""More samples than the widest layer has units, as its R² requires."""
 
 
 class Airfoils(Study):
@@ -73,7 +73,7 @@ class Airfoils(Study):
         sizes = QUICK_SIZES if context.quick else SIZES
         models = tuple(f"zoo/neuralfoil-{size}" for size in sizes)
         seeds = context.seeds_or(3)
-        # The outputs are no logits of classes.
+        # The outputs are not logits of classes.
         settings: dict[str, str | int] = {"substitution.cost": "squared", "airfoils.count": SAMPLES}
         weights = ("trained", "init")
         request = Request(MEASURES, models, ("airfoils",), weights, seeds, 0, settings=settings)

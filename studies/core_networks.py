@@ -167,7 +167,7 @@ def _same_for_widths(
 
 
 def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
-    """Test whether networks of different depth come closer."""
+    """Test whether networks of different depth come closer to each other."""
     deep = WIDTHS[0]
     before = table[(table["mode"] == "reference") & (table.noise == 0)]
     start = before.groupby("model").pathlength.mean()

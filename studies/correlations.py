@@ -225,7 +225,7 @@ def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
     is_strong = any(
         values.min() >= STRONG or values.max() <= -STRONG
         for values in columns.values()
-        # A coefficient that few networks have is not one of every network.
+        # A coefficient that few networks have can't support a claim about every network.
         if 2 * len(values) > len(table)
     )
     return Verdict(

@@ -41,7 +41,7 @@ COLOURS = dict(zip(FAMILIES, _PALETTE, strict=True))
 
 
 MAX_CHANGE = 0.05
-"""Difference of scores that counts as none."""
+"""Difference of scores that counts as zero."""
 
 
 _FOILS = ("xxsmall", "xsmall", "small", "medium", "large", "xlarge", "xxlarge", "xxxlarge")

@@ -117,8 +117,8 @@ def _table(run: Run) -> pd.DataFrame:
 def layer_factor(variance: float) -> float:
     """Compute E √(variance / n) χ_B with B ~ Binomial(n, 1/2) and n = `WIDTH`.
 
-    The sign of a unit's input says nothing of the size of its derivative, so that the derivatives
-    of the units that are on are independent normal numbers.
+    The sign of a unit's input carries no information about the size of its derivative, so the
+    derivatives of the active units are independent normal numbers.
     """
     sizes = (
         math.comb(WIDTH, k) * math.exp(math.lgamma((k + 1) / 2) - math.lgamma(k / 2))

@@ -33,7 +33,7 @@ def in_theory(order: int) -> float:
 
 
 class Polynomials(Study):
-    """Affinity of x, x³, x⁵, … on even points of [-1, 1]."""
+    """Affinity of x, x³, x⁵, … at evenly spaced points of [-1, 1]."""
 
     question = "Does the affinity score fall as the order of a power rises?"
     source = AFFINITY
@@ -41,7 +41,7 @@ class Polynomials(Study):
     minutes = quick_minutes = 0.1
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of the odd powers up to 41; of the published ones if quick."""
+        """Measure the affinity of odd powers up to 41; in quick studies only of published ones."""
         orders = PUBLISHED if context.quick else range(1, 42, 2)
         request = Request(
             ("affinity",),

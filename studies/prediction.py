@@ -169,7 +169,7 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
 
 
 def _trained(context: Context, task: str, model: str, seed: int, decay: float) -> Path:
-    """Request a network; its seed is the number of its share of wrong labels."""
+    """Request a network; its seed is the index of its share of wrong labels."""
     settings, noise = TASKS[task], NOISES[seed]
     return context.request_training(
         model,

@@ -116,7 +116,7 @@ class Removal(Study):
         """Correlate criteria with costs within networks, and compare areas over networks."""
         correlations, areas = _correlations(runs), _areas(runs)
         table = _summary(correlations, areas)
-        # Substitution on other samples is the cost itself, and so a ceiling.
+        # Substitution on other samples is the cost itself, and so an upper bound.
         order = [name for name in table.criterion if name != "substitution"]
         return Findings(
             _verdicts(correlations, areas),

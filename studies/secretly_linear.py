@@ -238,7 +238,7 @@ def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFra
 
 
 def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
-    """Count the pairs of blocks that a score puts in another order than their cost does.
+    """Count the pairs of blocks that a score orders differently than their cost does.
 
     A pair counts if its costs differ by more than two standard errors.
     """
@@ -260,7 +260,7 @@ def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]:
-    """Yield for each pair whose costs differ whether the score puts it in another order."""
+    """Yield, for each pair whose costs differ, whether the score orders it differently."""
     values = zip(sign * blocks[name], blocks.cost, blocks.error, strict=True)
     for (score, cost, error), (other, other_cost, other_error) in combinations(list(values), 2):
         if abs(cost - other_cost) > DECIDED_ERRORS * math.hypot(error, other_error):

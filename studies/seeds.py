@@ -1,4 +1,4 @@
-"""Differences of signatures between trainings of one architecture."""
+"""Differences between the signatures of networks trained with different seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Seeds(Study):
-    """Signatures of nine trainings of VGG8, compared to each other and to other architectures."""
+    """Signatures of VGG8 trained with nine seeds, against each other and other architectures."""
 
     question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY

@@ -97,8 +97,8 @@ def prepared(samples: Samples, name: str) -> Prepared:
 def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
-    # For types shorter than float32 the spacing of float32: means over positions have its digits,
-    # and a pass knows how many were averaged.
+    # Types shorter than float32 get the spacing of float32: means over positions are that precise,
+    # and a pass knows how many positions were averaged.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 

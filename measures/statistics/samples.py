@@ -67,7 +67,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
-    """Return the number of samples of x (n, d) and y (n, k); raise if it differs or is too small.
+    """Return the common number of samples of x (n, d) and y (n, k), after validating it.
 
     Raises
     ------

@@ -83,7 +83,7 @@ def regularized_covariance(
     ridge : float
         Ridge as a share of the mean variance tr Σ / d.
     added : float
-        Ridge as a variance, added as well.
+        Additional ridge, as a variance.
     """
     n = len(data)
     shrunk = shrinkage == "ledoit-wolf"

@@ -182,7 +182,7 @@ def _check_pivots(lower: Tensor, source: Tensor, failed: bool) -> None:
 def _roots(
     squares: Tensor, vectors: Tensor, lower: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute R (r,) and V (r, r), from L and Σy themselves if their product has lost digits."""
+    """Compute R (r,) and V (r, r), from L and Σy themselves if their product is inaccurate."""
     if squares[0] > MIN_EIGENVALUE_RATIO * squares[-1]:
         return squares.sqrt(), vectors
     return _singular_pairs(_factor(target).T @ lower)
@@ -201,7 +201,7 @@ def _factor(matrix: Tensor) -> Tensor:
 def _singular_pairs(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the singular values (r,) of B, and its right singular vectors in columns (r, r).
 
-    They are the roots of the eigenvalues of BᵀB, including the digits of the small ones.
+    They are the roots of the eigenvalues of BᵀB, but small ones are accurate too.
     """
     _, roots, rows = singular_value_decomposition(factor)
     return roots, rows.T

@@ -264,7 +264,7 @@ def _class_folders(root: Path) -> list[str]:
 
 
 def _with_parents(folder: Path) -> set[Path]:
-    """Return a folder and those that contain it, where a link to one of them would be a loop."""
+    """Return a folder and its parents; a link to any of them would form a loop."""
     resolved = folder.resolve()
     return {resolved, *resolved.parents}
 
@@ -294,7 +294,7 @@ def _files_by_class(name: str, root: Path) -> tuple[LabelledFiles, list[str]]:
 def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     """List the image files below a class folder, folder by folder.
 
-    Links to folders are followed, but no folder is read twice, and none that contains this one.
+    Links to folders are followed, but no folder is read twice, and no parent of this one is read.
 
     Raises
     ------

@@ -106,7 +106,7 @@ class PublishedDataset:
         return path
 
     def fingerprint(self, folder: str = "", download: bool = False, **_: str) -> str:
-        """Return the sizes and times of the files, which change with their content."""
+        """Return the sizes and modification times of the files, which change with their content."""
         if download:
             return "downloaded"
         path = self.find(folder)
@@ -374,7 +374,7 @@ def cifar10(folder: str = "", download: bool = False) -> Dataset:
     Reads the Python version: the files ``data_batch_1`` … ``data_batch_5`` and ``test_batch`` in
     `folder` or its subfolder ``cifar-10-batches-py``. Each file may contain only plain data and
     arrays, one label per image, and labels of the 10 classes. The dataset's ``preprocessing``
-    records if the MD5 sums are the published ones.
+    records whether the MD5 sums are the published ones.
 
     Parameters
     ----------
@@ -427,7 +427,7 @@ def mnist(
 
     Reads the four IDX files ``train-images-idx3-ubyte``, …, compressed (``.gz``) or not, in
     `folder` or its subfolder ``MNIST/raw``. The magic number, element type, dimensions and length
-    of each file are checked, and that the labels are below 10.
+    of each file are validated, and labels must be below 10.
 
     Parameters
     ----------
@@ -436,7 +436,7 @@ def mnist(
     download : bool
         Download missing files into the folder with torchvision.
     size : {"32", "28"}
-        32: padded with two black pixels on each side, for networks for 32×32.
+        32: padded with two black pixels on each side, for networks that take 32×32 images.
     channels : {"1", "3"}
         3: the grey channel three times.
 

@@ -34,7 +34,7 @@ TEST_PERIOD = 4
 
 PARTS_OF_ONE_FILE = FOLD_CYCLES[0] * TEST_PERIOD
 MAX_CHARACTERS = 2**23
-"""Read of a split, which takes a tokenizer a few seconds."""
+"""Maximum length of the text of a split; tokenizing it takes a few seconds."""
 
 OPTIONS = {
     "windows": Option(40, "most windows of each split", minimum=2, maximum=100_000),

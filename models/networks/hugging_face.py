@@ -39,7 +39,7 @@ VOCABULARIES = (
 IMAGE_SETTINGS = "preprocessor_config.json"
 
 INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers."""
+"""Names of interpolation modes by Pillow's numbers."""
 
 INSTALL = "pip install 'nlbench[transformers]'"
 
@@ -132,7 +132,7 @@ def model_folder(name: str) -> Path:
     try:
         return Path(hub.snapshot_download(name, local_files_only=True))
     except Exception as error:
-        # Several types, for names that can't be a repository's too.
+        # Errors have several types, for example for names that can't be a repository's.
         raise RequestError(
             f"hf/{name}: no such folder, and no such model in {_cache_folder()}; nlbench downloads "
             f"no models (hf download {name} does)"
@@ -227,7 +227,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _decides(path: Path) -> bool:
-    """Return True if a file decides numbers besides the file of weights itself."""
+    """Return True if a file, other than that of the weights, affects the numbers."""
     is_shard = path.suffix in (".safetensors", ".bin") and "-of-" in path.name
     return is_shard or path.suffix in (".json", ".txt", ".model")
 
@@ -283,7 +283,7 @@ def _network(folder: Path, config: Mapping[str, Any]) -> nn.Module:
 def _trained_state(
     folder: Path, config: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the weights by transformers, which knows former names and shards, in float32."""
+    """Read the weights with transformers, which handles old names and shards, in float32."""
     import torch
 
     kind, parsed = _class_and_config(folder, config)

@@ -71,8 +71,8 @@ class ResidualNetwork(nn.Module):
     """A 3×3 stem and three stages of blocks with 16, 32 and 64 channels.
 
     It has 6n + 2 layers with weights for n blocks per stage. Batch norm follows every convolution;
-    average pooling and a linear layer follow the last stage. Convolutions are initialised after He
-    et al. (normal, variance 2 / fan-in), the rest as by PyTorch.
+    average pooling and a linear layer follow the last stage. Convolutions are initialised as in He
+    et al. (normal, variance 2 / fan-in), other layers with PyTorch's defaults.
 
     Parameters
     ----------
@@ -195,9 +195,9 @@ class ResNet18(nn.Module):
     convolutions have biases.
 
     The initialisation is that of Fixup without its extra scalars. All biases are zero. With L = 8
-    residual branches of m = 2 layers, the first layer of each branch is initialised after He et
+    residual branches of m = 2 layers, the first layer of each branch is initialised as in He et
     al., times L^(-1 / (2m - 2)). The last layer of each branch and the linear layer, which Fixup
-    sets to zero, are normal with standard deviation 1e-6. Stem and shortcuts are initialised after
+    sets to zero, are normal with standard deviation 1e-6. Stem and shortcuts are initialised as in
     He et al. (normal, variance 2 / fan-in).
 
     Parameters

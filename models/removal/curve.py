@@ -112,8 +112,9 @@ def weights_of_calls(
     """Return the weight of each call, by `SHARES` and by name.
 
     ``calls``: 1. ``units``: its number of channels. ``flops``: the floating-point operations of
-    matrix products and convolutions since the previous call, which would be one affine map with
-    the next ones without it; of modules, which have full maps, those inside.
+    matrix products and convolutions since the previous call, which merge with the following ones
+    into one affine map if the call is removed; for modules, which are replaced by full maps, the
+    operations inside.
     """
     counter, total = FlopCounterMode(display=False), 0
     by_call = {call.call: call for call in calls}

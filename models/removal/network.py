@@ -53,8 +53,8 @@ def remove(
     Raises
     ------
     nlbench.RequestError
-        If a place is unknown, or the network needs what a map doesn't do: an activation that
-        overwrites its input, or other outputs of a module.
+        If a place is unknown, or the network relies on something that a map doesn't do: an
+        activation that overwrites its input, or other outputs of a module.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def _with_layers(
 
         interception.run(example.clone(), record)
         layers = {call.name: _layer(twin, call, *traffic[call.call], of) for call in chosen}
-        # Identities: what the new layers are at first.
+        # The new layers start as identities.
         maps = {call.call: partial(_mapped, layers[call.name]) for call in chosen}
         expected = run_replaced(interception, example, maps)
     _replace(twin, chosen, list(traffic), layers)

@@ -46,7 +46,7 @@ class RemovalRequest:
     of : str
         Kind of places, as for ``sites.of``.
     has_curve : bool
-        Measure the networks between the whole one and the one that is left, and beyond it.
+        Measure the network after each removal, including those beyond the requested share.
     """
 
     criterion: str

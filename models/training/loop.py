@@ -39,13 +39,13 @@ class Epoch:
         Mean loss of the samples, each before the step that used it, without the recipe's penalty.
     train_accuracy : float or None
     test_accuracy : float
-        Share of images, or tokens of a translation, predicted right at the end of the epoch. In
-        training the corrupted labels count. The training accuracy takes a separate pass, which is
-        made only where training may end (`Recipe.needs_train_accuracy`); else it is None.
+        Share of images, or tokens of a translation, predicted correctly at the end of the epoch.
+        In training the corrupted labels count. The training accuracy takes a separate pass, which
+        is made only where training may end (`Recipe.needs_train_accuracy`); else it is None.
     scores : mapping of str to float
         Scores of the recipe, such as ``linear_share``.
     running_accuracy : float or None
-        Share of training samples predicted right during the epoch: augmented, in training mode,
+        Share of training samples predicted correctly during the epoch: augmented, in training mode,
         before the step that used them.
     """
 
@@ -88,14 +88,14 @@ class TrainingResult:
 
     @property
     def train_accuracy(self) -> float:
-        """Share of training samples predicted right, corrupted labels included."""
+        """Share of training samples predicted correctly, including corrupted labels."""
         accuracy = self.history[-1].train_accuracy
         assert accuracy is not None
         return accuracy
 
     @property
     def test_accuracy(self) -> float:
-        """Share of test samples predicted right."""
+        """Share of test samples predicted correctly."""
         return self.history[-1].test_accuracy
 
 

@@ -29,10 +29,10 @@ Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
 IGNORED_TARGET = -100
-"""Target without a prediction, by the convention of PyTorch's losses."""
+"""Target of positions without a prediction, as in PyTorch's losses."""
 
 REGRESSION_TOLERANCE = 0.1
-"""Largest distance from its target at which a predicted value counts as right."""
+"""Largest distance from its target at which a predicted value counts as correct."""
 
 EVALUATION_BATCH_SIZE = 512
 
@@ -41,7 +41,7 @@ NUMBERS_PER_BATCH = 2**22
 
 
 class Task(ABC):
-    """Prediction of one of `classes` for each target, by the cross entropy.
+    """Prediction of one of `classes` for each target, trained with the cross-entropy.
 
     A dataset other than labelled images has a method ``task(recipe, seed)`` that returns one.
 
@@ -92,7 +92,7 @@ class Task(ABC):
         return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Compute the share of a split's targets predicted right, corrupted labels included.
+        """Compute the share of a split's targets predicted correctly, including corrupted labels.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class Regression(InMemoryTask):
 
 
 class Translation(InMemoryTask):
-    """Prediction of the target's next token from the source and the tokens before.
+    """Prediction of the target's next token from the source and the preceding tokens.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 DEFAULT_LENGTH = 64
-"""Length of an axis of any length, where a network is built without data."""
+"""Length of an axis that may have any length, if a network is built without data."""
 
 
 @dataclass(frozen=True)

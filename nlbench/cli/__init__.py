@@ -1,4 +1,4 @@
-"""The command line: one module a command.
+"""The command line: one module per command.
 
 Plugins add commands through the entry-point group ``nlbench.commands``.
 

@@ -117,7 +117,7 @@ add_commands(app, entry_points("nlbench.commands"))
 
 
 def main() -> None:
-    """Run a command; an error of the user prints one line and exits with status 2."""
+    """Run a command; a user error prints one line and exits with status 2."""
     with interruptible():
         try:
             status = _status()
@@ -145,7 +145,7 @@ def _exit(status: int) -> NoReturn:
 
 
 THREAD_SECONDS = 1.0
-"""Time that threads have to end after a command."""
+"""Time limit for threads to end after a command."""
 
 
 def _status() -> int:
@@ -186,7 +186,7 @@ def _status() -> int:
         is_broken_pipe = isinstance(stop.__context__, BrokenPipeError)
         status = BROKEN_PIPE_STATUS if is_broken_pipe else stop.code
     except OSError as error:
-        # A problem with a file, and no defect.
+        # A problem with a file, not a defect.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
         file = f"{shorten(error.filename)}: " if error.filename else ""
@@ -207,7 +207,7 @@ def _run_command() -> object:
     Raises
     ------
     KeyboardInterrupt
-        Also if other code swallowed it, or raised another error because of it.
+        Even if other code swallowed it, or raised another error because of it.
     """
     with interruptions_first():
         _check_lengths(sys.argv[1:])

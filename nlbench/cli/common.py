@@ -65,7 +65,7 @@ def completed(group: str) -> Callable[[str], list[str]]:
 
 
 def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = False) -> None:
-    """Print rows with equal keys as a table, by default without a head."""
+    """Print rows with equal keys as a table, by default without a header."""
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run a command; Ctrl-C prints one line, even during imports."""
     sys.unraisablehook = _print_unraisable
-    # Read when PyTorch is imported. By default its threads spin while they wait for each other:
-    # next to other programs they take the time of the threads that they wait for.
+    # Read when PyTorch is imported. By default its threads spin while they wait for each other: on
+    # a busy machine they take CPU time from the threads that they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with interruptible():
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def traceability(
     names: Iterable[str], dataset: Data, step: Callable[[str], None] = lambda name: None
 ) -> list[dict[str, Any]]:
-    """Determine for each model if it can be traced exactly, and what prevents it.
+    """Determine whether each model can be traced exactly, and if not, why.
 
     A model is built for the dataset's inputs or, if it refuses them, for the default inputs of
     its builder. It has no weights if it can be built on PyTorch's ``meta`` device, so that large

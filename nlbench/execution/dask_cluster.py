@@ -48,7 +48,7 @@ def measure_on_cluster(
                 if isinstance(answer, dict):
                     yield from _new_results(answer, missing, progress)
                     continue
-                # Its events arrived before, except those lost with a connection.
+                # Its events have already arrived, except those lost with a connection.
                 unit = pending.pop(answer.key)
                 problem = _problem(answer)
                 for event in [] if problem else answer.result():
@@ -77,7 +77,7 @@ CLOSE_SECONDS = 10.0
 
 
 def _call_within(seconds: float, function: Callable[[], None]) -> None:
-    """Call a function, without interruption, and return when it ends or the time is over.
+    """Call a function, without interruption, and return when it ends or its time is up.
 
     A Dask client that is interrupted while it closes waits for timeouts.
     """

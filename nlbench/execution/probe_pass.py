@@ -1,7 +1,7 @@
 """One pass of a probe over a subject, which feeds all measures of that probe.
 
-What is raised becomes a result here (`result_of_error`): an exception of a measure is the result of
-that measure alone, one of the network that of all measures of the pass.
+Exceptions become results here (`result_of_error`): one raised by a measure is the result of that
+measure alone, and one raised by the network is the result of all measures of the pass.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Feed:
     def update(self, observation: object, order: tuple[int, ...] | None = None) -> None:
         """Pass an observation to the measure, unless an earlier one has failed.
 
-        Of several that fail in threads the first in order counts, not the first in time.
+        If several fail in threads, the first in order counts, not the first in time.
         """
         if self.failure is not None and (order is None or order >= self._failed_at):
             return

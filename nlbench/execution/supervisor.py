@@ -93,7 +93,7 @@ class Worker:
         own_socket, worker_socket = socket.socketpair()
         # Some libraries start their threads before `torch.set_num_threads` is called.
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        # Threads that spin while they wait take the time of those that they wait for.
+        # Threads that spin while waiting take CPU time from those that they wait for.
         waiting = {"OMP_WAIT_POLICY": "PASSIVE"}
         with own_socket, worker_socket:
             handle = worker_socket.fileno()

@@ -27,7 +27,7 @@ from nlbench.progress import ProgressMonitor
 from .work_units import Unit, to_message
 
 IDLE_SECONDS = 60.0
-"""A worker without an order for so long ends and frees its memory and GPU."""
+"""Time without an order after which a worker ends and frees its memory and GPU."""
 
 
 class CellTimeout(NlbenchError):
@@ -119,7 +119,7 @@ class Messenger(ProgressMonitor):
             self._seconds[measure] += passed
 
     def _send_running(self) -> None:
-        """Send the running measure; of several the one that will exceed the limit first."""
+        """Send the running measure; if there are several, the first to exceed the limit."""
         if self._timeout is None:
             return
         if not self._running:

@@ -273,7 +273,7 @@ def _channel_axis(operation: Operation, rank: int) -> int | None:
 
 
 class _AllFound(BaseException):
-    """Ends a pass; not an Exception, so that a network that catches those lets it pass."""
+    """Ends a pass; not an Exception, so that a network that catches exceptions can't catch it."""
 
 
 class _ChannelAxisFinder(TorchFunctionMode):

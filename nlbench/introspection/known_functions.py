@@ -1,4 +1,4 @@
-"""Recognition of activation functions that a module writes out itself."""
+"""Recognition of activation functions that a module implements itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# A module is a function if it differs by no more, in float64: constants such as sqrt(2 / pi) are
-# written with seven digits or more. The two forms of GELU differ by 5e-4.
+# A module computes a function if they differ by no more than this, in float64: constants such as
+# sqrt(2 / pi) are written with seven digits or more. The two forms of GELU differ by 5e-4.
 TOLERANCE = 1e-6
 
 _FUNCTIONS: Mapping[str, Sequence[Callable[[Tensor], Tensor]]] = {
@@ -73,7 +73,7 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Compute a tensor in a thread of its own, where no probe follows; None if that fails."""
+    """Compute a tensor in a separate thread, unseen by probes; None if that fails."""
     results: list[Tensor] = []
 
     def work() -> None:
@@ -89,7 +89,7 @@ def _unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
 def is_root_mean_square_norm(module: nn.Module, width: int) -> bool:
     """Return True if a module maps x (..., width) to w x / sqrt(mean x²) for some weights w.
 
-    Whatever its parameters hold: it is run with random ones.
+    The values of its parameters don't matter: it is run with random ones.
 
     Examples
     --------

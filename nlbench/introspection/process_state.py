@@ -34,7 +34,7 @@ class ProcessChanges:
 def restored_process_state() -> Iterator[ProcessChanges]:
     """Restore the settings and functions of the process on exit, and name those that changed.
 
-    Of blocks that overlap in several threads, the last one to end restores what they share.
+    If blocks overlap in several threads, the last one to end restores what they share.
 
     Not covered: random generators, for which there is `nlbench.introspection.random_state`;
     functions and variables of other libraries; kernels registered with ``torch.library``.

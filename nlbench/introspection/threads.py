@@ -67,8 +67,8 @@ def overlap_pays(device: torch.device) -> bool:
 def measure_threads(device: torch.device) -> int:
     """Return the number of threads for measures that run in parallel with the forward pass.
 
-    With a GPU, all of PyTorch's threads, which the network does not need; with a network on the
-    CPU one.
+    With a GPU, it is all of PyTorch's threads, which the network does not need; with a network on
+    the CPU, one.
 
     Examples
     --------
@@ -87,8 +87,8 @@ def _available_cores() -> int:
 def single_blas_thread() -> Iterator[None]:
     """Limit NumPy's and SciPy's BLAS libraries to one thread.
 
-    The limit applies to the whole process. Of overlapping contexts the first sets and removes
-    it; code that starts threads stays inside for as long as they run.
+    The limit applies to the whole process. If contexts overlap, the first one sets and removes
+    it; code that starts threads must stay inside as long as they run.
     """
     if not _BLAS_LIMIT.acquire(blocking=False):
         yield

@@ -62,7 +62,7 @@ class Measure(ABC):
         True if several threads may update different sites concurrently: ``update`` reads and
         changes only the state of the observed site and draws no random numbers. The batches of
         one site arrive in order, one at a time, and its first batch while no other thread updates.
-        Not inherited: every class declares it anew.
+        Not inherited: every class has to declare it.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 """Records of cells, and the folders of runs.
 
-`run_folder` determines where a record lies, `table` makes the tidy table of all records, `run` is
-what users get, `consistency` refuses records that were made in different ways.
+`run_folder` determines where a record is stored, `table` builds the tidy table of all records,
+`run` is the interface for users, and `consistency` rejects records made in different ways.
 """

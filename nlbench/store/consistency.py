@@ -1,6 +1,6 @@
 """Checks that all records of a run were made in the same way.
 
-`RunFolder.check` compares a request with the records of its folder, and refuses one that differs.
+`RunFolder.check` compares a request with the records of its folder, and rejects it if they differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder of a run: where records lie and who may write them.
+"""The folder of a run: where records are stored and who may write them.
 
 It holds ``manifest.json``, one ``cells/KEY.json`` per cell and ``scores.csv`` (the tidy table);
 the runner adds ``request.toml``, the reports a page. A folder may come from a stranger: its
@@ -28,7 +28,7 @@ from .record import Record, is_plain_name
 from .table import table_text, tidy_table
 
 TABLE_SECONDS = 30.0
-"""Seconds between two writings of the table while cells are added."""
+"""Seconds between two updates of the table while cells are added."""
 
 _CHECKPOINTS = "checkpoints"
 
@@ -287,7 +287,7 @@ class RunFolder(LockedFolder):
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Don't search for cycles, which records have none of: it takes a fifth of reading them."""
+    """Skip the check for cycles, which records don't have: it takes a fifth of reading them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

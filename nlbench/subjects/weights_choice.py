@@ -28,7 +28,7 @@ class WeightsChoice:
     ----------
     label : str
         ``trained``, ``init``, ``calibrated`` or the checkpoint's file name, after that of its
-        training if it lies in ``NAME.training``.
+        training if it is in ``NAME.training``.
     file : Path or None
         None for freshly initialised weights.
     note : str
@@ -59,7 +59,7 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     nlbench.RequestError
         If ``trained`` is requested without a checkpoint, or a file doesn't exist.
     """
-    # Before the weights, so that an unknown model is reported with any of them.
+    # Before the weights, so that an unknown model is reported regardless of the weights.
     info = model_info(registry.load("models", spec.model))
     choice = _choose(spec, info)
     return replace(choice, model=info.fingerprint()) if info.fingerprint else choice

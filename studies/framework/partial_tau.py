@@ -16,7 +16,7 @@ from .trends import LEVEL
 RESAMPLES = 1000
 MIN_NETWORKS = 4
 RESIDUAL_DECIMALS = 10
-"""Residual scores, of the order of 1, that agree so far are equal up to rounding."""
+"""Decimals to which residual scores, of the order of 1, agree if they differ by rounding only."""
 
 Array = NDArray[np.float64]
 Group = tuple[ArrayLike, ArrayLike, Sequence[ArrayLike]]

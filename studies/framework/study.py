@@ -74,7 +74,7 @@ class Study(ABC):
     takes: ClassVar[tuple[str, ...]] = ()
 
     def missing(self) -> str:
-        """Return what the study can't run without, with its installation; empty if nothing.
+        """Return the missing requirements and how to install them; empty if there are none.
 
         Studies chosen by a glob are then skipped.
         """

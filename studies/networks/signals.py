@@ -1,4 +1,4 @@
-"""A convolutional network for signals of one dimension, such as MNIST-1D's."""
+"""A convolutional network for one-dimensional signals, such as those of MNIST-1D."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Order:
     def word(self) -> str:
         """One of `WORDS`, or the mark if not judged.
 
-        A measure sees a ladder if its values rise significantly. It recovers it if, moreover, the
+        A measure sees a ladder if its values rise significantly. It also recovers the ladder if the
         order of more than half of all networks is recovered significantly, which takes at least
         five networks. It inverts the ladder if its values fall significantly.
         """

@@ -1,4 +1,4 @@
-"""Outcomes of trained classifiers: generalisation gap, robustness, and how many units can go."""
+"""Outcomes of trained classifiers: generalisation gap, robustness, and removable units."""
 
 from __future__ import annotations
 

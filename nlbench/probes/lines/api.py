@@ -48,7 +48,7 @@ MAX_CHECKED_POINTS = 16
 MIN_CHECKED_POINTS = 4
 """Minimum number of points to compare a trace with the network."""
 ESTIMATES_BEFORE_TRACES = 64
-"""Segments that are estimated before the first of them that needs it is traced."""
+"""Segments that are estimated at a time, before those among them that need it are traced."""
 
 
 def trace_segment(
@@ -164,7 +164,7 @@ def trace_segments(
     network = typed_copy(model, dtype)
     device = precise_device(network, starts)
     starts, ends = starts.detach(), ends.detach()
-    # To the device first: their own may not support the dtype.
+    # Moved to the device first: the original device may not support the dtype.
     segments = (
         (a.to(device).to(dtype), b.to(device).to(dtype)) for a, b in zip(starts, ends, strict=True)
     )

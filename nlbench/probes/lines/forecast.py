@@ -119,13 +119,13 @@ def _prediction(
 def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
     """Predict the forward passes of refining a coarse estimate.
 
-    The crossings that halving will add fall in proportion to the step, the error of the deviation
-    with its square.
+    The crossings that halving will add are proportional to the step, and the error of the
+    deviation to its square.
     """
     tolerance, coarse = float(options["tolerance"]), len(estimate.t) - 1
     steps = MIN_STEPS
     if estimate.crossings:
-        # Where so many are to come, twice the standard deviation of their sum is tolerated.
+        # With this many expected, twice the standard deviation of their sum is tolerated.
         allowed = 3 / 5 * (tolerance * estimate.crossings) ** 2 / 2
         rest = estimate.crossings - estimate.at_least
         steps = max(steps, math.ceil(coarse * rest / allowed))

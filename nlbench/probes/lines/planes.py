@@ -2,7 +2,7 @@
 
 The number of boundaries between two neighbouring pixels is the number of units that are on
 different pieces there, which takes one forward pass per pixel. A unit that crosses a boundary and
-returns between two pixels is missed.
+crosses it back between two pixels is missed.
 """
 
 from __future__ import annotations

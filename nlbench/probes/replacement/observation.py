@@ -87,7 +87,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Fit maps on every other sample, and show the outputs with each on the samples between."""
+    """Fit maps on every other sample, and pass on the outputs with each on the remaining ones."""
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)

@@ -49,10 +49,10 @@ def observe(
 
     The measures work on the CPU in separate threads, while the network computes the next
     observation. Each gets its own copies, in the same order with any number of threads. In the
-    first batch network and measures take turns; if the network or the source of the samples draws
-    from the global random generators, as measures may, they do so to the end. Several threads
+    first batch network and measures take turns. They do so in all batches if the network or the
+    source of the samples draws from the global random generators, as measures may. Several threads
     share the sites only if every measure declares its sites independent. A float32 network whose
-    rounding shows at its sites is run in float64.
+    rounding affects its sites is run in float64.
     """
     sites: dict[str, Site] = {}
     rows: Counter[str] = Counter()

@@ -19,7 +19,7 @@ _ATTRIBUTES = ("every", "kind", "role")
 
 @dataclass(frozen=True)
 class _Alternative:
-    """Conditions that a site has to meet, all of them."""
+    """Conditions, all of which a site has to meet."""
 
     text: str
     names: tuple[str, ...]

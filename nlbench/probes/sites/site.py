@@ -38,7 +38,7 @@ class Site:
     role : {"activation", "gate", "attention", "softcap", "block", "mlp", "module"}
         ``gate``: a sigmoid whose output only multiplies another tensor, or a gated linear unit.
         ``attention``: a softmax over more than a row of logits, or a call on the logits that
-        enter one. ``softcap``: c tanh(x / c). Places that are no activation calls have the kind of
+        enter one. ``softcap``: c tanh(x / c). Places other than activation calls have the kind of
         place as role, ``attention`` among them.
     """
 

@@ -7,8 +7,8 @@ twice is removed: crossings and units that are copies (see `copies`), switches o
 follow from a crossing before it, and units that only sometimes cross together (see `coincidences`).
 
 A unit within rounding of its kink at a node keeps the side it had at the node before, so that it
-crosses at most once there. If nothing is known of it before, no crossing is counted and the unit
-is counted as undecided.
+crosses at most once there. If its side has not been known so far, no crossing is counted and the
+unit is counted as undecided.
 """
 
 from __future__ import annotations
@@ -502,7 +502,7 @@ class GridGroup:
     def _settle_tie(
         self, step: Step, windows: Windows, s: Tensor, leads: Tensor, at: Tensor, end: int
     ) -> None:
-        """Of members tied at an end of the segment, make the one that leads next to it lead there.
+        """Break ties at an end of the segment: the member that leads next to it leads there.
 
         `leads` (P, groups) are the leaders at that end for the rows `at`, which are next to it.
         """
@@ -544,8 +544,8 @@ class GridGroup:
     ) -> None:
         """Log where a window's leader differs from that at a neighbour.
 
-        Not where the other leader rests on a kink here, or the two are equal, as units are that
-        all rest: then it is the crossing of a unit before them.
+        Windows whose other leader rests on a kink here are skipped, and so are equal leaders, such
+        as units that all rest: the change is then due to the crossing of an earlier unit.
         """
         row, group, is_set = switches.positions(pack(windows.led_by_others(other)))
         if not len(row):

@@ -200,7 +200,7 @@ def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], flats: Tensor) -> list[
     for edge in sorted(edges):
         last, next_ = ordered[..., edge - 1 : edge], ordered[..., edge : edge + 1]
         margin = torch.where(lines >= last, lines - next_, lines - last)
-        # Among units that rest, one may leave and another enter without a boundary.
+        # Among resting units, one may leave and another may enter without a boundary.
         resting = (last == next_) & torch.isin(last, flats) | torch.isin(lines, flats)
         margins.append(margin.masked_fill(resting, 0.0).flatten(1))
     noise = RELATIVE_ROUNDING[lines.dtype] * peak(lines.flatten(1))
@@ -210,7 +210,7 @@ def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], flats: Tensor) -> list[
 def crossed(first: Tensor, second: Tensor, is_paired: bool = False) -> Tensor:
     """Return the units above at one place and below at the other; packed (..., 2, W) to (..., W).
 
-    Of units that change sides in pairs, only those that went down are returned.
+    If units change sides in pairs, only those that went down are returned.
 
     Examples
     --------
