@@ -7,7 +7,6 @@ paths, and share every network and cell.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from nlbench.citation import Source
-from nlbench.reports.agreement import Correlation, paired_share
+from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study
 from nlbench.studies.framework.figures import draw_shares, page_figure
@@ -251,7 +250,7 @@ def medians(values: pd.DataFrame) -> pd.Series:
 
 
 def over_seeds(numbers: Iterable[float]) -> str:
-    """Write a mean over networks with their standard deviation.
+    """Format a mean over networks with their standard deviation.
 
     Examples
     --------
@@ -298,16 +297,15 @@ def share_of_paths(
         values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
         for name in (higher, lower)
     )
-    pairs = [
-        (a, b)
-        for a, b in itertools.product(first, second)
-        if ((a == b) or lower == "initialised") == same_seed
-    ]
-    shares = [paired_share(first[a] - second[b]).value for a, b in pairs]
+    first, second = first.align(second, join="inner", axis=0)
+    differences = first.to_numpy()[:, :, None] - second.to_numpy()[:, None, :]
+    above = (differences > 0).sum(0) + (differences == 0).sum(0) / 2
+    shares = above / np.isfinite(differences).sum(0)
+    one_seed = np.equal.outer(first.columns.to_numpy(), second.columns.to_numpy())
+    compared = (one_seed | (lower == "initialised")) == same_seed
     # One network that many are compared with is one observation.
-    return network_share(
-        shares, min(len(set(side)) for side in zip(*pairs, strict=True)) if pairs else 0
-    )
+    networks = min(int(compared.any(axis).sum()) for axis in (0, 1))
+    return network_share(shares[compared], networks)
 
 
 def distribution_figure(
