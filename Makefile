@@ -36,9 +36,7 @@ quick-benchmark quick-studies: $(VENV)/.installed
 	$(BIN)/nlbench study $(STUDIES) --quick --workers 1 --progress none --out $(VENV)/$@
 
 # The site, in docs/_build/html: it opens from the folder, without a network. Tutorials run.
-docs: $(VENV)/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
-		--requirements pyproject.toml --extra docs
+docs: $(VENV)/.docs
 	rm -rf $(SITE)
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
@@ -65,6 +63,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.files
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt \
 		--config-settings editable_mode=strict --editable '.[dev]'
+	touch $@
+
+# What the site takes besides.
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt \
+		--requirements pyproject.toml --extra docs
 	touch $@
 
 # A strict editable install links single files, so it is renewed when the set of files changes.
