@@ -6,17 +6,19 @@ independent blocks.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from nlbench.reports.agreement import Correlation
+from nlbench.reports.leaderboard import mean_interval
 
 LEVEL = 0.05
 RESAMPLES = 4000
@@ -73,8 +75,7 @@ def trend_test(blocks: Sequence[ArrayLike]) -> Trend:
     1.0
     """
     taus: list[float] = []
-    counts: NDArray[Any] = np.ones(1)
-    observed = 0
+    counts, observed = [1], 0
     for block in blocks:
         values = np.asarray(block, dtype=np.float64)
         below = np.sign(values[None] - values[:, None])[np.triu_indices(len(values), 1)]
@@ -82,28 +83,36 @@ def trend_test(blocks: Sequence[ArrayLike]) -> Trend:
         pairs = len(below)
         taus.append((untied - 2 * falls) / math.sqrt(untied * pairs) if untied else 0.0)
         observed += falls
-        counts = np.convolve(counts, _inversions(values))
-    total = counts.sum()
-    return Trend(
-        tuple(taus),
-        float(counts[: observed + 1].sum() / total),
-        float(counts[observed:].sum() / total),
-    )
+        counts = _times_inversions(counts, values)
+    total = sum(counts)
+    return Trend(tuple(taus), sum(counts[: observed + 1]) / total, sum(counts[observed:]) / total)
 
 
-def _inversions(values: NDArray[np.float64]) -> NDArray[Any]:
-    """Count the orders of values by their number of inversions."""
-    counts = _mahonian(len(values))
+def _times_inversions(counts: list[int], values: NDArray[np.float64]) -> list[int]:
+    """Multiply counts, by power of q, by the orders of values, by number of inversions.
+
+    All coefficients are integers, whose divisions leave no remainder.
+    """
+    for size in range(2, len(values) + 1):
+        counts = _times(counts, size)
     for repeats in Counter(values.tolist()).values():
-        counts = np.polydiv(counts, _mahonian(repeats))[0].round()
+        for size in range(2, repeats + 1):
+            counts = _divided(counts, size)
     return counts
 
 
-def _mahonian(n: int) -> NDArray[Any]:
-    counts: NDArray[Any] = np.ones(1)
-    for size in range(2, n + 1):
-        counts = np.convolve(counts, np.ones(size))
-    return counts
+def _times(counts: list[int], size: int) -> list[int]:
+    """Multiply a polynomial by 1 + q + ... + q^(size - 1)."""
+    sums = list(itertools.accumulate([*counts, *[0] * (size - 1)]))
+    return [last - first for last, first in zip(sums, [0] * size + sums, strict=False)]
+
+
+def _divided(counts: list[int], size: int) -> list[int]:
+    """Divide a polynomial by 1 + q + ... + q^(size - 1)."""
+    quotient = [last - first for last, first in zip(counts, [0, *counts], strict=False)]
+    for power in range(size, len(quotient)):
+        quotient[power] += quotient[power - size]
+    return quotient[: len(counts) - size + 1]
 
 
 def sign_test(successes: int, trials: int, share: float = 0.5) -> float:
@@ -140,8 +149,9 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def bootstrap_mean(values: ArrayLike) -> Interval:
-    """Compute the 95 % percentile interval of a mean over networks; NaN for fewer than three.
+    """Compute the 95 % bootstrap interval of a mean over networks; NaN for fewer than three.
 
+    It is as wide as Student's for normal values, see `nlbench.reports.leaderboard.resampled_means`.
     With equal values it has no width, which is not certainty; see `sign_test`.
 
     Examples
@@ -152,9 +162,7 @@ def bootstrap_mean(values: ArrayLike) -> Interval:
     array = np.asarray(values, dtype=np.float64)
     if len(array) < MIN_NETWORKS:
         return math.nan, math.nan
-    picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
-    low, high = np.quantile(array[picks].mean(1), [LEVEL / 2, 1 - LEVEL / 2])
-    return float(low), float(high)
+    return mean_interval(array, "networks")
 
 
 def network_interval(values: ArrayLike) -> Interval:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Kind = Literal["planted", "regime", "published"]
 
 CONSTRUCTED_SEEDS, TRAINED_SEEDS, QUICK_SEEDS = tuple(range(8)), tuple(range(5)), (0, 1, 2)
+PUBLISHED_SEEDS, TENT_SEEDS = tuple(range(8)), tuple(range(12))
+"""With two rungs, fewer can't be significant after the adjustment."""
+POINTS = 100_000
+"""Points from which a seed draws its samples: two seeds share half a percent of them."""
 CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
 MIN_EXPLAINED = 0.99
 """Share of a target's variance that a fitted network must explain."""
@@ -139,19 +143,23 @@ def weights_of(context: Context, rung: Rung, seed: int) -> str:
     return str(context.request_training(model, data, recipe, seed, name=rung.weights, **changes))
 
 
+def drawn_points(shape: int) -> dict[str, Any]:
+    """Return the options of a distribution from which each seed draws its own points."""
+    return {"shape": str(shape), "spacing": "random", "count": POINTS}
+
+
 def _constructed(
     kind: str,
     question: str,
     amounts: Sequence[float],
     data: str = "normal/0:1",
     shape: int = 8,
-    *,
-    is_affine: bool = True,
+    **fields: Any,
 ) -> Ladder:
     rungs = tuple(Rung(f"{amount:g}", f"ladders/{kind}-{amount:g}") for amount in amounts)
     family = data.partition("/")[0]
-    settings = {f"{family}.shape": str(shape), f"{family}.spacing": "random"}
-    return Ladder(kind, data, rungs, question, is_affine=is_affine, settings=settings)
+    settings = {f"{family}.{name}": value for name, value in drawn_points(shape).items()}
+    return Ladder(kind, data, rungs, question, **{"is_affine": True, **fields}, settings=settings)
 
 
 def _regime(kind: str, activation: str) -> Ladder:
@@ -165,9 +173,8 @@ def _trained(
     name: str, rungs: Sequence[Rung], kind: Kind = "planted", data: str = "digits", **fields: Any
 ) -> Ladder:
     question = "network" if kind == "planted" else ""
-    return Ladder(
-        name, data, tuple(rungs), **{"question": question, **fields}, kind=kind, seeds=TRAINED_SEEDS
-    )
+    fields = {"question": question, "seeds": TRAINED_SEEDS, **fields}
+    return Ladder(name, data, tuple(rungs), **fields, kind=kind)
 
 
 def _amounts(kind: str, amounts: Sequence[float], model: str = CNN) -> list[Rung]:
@@ -206,12 +213,20 @@ LADDERS: Mapping[str, Ladder] = {
         _trained("random", _amounts("random", (1, 0.75, 0.5, 0.25, 0)), is_affine=True),
         _trained("omega", _amounts("omega", (0.01, 0.003, 0.001, 0.0003, 0))),
         _constructed("sums", "pairs", (0, 0.5, 1), is_affine=False),
-        _constructed("tent", "pairs", (0, 5), "interval/0:1", 1),
+        _constructed("tent", "pairs", (0, 5), "interval/0:1", 1, seeds=TENT_SEEDS),
         *(_regime(kind, name) for kind in ("gain", "depth") for name in ACTIVATIONS),
         _trained("noise", [_PLAIN, *_amounts("noise", (0.1, 0.2, 0.3, 0.4))], "published"),
-        _trained("trained", [Rung("initialised", CNN), Rung("trained", CNN, "plain")], "published"),
         _trained(
-            "augmented", [Rung("shifted", CNN, "shifted"), Rung("plain", CNN, "plain")], "published"
+            "trained",
+            [Rung("initialised", CNN), Rung("trained", CNN, "plain")],
+            "published",
+            seeds=PUBLISHED_SEEDS,
+        ),
+        _trained(
+            "augmented",
+            [Rung("shifted", CNN, "shifted"), Rung("plain", CNN, "plain")],
+            "published",
+            seeds=PUBLISHED_SEEDS,
         ),
     )
 }
@@ -231,6 +246,6 @@ AFFINE_MAPS = Ladder(
     "exponential/0:1",
     tuple(Rung(name, f"ladders/map-{number}") for number, name in enumerate(MAPS)),
     seeds=QUICK_SEEDS,
-    settings={"exponential.shape": "16", "exponential.spacing": "random"},
+    settings={f"exponential.{name}": value for name, value in drawn_points(16).items()},
 )
 """Affine maps as activations, of skewed samples; they have no order."""

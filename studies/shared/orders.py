@@ -38,7 +38,7 @@ class Order:
     tau : float
         Kendall's tau-b between rung and value, mean over seeds; NaN without values.
     low, high : float
-        Its 95 % interval by bootstrap over seeds.
+        Its 95 % interval by bootstrap over seeds, within [-1, 1].
     seeds, recovered : int
         Number of seeds, and of those whose tau is at least `MIN_TAU`.
     p_rises, p_falls : float
@@ -131,12 +131,18 @@ def order_of(
     if is_constant(known.value.map(round_digits)):
         return Order(math.nan, math.nan, math.nan, mark=CONSTANT)
     table *= sense_of(description) or 1
-    blocks = [row.dropna() for _, row in table.iterrows() if row.count() > 1]
+    blocks = [row.dropna() for _, row in table.iterrows() if row.count() >= max(2, rungs / 2)]
+    if not blocks:
+        return Order(
+            math.nan, math.nan, math.nan, mark="no network has a value on half of the rungs"
+        )
     trend = trend_test(blocks)
+    low, high = bootstrap_mean(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)
     icc, icc_low, icc_high = intraclass(table.dropna().T.to_numpy())
     return Order(
         trend.tau,
-        *(bootstrap_mean(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)),
+        max(low, -1.0),
+        min(high, 1.0),
         len(blocks),
         sum(tau >= MIN_TAU for tau in trend.taus),
         trend.p_rises,
@@ -150,7 +156,7 @@ def order_of(
 
 
 def adjusted(orders: Mapping[str, Order]) -> dict[str, Order]:
-    """Adjust the p-values of one measure's orders, by ladder, for all its ladders and both sides.
+    """Adjust the p-values of one measure's orders, by ladder, for these ladders and both sides.
 
     Ladders that are not judged don't count. The family is a measure's own, so that a further
     measure changes no verdict.

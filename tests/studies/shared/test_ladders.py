@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nlbench import registry
 from nlbench.studies.framework import Context
+from nlbench.studies.framework.trends import LEVEL, trend_test
 from nlbench.studies.measures import requests_of
 from nlbench.studies.shared.ladders import LADDERS, QUESTIONS, Rung, weights_of
 from nlbench.subjects.facts import SubjectFacts
@@ -25,6 +27,23 @@ def test_rungs_are_distinct_and_ordered():
     for ladder in LADDERS.values():
         assert len(ladder.seeds) >= 5
         assert (ladder.question in QUESTIONS) == (ladder.kind == "planted")
+
+
+def test_an_order_of_all_networks_can_be_significant():
+    for kind in ("planted", "published"):
+        ladders = [ladder for ladder in LADDERS.values() if ladder.kind == kind]
+        for ladder in ladders:
+            least = trend_test([range(len(ladder.rungs))] * len(ladder.seeds)).p_rises
+            assert 2 * least * len(ladders) < LEVEL
+
+
+def test_seeds_have_their_own_samples():
+    ladder = LADDERS["tents"]
+    assert LADDERS["relu"].settings["normal.count"] == ladder.settings["interval.count"]
+    options = {name.partition(".")[2]: value for name, value in ladder.settings.items()}
+    points = registry.load("datasets", ladder.data)(**options)
+    first, second = (set(points.sample(512, seed=seed).inputs[:, 0].tolist()) for seed in (0, 1))
+    assert len(first & second) < 0.02 * 512
 
 
 def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):

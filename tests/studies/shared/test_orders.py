@@ -24,7 +24,7 @@ def test_tau_is_kendalls_of_each_seed():
     taus = [stats.kendalltau(range(6), row, variant="b").statistic for row in values]
     order = order_of(cells(values), MORE)
     assert order.tau == pytest.approx(np.mean(taus))
-    assert min(taus) <= order.low <= order.tau <= order.high <= max(taus)
+    assert -1 <= order.low <= order.tau <= order.high <= 1
     turned = order_of(cells(values), LESS)
     assert turned.tau == pytest.approx(-order.tau)
     assert turned.p_rises == pytest.approx(order.p_falls)
@@ -52,6 +52,15 @@ def test_tau_by_hand():
 )
 def test_an_order_has_a_word(values, about, word):
     assert order_of(cells(values), about).word == word
+
+
+def test_a_network_that_has_values_on_few_rungs_has_no_order():
+    table = cells([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [9, 8, np.nan, np.nan, np.nan]])
+    table.loc[table.value.isna(), "status"] = "undefined"
+    order = order_of(table, MORE)
+    assert (order.tau, order.seeds) == (1.0, 2)
+    few = cells([[1, 2, np.nan, np.nan, np.nan]] * 2 + [[np.nan, np.nan, 3, np.nan, np.nan]])
+    assert order_of(few, MORE).mark == "no network has a value on half of the rungs"
 
 
 def test_fewer_networks_say_less_but_nothing_else():
