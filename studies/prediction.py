@@ -17,7 +17,7 @@ from nlbench.serialization.fields import to_plain
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.partial_tau import RESAMPLES, Association, Group, associate
+from .framework.partial_tau import Association, Group, associate
 from .framework.trends import LEVEL, holm
 from .framework.verdicts import above
 
@@ -222,7 +222,7 @@ def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]
 
 
 def network_table(runs: Runs) -> pd.DataFrame:
-    """Return one row per network: task, activation, baselines, measures and outcomes.
+    """Return one row per network: task, shape, activation, baselines, measures and outcomes.
 
     Measures are oriented so that more means more nonlinear, where they have a direction.
     """
@@ -238,6 +238,7 @@ def network_table(runs: Runs) -> pd.DataFrame:
                 row |= {NORM: summary["norm"], "train accuracy": summary["train"]}
                 row[SIZE] = math.log(record.subject.parameters or math.nan)
                 continue
+            row["shape"] = record.subject.model
             row["activation"] = record.subject.model.partition("/")[2].partition("-")[0]
             name = record.measure.name
             statistic = "over_range" if name == "absdev" else "value"
@@ -247,18 +248,17 @@ def network_table(runs: Runs) -> pd.DataFrame:
 
 
 def _measures(table: pd.DataFrame) -> list[str]:
-    known = {"task", "activation", "accuracy", "train accuracy", *OUTCOMES, *BASELINES}
+    known = {"task", "shape", "activation", "accuracy", "train accuracy", *OUTCOMES, *BASELINES}
     return [*(name for name in map(str, table) if name not in known), *BASELINES]
 
 
 def association(
-    table: pd.DataFrame,
-    measure: str,
-    outcome: str,
-    controls: Sequence[str] = CONTROLS,
-    resamples: int = RESAMPLES,
+    table: pd.DataFrame, measure: str, outcome: str, controls: Sequence[str] = CONTROLS
 ) -> Association:
-    """Correlate a measure with an outcome within tasks, given controls other than itself."""
+    """Correlate a measure with an outcome within tasks, given controls other than itself.
+
+    Networks of one shape are a cluster, in all tasks.
+    """
     groups: list[Group] = []
     for task in TASKS:
         rows = table[table.task == task]
@@ -269,8 +269,8 @@ def association(
             if name != measure
             for word in (sorted(set(rows[name]))[1:] if name == "activation" else [""])
         ]
-        groups.append((rows[measure], rows[outcome], given))
-    return associate(groups, resamples)
+        groups.append((rows[measure], rows[outcome], given, list(rows["shape"])))
+    return associate(groups)
 
 
 def _associations(table: pd.DataFrame) -> pd.DataFrame:
@@ -281,21 +281,21 @@ def _associations(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = holm({name: each.p for name, each in partial.items()})
         for name, each in sorted(partial.items(), key=lambda item: item[1].p):
             others = ((*CONTROLS, "activation"), ())
-            values = (association(table, name, outcome, given, 0).value for given in others)
+            values = (association(table, name, outcome, given).value for given in others)
             interval = each.value, each.low, each.high
+            counts = each.networks, each.clusters
             rows.append(
-                (outcome, name, *interval, adjusted[name], *each.by_group, *values, each.networks)
+                (outcome, name, *interval, adjusted[name], *each.by_group, *values, *counts)
             )
     columns = ["outcome", "measure", "τ", "low", "high", "p (Holm)", *TASKS]
-    columns += ["given the activation", "without controls", "networks"]
+    columns += ["given the activation", "without controls", "networks", "shapes"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _is_decided(row: pd.Series) -> bool:
     """Return True if an association is significant, with one sign in all tasks."""
-    interval = (row.low, row.high)
-    is_outside = above(interval) is not None and row["p (Holm)"] < LEVEL
-    return is_outside and above(row[list(TASKS)].dropna().to_numpy(np.float64)) is not None
+    has_one_sign = above(row[list(TASKS)].dropna().to_numpy(np.float64)) is not None
+    return bool(row["p (Holm)"] < LEVEL) and has_one_sign
 
 
 def _verdicts(table: pd.DataFrame, result: pd.DataFrame) -> list[Verdict]:
@@ -320,7 +320,7 @@ def _verdicts(table: pd.DataFrame, result: pd.DataFrame) -> list[Verdict]:
             continue
         row = result[(result.outcome == outcome) & (result.measure == measure)].iloc[0]
         is_positive = above((row.low, row.high)) if _is_decided(row) else None
-        text = f"τ = {row['τ']:.2f} ({row.low:.2f} to {row.high:.2f}), {row.networks} networks"
+        text = f"τ = {row['τ']:.2f} ({row.low:.2f} to {row.high:.2f}), {row.shapes} shapes"
         verdicts.append(
             Verdict(claim, published, text, is_positive, "given size and training loss")
         )
@@ -359,9 +359,12 @@ def _remarks(table: pd.DataFrame) -> list[str]:
         f"{DEPTHS[-1]}, {', '.join(ACTIVATIONS)}, {NOISES[0]:g} to {NOISES[-1]:g} wrong labels, "
         f"weight decay 0 to {DECAYS[-1]:g}.",
         "τ: Kendall's between residuals of normal scores given log parameters and training loss "
-        "(each of them given the other alone), mean over tasks; bootstrap over networks. An "
-        "association is decided if it is significant after Holm's correction, its interval "
-        "excludes 0 and all tasks have its sign.",
+        "(each of them given the other alone), mean over tasks. The unit is the shape, an "
+        "activation with a width and a depth, in all tasks: intervals and p-values are "
+        "cluster-robust. An association is decided if it is significant after Holm's correction "
+        "and all tasks have its sign.",
+        "A shape's networks differ in the share of wrong labels, each share with a seed of its "
+        "own, and in weight decay. Effects of the share and of the seed are not separated.",
         "Measures are of training samples and oriented: larger is more nonlinear. Outcomes are of "
         "test samples. The gap is training accuracy minus the expected accuracy on test labels "
         "with as much noise.",

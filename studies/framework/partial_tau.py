@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,14 +12,13 @@ from scipy import special, stats
 
 from .trends import LEVEL
 
-RESAMPLES = 1000
 MIN_NETWORKS = 4
 RESIDUAL_DECIMALS = 10
 """Decimals to which residual scores, of the order of 1, agree if they differ by rounding only."""
 
 Array = NDArray[np.float64]
-Group = tuple[ArrayLike, ArrayLike, Sequence[ArrayLike]]
-"""Two variables and the controls, each of shape (n,)."""
+Group = tuple[ArrayLike, ArrayLike, Sequence[ArrayLike], Sequence[Hashable]]
+"""Two variables, the controls, and the cluster of each network, all of shape (n,)."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,12 @@ class Association:
     Parameters
     ----------
     value, low, high : float
-        With its 95 % interval by bootstrap over the networks of each group.
+        With its 95 % interval.
     p : float
-        Two-sided p-value of no association.
+        Two-sided p-value of no association; 1 if there are too few clusters.
     by_group : tuple of float
         NaN for a group that was left out.
-    networks : int
+    networks, clusters : int
     """
 
     value: float
@@ -44,27 +42,10 @@ class Association:
     p: float
     by_group: tuple[float, ...]
     networks: int
+    clusters: int
 
 
-def kendall_tau(x: ArrayLike, y: ArrayLike) -> Any:
-    """Compute Kendall's tau-b over the last axis; NaN where a variable is constant.
-
-    Examples
-    --------
-    >>> float(kendall_tau([1, 2, 3, 4], [1, 3, 2, 4])).__round__(3)
-    0.667
-    """
-    first, second = (_signs(np.asarray(v, dtype=np.float64)) for v in (x, y))
-    untied = np.abs(first).sum((-1, -2)) * np.abs(second).sum((-1, -2))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (first * second).sum((-1, -2)) / np.sqrt(untied)
-
-
-def _signs(values: Array) -> Array:
-    return np.sign(values[..., :, None] - values[..., None, :])
-
-
-def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> Any:
+def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> float:
     """Compute Kendall's tau-b of two variables without what the controls explain.
 
     All variables are replaced by normal scores Φ⁻¹(rank / (n + 1)), x and y by their residuals
@@ -75,13 +56,13 @@ def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> An
 
     Parameters
     ----------
-    x, y : array of shape (..., n)
-    controls : sequence of arrays of shape (..., n)
+    x, y : array of shape (n,)
+    controls : sequence of arrays of shape (n,)
 
     Returns
     -------
-    array of shape (...)
-        NaN where the controls determine a variable.
+    float
+        NaN if the controls determine a variable.
 
     References
     ----------
@@ -89,64 +70,86 @@ def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> An
 
     Examples
     --------
-    >>> size = np.arange(8.0)
-    >>> bool(np.isnan(partial_tau(size**3, [1, 0, 3, 2, 5, 4, 7, 6], [size])))
-    True
+    >>> size = [1.0, 2.0, 3.0, 4.0]
+    >>> partial_tau([1, 2, 3, 4], [1, 3, 2, 4], [size]), partial_tau([1, 2, 3], [1, 3, 2], [])
+    (nan, 0.3333333333333333)
     """
-    scores = [_normal_scores(variable) for variable in (x, y, *controls)]
+    return _tau_with_influence(np.array([x, y, *controls], dtype=np.float64))[0]
+
+
+def _tau_with_influence(variables: Array) -> tuple[float, Array]:
+    """Return the partial tau of the first two variables, and its derivative by each weight.
+
+    Weights of networks are 1; the residuals are taken as given.
+    """
+    ranks = stats.rankdata(variables, axis=-1)
+    scores = special.ndtri(ranks / (ranks.shape[-1] + 1))
     design = np.stack([np.ones_like(scores[0]), *scores[2:]], -1)
-    fit = design @ np.linalg.pinv(design)
-    residuals = (
-        np.round(score - (fit @ score[..., None])[..., 0], RESIDUAL_DECIMALS)
-        for score in scores[:2]
-    )
-    return kendall_tau(*residuals)
+    residuals = scores[:2] - scores[:2] @ (design @ np.linalg.pinv(design))
+    residuals = np.round(residuals, RESIDUAL_DECIMALS)
+    first, second = np.sign(residuals[:, :, None] - residuals[:, None])
+    concordant = (first * second).sum(1)
+    untied = np.abs(first).sum(1), np.abs(second).sum(1)
+    pairs = untied[0].sum(), untied[1].sum()
+    if not min(pairs):
+        return math.nan, np.full(len(concordant), math.nan)
+    scale = math.sqrt(pairs[0] * pairs[1])
+    tau = float(concordant.sum() / scale)
+    ties = untied[0] / pairs[0] + untied[1] / pairs[1]
+    return tau, 2 * concordant / scale - tau * ties
 
 
-def _normal_scores(values: ArrayLike) -> Array:
-    ranks = stats.rankdata(np.asarray(values, dtype=np.float64), axis=-1)
-    scores: Array = special.ndtri(ranks / (ranks.shape[-1] + 1))
-    return scores
-
-
-def associate(groups: Sequence[Group], resamples: int = RESAMPLES) -> Association:
+def associate(groups: Sequence[Group]) -> Association:
     """Compute the mean partial tau of groups, with its interval and its p-value.
 
-    Without resamples the interval is NaN.
+    Networks of one cluster may depend on each other, within and between groups. The interval and
+    the p-value are Student's, with one degree of freedom less than clusters. The standard error is
+    cluster-robust, with a factor c / (c - 1 - controls) for the c clusters of a group, but at least
+    that of independent networks without association. Where a group has too few clusters for that
+    factor, the interval is NaN and the p-value 1.
 
     Networks with a value that is not finite are left out, and groups of fewer than four networks
-    or with a constant variable. The p-value is Kendall's normal approximation with the degrees of
-    freedom that the controls leave.
+    or with a constant variable.
+
+    References
+    ----------
+    K.-Y. Liang, S. L. Zeger. Longitudinal data analysis using generalized linear models.
+    Biometrika 73, 1986.
 
     Examples
     --------
     >>> x = np.arange(12.0)
-    >>> associate([(x, x, []), (x, -x, [])]).by_group
+    >>> associate([(x, x, [], range(12)), (x, -x, [], range(12))]).by_group
     (1.0, -1.0)
     """
-    random, resampled = np.random.default_rng(0), np.zeros(resamples)
-    values, variance, networks, used = [], 0.0, 0, 0
-    for x, y, controls in groups:
-        table = np.array([np.asarray(v, dtype=np.float64) for v in (x, y, *controls)])
-        table = table[:, np.isfinite(table).all(0)]
-        count = table.shape[1]
-        value = (
-            partial_tau(table[0], table[1], list(table[2:])) if count >= MIN_NETWORKS else math.nan
-        )
-        values.append(float(value))
+    values, influences, labels = [], [], []
+    null_variance, has_interval = 0.0, True
+    for x, y, controls, clusters in groups:
+        variables = np.array([x, y, *controls], dtype=np.float64)
+        finite = np.flatnonzero(np.isfinite(variables).all(0))
+        value, influence = math.nan, np.empty(0)
+        if len(finite) >= MIN_NETWORKS:
+            value, influence = _tau_with_influence(variables[:, finite])
+        values.append(value)
         if math.isnan(value):
             continue
-        used += 1
-        picks = random.integers(count, size=(resamples, count))
-        resampled += partial_tau(table[0][picks], table[1][picks], [c[picks] for c in table[2:]])
-        freedom = max(count - len(controls), 2)
-        variance += 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
-        networks += count
-    if not used:
-        return Association(math.nan, math.nan, math.nan, 1.0, tuple(values), networks)
-    low, high = math.nan, math.nan
-    if resamples:
-        low, high = np.nanquantile(resampled / used, [LEVEL / 2, 1 - LEVEL / 2])
-    z = abs(np.nansum(values)) / math.sqrt(variance)
-    mean, p = float(np.nanmean(values)), float(2 * stats.norm.sf(z))
-    return Association(mean, float(low), float(high), p, tuple(values), networks)
+        group_labels = [clusters[place] for place in finite.tolist()]
+        labels += group_labels
+        count = len(set(group_labels))
+        spare = count - 1 - len(controls)
+        has_interval &= spare > 0
+        influences.append(influence * math.sqrt(count / max(spare, 1)))
+        # Kendall's variance, with the degrees of freedom that the controls leave.
+        freedom = max(len(finite) - len(controls), 2)
+        null_variance += 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
+    mean = float(np.nanmean(values)) if labels else math.nan
+    low, high, p = math.nan, math.nan, 1.0
+    places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    if labels and has_interval:
+        by_cluster = np.bincount([places[label] for label in labels], np.concatenate(influences))
+        error = math.sqrt(max((by_cluster**2).sum(), null_variance)) / len(influences)
+        student = stats.t(len(places) - 1)
+        half = float(student.ppf(1 - LEVEL / 2)) * error
+        low, high = max(mean - half, -1.0), min(mean + half, 1.0)
+        p = float(2 * student.sf(abs(mean) / error))
+    return Association(mean, low, high, p, tuple(values), len(labels), len(places))

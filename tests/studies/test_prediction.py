@@ -31,6 +31,7 @@ def networks(count=40, *, signal=1.0):
             pd.DataFrame(
                 {
                     "task": task,
+                    "shape": range(count),
                     "activation": random.choice(["relu", "tanh"], count),
                     "gap": 2 * size + signal * (nlc - size) + 0.5 * noise[0],
                     "fragility": noise[1],
@@ -112,6 +113,7 @@ def test_quick_study_records_what_the_analysis_needs(tmp_path, monkeypatch):
     # R² falls with nonlinearity, so that its sign is changed.
     assert (table.r2 < 0).all()
     assert set(table.activation) == {"relu", "tanh"}
+    assert table["shape"].value_counts().to_list() == [2, 2]
     again = network_table({name: run_of(run.records) for name, run in runs.items()})
     pd.testing.assert_frame_equal(table, again)
     findings = Prediction().analyse(runs)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nlbench.studies.framework.partial_tau import associate, kendall_tau, partial_tau
+from nlbench.studies.framework.partial_tau import associate, partial_tau
 
 
 def draws(seed, count, n):
@@ -12,15 +12,9 @@ def draws(seed, count, n):
 
 
 @pytest.mark.parametrize("decimals", [0, 8])
-def test_tau_is_scipys_with_ties(decimals):
+def test_tau_without_controls_is_scipys_with_ties(decimals):
     x, y = draws(0, 2, 40).round(decimals)
-    assert kendall_tau(x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
-
-
-def test_tau_of_several_resamples_at_once():
-    x, y = draws(1, 2, 30).reshape(2, 3, 10)
-    expected = [stats.kendalltau(a, b).statistic for a, b in zip(x, y, strict=True)]
-    np.testing.assert_allclose(kendall_tau(x, y), expected)
+    assert partial_tau(x, y, []) == pytest.approx(stats.kendalltau(x, y).statistic)
 
 
 def test_residuals_are_those_of_normal_scores():
@@ -58,52 +52,98 @@ def test_planted_correlation_is_recovered_under_a_control():
 def test_variable_that_the_controls_determine_has_no_partial_tau():
     x, y, z = draws(6, 3, 30)
     assert np.isnan(partial_tau(2 * z, y, [z]))
-    assert np.isnan(associate([(z**3, y, [z])]).value)
+    assert np.isnan(associate([(z**3, y, [z], range(30))]).value)
     assert np.isfinite(partial_tau(x, y, [z]))
 
 
-def test_p_value_of_one_group_is_scipys_without_controls():
-    x, y = draws(7, 2, 60)
-    expected = stats.kendalltau(x, y, method="asymptotic")
-    association = associate([(x, y, [])])
-    assert association.value == pytest.approx(expected.statistic)
-    assert association.p == pytest.approx(expected.pvalue, rel=0.01)
+def studies(seed, *, shape_effect, signal=0.0, shapes=15, networks=4):
+    """Return three groups of shapes that differ in size and in effects on both variables."""
+    random, groups = np.random.default_rng([8, seed]), []
+    for _ in range(3):
+        size, *effects = random.standard_normal((3, shapes)).repeat(networks, 1)
+        loss, *noise = random.standard_normal((3, shapes * networks))
+        first, second = shape_effect * np.array(effects) + noise
+        labels = random.permutation(48)[:shapes].repeat(networks)
+        groups.append((first + size, second + signal * first + loss, [size, loss], labels))
+    return groups
 
 
-def test_null_is_rejected_at_the_nominal_rate():
-    p_values = []
-    for seed in range(200):
-        groups = []
-        for part in draws([8, seed], 2, 3 * 30).reshape(2, 3, 30).swapaxes(0, 1):
-            size, loss = draws([9, seed], 2, 30)
-            groups.append((part[0] + size, part[1] + loss, [size, loss]))
-        values = [partial_tau(x, y, given) for x, y, given in groups]
-        p_values.append(associate_p(values, 28))
-    rate = np.mean(np.array(p_values) < 0.05)
-    assert 0.01 < rate < 0.1
+@pytest.mark.parametrize("shape_effect", [0, 2])
+def test_null_is_rejected_at_the_nominal_rate(shape_effect):
+    results = [associate(studies(seed, shape_effect=shape_effect)) for seed in range(400)]
+    assert 0.02 < np.mean([result.p < 0.05 for result in results]) < 0.08
+    assert all((result.p < 0.05) == (result.low * result.high > 0) for result in results)
 
 
-def associate_p(values, freedom):
-    """Return the p-value of `associate` without its bootstrap."""
-    variance = len(values) * 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
-    return 2 * stats.norm.sf(abs(sum(values)) / np.sqrt(variance))
+def test_planted_association_is_found_despite_shape_effects():
+    results = [associate(studies(seed, shape_effect=2, signal=0.6)) for seed in range(50)]
+    assert np.mean([result.p < 0.05 for result in results]) > 0.9
+
+
+def weighted_tau(x, y, weights):
+    first, second = (np.sign(v[:, None] - v) for v in (x, y))
+    pairs = np.outer(weights, weights)
+    untied = (pairs * first**2).sum() * (pairs * second**2).sum()
+    return (pairs * first * second).sum() / np.sqrt(untied)
+
+
+@pytest.mark.parametrize("decimals", [0, 8])
+def test_standard_error_sums_derivatives_by_the_weights_of_clusters(decimals):
+    x, y = (2 * draws(13, 2, 10).repeat(4, 1) + draws(14, 2, 40)).round(decimals)
+    labels = np.arange(10).repeat(4)
+    slopes = [
+        (weighted_tau(x, y, 1 + 1e-6 * (labels == label)) - weighted_tau(x, y, np.ones(40))) / 1e-6
+        for label in range(10)
+    ]
+    error = np.sqrt(10 / 9 * np.sum(np.square(slopes)))
+    result = associate([(x, y, [], labels)])
+    assert result.low == pytest.approx(result.value - stats.t.ppf(0.975, 9) * error, abs=1e-5)
+    assert result.p == pytest.approx(2 * stats.t.sf(abs(result.value) / error, 9), rel=1e-3)
+
+
+def test_labels_that_groups_share_are_one_cluster():
+    (x, y, controls, labels), *_ = studies(0, shape_effect=2, signal=1)
+    group, other = (x, y, controls, labels), (x, y, controls, labels + 100)
+    once, same, apart = (associate([group, *more]) for more in ([], [group], [other]))
+    assert (once.clusters, same.clusters, apart.clusters) == (15, 15, 30)
+    assert (same.low, same.p) == pytest.approx((once.low, once.p))
+    assert apart.low > same.low
+
+
+def test_perfect_agreement_is_no_certainty():
+    x = np.arange(8.0)
+    result = associate([(x, x, [], range(8))])
+    kendall = np.sqrt(2 * (2 * 8 + 5) / (9 * 8 * 7))
+    assert result.value == result.high == 1
+    assert result.low == pytest.approx(1 - stats.t.ppf(0.975, 7) * kendall)
+
+
+def test_too_few_clusters_have_no_interval():
+    x, y, z = draws(14, 3, 12)
+    result = associate([(x, y, [z], np.arange(2).repeat(6))])
+    assert np.isfinite(result.value)
+    assert np.isnan([result.low, result.high]).all()
+    assert result.p == 1
 
 
 def test_interval_holds_the_planted_value_and_groups_keep_their_place():
     shared, first, second = draws(12, 3, 160).reshape(3, 2, 80)
-    one, other = ((s + a, s + b, []) for s, a, b in zip(shared, first, second, strict=True))
-    association = associate([one, (np.ones(80), first[0], []), other])
+    one, other = (
+        (s + a, s + b, [], range(start, start + 80))
+        for s, a, b, start in zip(shared, first, second, (0, 80), strict=True)
+    )
+    association = associate([one, (np.ones(80), first[0], [], range(80)), other])
     assert association.low < 1 / 3 < association.high
     values = [stats.kendalltau(*group[:2]).statistic for group in (one, other)]
     assert association.by_group == pytest.approx((values[0], np.nan, values[1]), nan_ok=True)
     assert association.value == pytest.approx(np.mean(values))
-    assert association.networks == 160
+    assert association.networks == association.clusters == 160
 
 
 def test_missing_values_leave_networks_out():
     x, y = draws(11, 2, 20)
     x[:5] = np.nan
-    association = associate([(x, y, [])])
-    assert association.networks == 15
+    association = associate([(x, y, [], range(20))])
+    assert association.networks == association.clusters == 15
     assert association.value == pytest.approx(stats.kendalltau(x[5:], y[5:]).statistic)
-    assert np.isnan(associate([(x[:7], y[:7], [])]).value)
+    assert np.isnan(associate([(x[:7], y[:7], [], range(7))]).value)
