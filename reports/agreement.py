@@ -30,7 +30,7 @@ class Correlation:
     value : float
         NaN for fewer than three pairs or a constant side.
     low, high : float
-        Interval; NaN for too few pairs.
+        Interval; NaN for too few pairs, or if no order of their ranks would be significant.
     n : int
         Number of pairs.
     groups : int
@@ -71,20 +71,24 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     ----------
     D. G. Bonett, T. A. Wright, "Sample size requirements for estimating Pearson, Kendall and
     Spearman correlations", Psychometrika 65, 2000: the variance of the Fisher-transformed
-    coefficient is (1 + r² / 2) / (n - 3).
+    coefficient is (1 + r² / 2) / (n - 3). A coefficient of ±1 is transformed half a step, of one
+    exchange of neighbours, below it.
 
     Examples
     --------
-    >>> spearman([1, 2, 3, 4, 5], [2, 4, 6, 8, 9]).value
-    1.0
+    >>> spearman([1, 2, 3, 4, 5], [2, 4, 6, 8, 9]).text
+    '1.00 (0.13 to 1.00)'
+    >>> spearman([1, 2, 3, 4], [2, 4, 6, 8]).text
+    '1.00 (too few for an interval)'
     """
     from scipy.stats import spearmanr
 
     x, y = _pairs(x, y)
     if not _varies(x, y):
         return _none(len(x))
-    value = float(spearmanr(x, y).statistic)
-    return _with_interval(value, len(x), 1 + value**2 / 2, len(x) - 3)
+    value, n = float(spearmanr(x, y).statistic), len(x)
+    freedom = n - 3 if _can_be_significant(x, y, value) else 0
+    return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / (n * (n**2 - 1)))
 
 
 def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
@@ -109,7 +113,9 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     x, y = _pairs(x, y)
     if not _varies(x, y):
         return _none(len(x))
-    return _with_interval(float(kendalltau(x, y).statistic), len(x), 0.437, len(x) - 4)
+    value, n = float(kendalltau(x, y).statistic), len(x)
+    freedom = n - 4 if _can_be_significant(x, y, value) else 0
+    return _with_interval(value, n, 0.437, freedom, 2 / (n * (n - 1)))
 
 
 def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
@@ -162,16 +168,46 @@ def _none(n: int) -> Correlation:
     return Correlation(math.nan, math.nan, math.nan, n)
 
 
-def _with_interval(value: float, n: int, variance: float, freedom: int) -> Correlation:
-    """Add an interval by Fisher's transformation; that of a coefficient of ±1 has no width."""
+def _can_be_significant(x: NDArray[np.float64], y: NDArray[np.float64], sign: float) -> bool:
+    """Return True if the permutation test is significant for some order of these values.
+
+    The most extreme coefficient is that of both sorted, the second in reverse for a negative sign.
+    Its two-sided p-value is twice the share of permutations with the same pairs of values.
+    """
+    first, second = np.sort(x), np.sort(y)[:: 1 if sign > 0 else -1]
+    log_share = (
+        _log_factorials(first)
+        + _log_factorials(second)
+        - _log_factorials(np.stack([first, second]))
+        - math.lgamma(len(x) + 1)
+    )
+    return 2 * math.exp(log_share) < 1 - CONFIDENCE
+
+
+def _log_factorials(columns: NDArray[np.float64]) -> float:
+    """Sum the logarithms of the factorials of the numbers of equal columns."""
+    _, sizes = np.unique(columns, axis=-1, return_counts=True)
+    return sum(math.lgamma(size + 1) for size in sizes)
+
+
+def _with_interval(
+    value: float, n: int, variance: float, freedom: int, half_step: float = 0.0
+) -> Correlation:
+    """Add an interval by Fisher's transformation.
+
+    Values nearer to ±1 than half a step of a rank correlation are transformed there, so that the
+    interval of a perfect order has a width.
+    """
     if freedom < 1 or not math.isfinite(value):
         return Correlation(value, math.nan, math.nan, n)
     if abs(value) > 1 - 1e-12:  # one, up to rounding
         value = math.copysign(1.0, value)
-        return Correlation(value, value, value, n)
+    limit = 1 - half_step
+    inner = min(limit, max(-limit, value))
     half = _WIDTH * math.sqrt(variance / freedom)
-    middle = math.atanh(value)
-    return Correlation(value, math.tanh(middle - half), math.tanh(middle + half), n)
+    middle = math.atanh(inner) if abs(inner) < 1 else math.copysign(math.inf, inner)
+    low, high = math.tanh(middle - half), math.tanh(middle + half)
+    return Correlation(value, min(value, low), max(value, high), n)
 
 
 def agreement(

@@ -70,9 +70,44 @@ def test_too_few_or_constant_numbers_have_no_correlation(correlate) -> None:
     assert correlate([1, 2, 3, math.nan], [1, 2, 3, 4]).n == 3
 
 
-def test_a_perfect_correlation_is_one_with_no_width() -> None:
-    found = spearman([1, 2, 3, 4, 5], [10, 20, 30, 40, 50])
-    assert (found.value, found.low, found.high) == (1, 1, 1)
+@pytest.mark.parametrize("correlate", [spearman, kendall])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_perfect_order_has_an_interval_if_it_can_be_significant(correlate, sign) -> None:
+    lows = []
+    for n in range(3, 30):
+        found = correlate(range(n), sign * np.arange(n))
+        low, high = sorted((sign * found.low, sign * found.high))
+        assert found.value == pytest.approx(sign)
+        if n < 5:  # 2 of 24 orders of four values are perfect: p = 0.083
+            assert math.isnan(low)
+        else:
+            assert 0 < low < 1 == high
+            lows.append(low)
+    assert lows == sorted(lows)
+    assert lows[-1] > 0.99
+
+
+@pytest.mark.parametrize("n", [4, 5, 6])
+def test_decided_orders_of_few_values_are_significant_by_permutation(n) -> None:
+    orders = list(itertools.permutations(range(n)))
+    rhos = [spearman(range(n), order) for order in orders]
+    sizes = np.abs([rho.value for rho in rhos])
+    for rho in rhos:
+        if rho.low > 0 or rho.high < 0:
+            assert np.mean(sizes >= abs(rho.value) - 1e-9) < 0.05
+    assert any(rho.low > 0 for rho in rhos) is (n > 4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=4, max_size=7).filter(varied)
+)
+def test_ties_count_in_the_smallest_p_value(points) -> None:
+    x, y = zip(*points, strict=True)
+    found = spearman(x, y)
+    sign = 1 if found.value > 0 else -1
+    products = [sign * np.dot(x, order) for order in itertools.permutations(y)]
+    p = 2 * np.mean(np.array(products) == max(products))
+    assert math.isfinite(found.low) is bool(p < 0.05)
 
 
 @given(st.lists(pairs, min_size=1, max_size=4), st.lists(numbers, min_size=4, max_size=4))

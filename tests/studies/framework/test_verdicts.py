@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nlbench.reports.agreement import Correlation, paired_share
+from nlbench.reports.agreement import Correlation, kendall, paired_share, spearman
 from nlbench.studies.framework.verdicts import (
     Verdict,
     above,
@@ -108,6 +108,14 @@ def test_correlations_have_a_sign(low, high, agrees):
     correlation = Correlation((low + high) / 2, low, high, 12)
     assert correlates(correlation) is agrees
     assert correlates(correlation, -1) is (None if agrees is None else not agrees)
+
+
+@pytest.mark.parametrize(("networks", "agrees"), [(3, None), (4, None), (5, True), (6, True)])
+@pytest.mark.parametrize("correlation", [spearman, kendall])
+def test_a_perfect_order_of_few_networks_decides_nothing(correlation, networks, agrees):
+    order = np.arange(networks)
+    assert correlates(correlation(order, order)) is agrees
+    assert correlates(correlation(order, -order), -1) is agrees
 
 
 def test_a_missing_correlation_decides_nothing():
