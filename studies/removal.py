@@ -118,18 +118,20 @@ class Removal(Study):
         table = _summary(correlations, areas)
         # Substitution on other samples is the cost itself, and so an upper bound.
         order = [name for name in table.criterion if name != "substitution"]
+        families = [["substitution", *order], order]
+        separations = [_separations(correlations, family) for family in families]
         return Findings(
             _verdicts(correlations, areas),
             {
                 "Correlation with the cost, and area under the curve of accuracy": table,
-                "Differences from the best criterion, tested over networks": _separations(
-                    correlations, order
+                "Differences from substitution and from the best criterion": pd.concat(
+                    separations, ignore_index=True
                 ),
                 "By task": _by_task(correlations, areas),
             },
             {"Correlation with the cost, and area under the curve": _figure(table)},
             _remarks(runs),
-            headline=_headline(table, correlations, order),
+            headline=_headline(table, separations[1]),
         )
 
 
@@ -331,15 +333,18 @@ def decided(values: NDArray[np.float64]) -> bool | None:
 
 
 def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Test each criterion against the best one over networks, by Wilcoxon's signed ranks."""
-    best = order[0]
-    differences = {other: _differences(correlations, best, other) for other in order[1:]}
+    """Test the first criterion against each other over networks, by Wilcoxon's signed ranks.
+
+    Holm's correction is over all others.
+    """
+    first = order[0]
+    differences = {other: _differences(correlations, first, other) for other in order[1:]}
     adjusted = holm({other: signed_rank_p(values) for other, values in differences.items()})
     rows = [
-        (best, other, values.mean(), *bootstrap_mean(values), adjusted[other])
+        (first, other, len(values), values.mean(), *bootstrap_mean(values), adjusted[other])
         for other, values in differences.items()
     ]
-    columns = ["best", "criterion", "difference", "low", "high", "p (Holm)"]
+    columns = ["first", "criterion", "networks", "difference", "low", "high", "p (Holm)"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -393,12 +398,9 @@ def _with_interval(values: NDArray[np.float64]) -> str:
     return f"{values.mean():.3f} ({low:.3f} to {high:.3f})"
 
 
-def _headline(
-    table: pd.DataFrame, correlations: pd.DataFrame, order: Sequence[str]
-) -> tuple[str, ...]:
-    separations = _separations(correlations, order)
-    alike = separations[~(separations["p (Holm)"] < 0.05)].criterion
-    best = order[0]
+def _headline(table: pd.DataFrame, separations: pd.DataFrame) -> tuple[str, ...]:
+    alike = separations[~(separations["p (Holm)"] < SIGNIFICANCE)].criterion
+    best = separations["first"].iloc[0]
     rows = table.set_index("criterion")
     row = rows.loc[best]
     ceiling = rows.loc["substitution"] if "substitution" in rows.index else row

@@ -7,8 +7,10 @@ import torch
 from scipy import stats
 
 from nlbench.probes.sites import list_sites
+from nlbench.studies import removal
 from nlbench.studies.networks.signals import signal_cnn
 from nlbench.studies.removal import (
+    Removal,
     _differences,
     _headline,
     _separations,
@@ -42,8 +44,25 @@ def test_best_criterion_and_those_not_separable_lead():
     separations = _separations(correlations, ["fisher", "affinity", "random"])
     assert (separations["p (Holm)"] < 0.05).all()
     equal = frames({"fisher": 0.9, "residual": 0.9, "random": 0.0})[0]
-    (headline,) = _headline(_summary(equal, areas), equal, ["fisher", "residual", "random"])
+    separations = _separations(equal, ["fisher", "residual", "random"])
+    (headline,) = _headline(_summary(equal, areas), separations)
     assert "Not separable from it: unexplained variance." in headline
+
+
+def test_cost_on_other_samples_is_tested_against_every_criterion(monkeypatch):
+    correlations, areas = frames({"substitution": 0.95, **MEANS})
+    monkeypatch.setattr(removal, "_correlations", lambda runs: correlations)
+    monkeypatch.setattr(removal, "_areas", lambda runs: areas)
+    monkeypatch.setattr(removal, "_remarks", lambda runs: [])
+    findings = Removal().analyse({})
+    tests = findings.tables["Differences from substitution and from the best criterion"]
+    costs, best = (tests[tests["first"] == name] for name in ("substitution", "fisher"))
+    assert set(costs.criterion) == set(MEANS)
+    assert set(best.criterion) == set(MEANS) - {"fisher"}
+    assert len(tests) == len(costs) + len(best)
+    # The differences of all networks have one sign, and Holm's factor is the number of criteria.
+    assert costs["p (Holm)"].min() == pytest.approx(5 * 2 / 2**12)
+    assert findings.headline[0].startswith("Fisher term E(g·(ŷ − y))² predicts the cost best")
 
 
 def test_holm_corrects_scipys_signed_ranks():
