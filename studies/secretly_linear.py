@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +19,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.trends import network_interval
+from .framework.trends import MIN_NETWORKS, network_interval, sign_test
 from .framework.verdicts import above, below, range_text, share_above, share_text
 from .shared.site_scores import site_scores
 
@@ -247,16 +247,69 @@ def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
         for name, sign in PREDICTORS.items():
             networks = [own for _, own in group.groupby("seed")]
             pairs = [pair for own in networks for pair in _decided_pairs(own, name, sign)]
-            taus = [
-                stats.kendalltau(sign * own[name], own.cost, nan_policy="omit") for own in networks
-            ]
-            # One network has one test; several have an interval over networks.
-            tau = float(np.mean([each.statistic for each in taus]))
-            p = float(taus[0].pvalue) if len(taus) == 1 else math.nan
-            low, high = network_interval([each.statistic for each in taus])
-            rows.append((network, state, name, len(pairs), sum(pairs), tau, p, low, high))
-    columns = ["network", "state", "score", "pairs", "changed", "tau", "p", "low", "high"]
-    return pd.DataFrame(rows, columns=columns)
+            tau = astuple(_order_by_cost(group, name, sign))
+            rows.append((network, state, name, len(pairs), sum(pairs), *tau))
+    columns = ["network", "state", "score", "pairs", "changed"]
+    return pd.DataFrame(rows, columns=[*columns, "networks", "tau", "p", "low", "high"])
+
+
+@dataclass(frozen=True)
+class _CostOrder:
+    """Kendall's τ of a score with the cost over the blocks of a network, mean over networks.
+
+    Parameters
+    ----------
+    networks : int
+    tau : float
+    p : float
+        Of Kendall's test over the blocks of a single network; NaN for several networks.
+    low, high : float
+        Student's 95 % interval over networks; NaN for fewer than three, or if all have one τ.
+    """
+
+    networks: int
+    tau: float
+    p: float
+    low: float
+    high: float
+
+    @property
+    def agrees(self) -> bool | None:
+        """True if more linear places cost less, False if more; None if undecided."""
+        is_equal = self.networks >= MIN_NETWORKS and math.isnan(self.low) and abs(self.tau) > 0
+        p = sign_test(self.networks, self.networks) if is_equal else self.p
+        return bool(self.tau > 0) if p < SIGNIFICANCE else above([self.low, self.high])
+
+    @property
+    def text(self) -> str:
+        if self.networks == 1:
+            return f"τ = {self.tau:+.2f}, p = {self.p:.2g}"
+        if math.isnan(self.low):
+            each = "for each of " if self.networks >= MIN_NETWORKS else "over "
+            return f"τ = {self.tau:+.2f} {each}{self.networks} networks"
+        return f"τ = {self.tau:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+    @property
+    def criterion(self) -> str:
+        if self.networks == 1:
+            return (
+                "Kendall's test over the places of this network, as if they were independent: it "
+                "can't show that other networks have this order"
+            )
+        return "Student's 95 % interval over networks, where they differ; otherwise a sign test"
+
+
+def _order_by_cost(places: pd.DataFrame, name: str, sign: int) -> _CostOrder:
+    tests = [
+        stats.kendalltau(sign * own[name], own.cost, nan_policy="omit")
+        for _, own in places.groupby("seed")
+    ]
+    taus = [float(test.statistic) for test in tests]
+    # Equal values would have an interval without width, which is not certainty.
+    has_width = np.ptp(taus) > 1e-9
+    interval = np.clip(network_interval(taus), -1, 1) if has_width else (math.nan, math.nan)
+    p = float(tests[0].pvalue) if len(tests) == 1 else math.nan
+    return _CostOrder(len(taus), float(np.mean(taus)), p, *map(float, interval))
 
 
 def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]:
@@ -269,46 +322,54 @@ def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]
 
 def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) -> Verdict:
     what = "stream" if column == "published" else "stream at unit length"
-    medians = blocks.groupby("seed")[column].median().to_numpy()
+    means = blocks.groupby("seed")[column].mean().to_numpy()
+    interval = network_interval(means) if len(means) > 1 else (means[0], means[0])
+    of_networks = f"; networks {interval[0]:.3f} to {interval[1]:.3f}" if len(means) > 1 else ""
     return Verdict(
-        f"The {what} of {label} has a linearity of {PUBLISHED_SCORE} from block to block",
+        f"The {what} of {label} has a linearity of {PUBLISHED_SCORE} on average over blocks",
         published,
-        range_text(blocks[column].dropna(), ".3f"),
-        above(network_interval(medians) if len(medians) > 1 else medians, PUBLISHED_SCORE),
-        "mean, smallest and largest over blocks; agrees if the median is above "
-        f"{PUBLISHED_SCORE}; "
+        f"{range_text(blocks[column].dropna(), '.3f')}, median {blocks[column].median():.3f}"
+        f"{of_networks}",
+        above(interval, PUBLISHED_SCORE),
+        "mean, smallest and largest over blocks; agrees if the mean is above "
+        f"{PUBLISHED_SCORE}"
+        + (", by Student's 95 % interval over networks; " if of_networks else ", of one network; ")
         + ("in sample" if column == "published" else "held out, after the next block's norm"),
     )
 
 
 def _branch_is_less_linear(label: str, blocks: pd.DataFrame) -> Verdict:
-    share = paired_share(blocks.published - blocks.branch)
+    differences = (blocks.published - blocks.branch).groupby(blocks.seed).mean().to_numpy()
+    if len(differences) > 1:
+        low, high = network_interval(differences)
+        ours, agrees = f"by {low:.3f} to {high:.3f}", above([low, high])
+        criterion = "mean over blocks, Student's 95 % interval over networks"
+    else:
+        share = paired_share(blocks.published - blocks.branch)
+        ours, agrees = f"{share_text(share)} of blocks", share_above(share)
+        criterion = (
+            "share of blocks of this network with Wilson's 95 % interval, as if they were "
+            "independent: it can't show anything of other networks"
+        )
     return Verdict(
         f"Blocks of {label} are less linear without the residual stream",
         "less linear",
-        f"{share_text(share)} of blocks; branches {range_text(blocks.branch.dropna(), '.3f')}",
-        share_above(share),
-        "in sample, the output minus the input; share of blocks with Wilson's 95 % interval",
+        f"{ours}; branches {range_text(blocks.branch.dropna(), '.3f')}",
+        agrees,
+        f"in sample, the output minus the input; {criterion}",
     )
 
 
 def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
     row = _row_of(label, "published", pairs)
-    if math.isnan(row.p):
-        answer = above([row.low, row.high])
-        interval = f"{row.tau:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
-        remark = "Student's 95 % interval over networks"
-    else:
-        answer = bool(row.tau > 0) if row.p < SIGNIFICANCE else None
-        interval = f"{row.tau:+.2f}, p = {row.p:.2g}"
-        remark = "Kendall's test over blocks"
+    order = _CostOrder(row.networks, row.tau, row.p, row.low, row.high)
     return Verdict(
         f"Blocks of {label} with a higher published score cost less to replace",
         "the most linear blocks can be replaced",
-        f"τ = {interval}; {row.changed} of {row.pairs} pairs in another order",
-        answer,
-        f"τ of the score's order with that of the cost of the best affine map; {remark}; pairs "
-        f"whose costs differ by more than {DECIDED_ERRORS:g} standard errors",
+        f"{order.text}; {row.changed} of {row.pairs} pairs in another order",
+        order.agrees,
+        f"τ of the score's order with that of the cost of the best affine map; {order.criterion}; "
+        f"pairs whose costs differ by more than {DECIDED_ERRORS:g} standard errors",
     )
 
 
@@ -335,11 +396,7 @@ def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
     scores = [own["held out"].to_numpy() for _, own in mlps.groupby("seed")]
     is_wide = [own.max() > RECOVERABLE and own.min() < NOT_RECOVERABLE for own in scores]
     rises = np.concatenate([np.diff(own) > 0 for own in scores])
-    taus = [stats.kendalltau(own["held out"], -own.cost) for _, own in mlps.groupby("seed")]
-    tau = float(np.mean([each.statistic for each in taus]))
-    interval = network_interval([each.statistic for each in taus])
-    p = float(taus[0].pvalue) if len(taus) == 1 else math.nan
-    is_decided = p < SIGNIFICANCE if len(taus) == 1 else above(interval) or below(interval)
+    order = _order_by_cost(mlps, "held out", -1)
     perplexity = np.expm1(mlps.cost)
     return [
         Verdict(
@@ -352,10 +409,10 @@ def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
         Verdict(
             f"MLPs of {label} with a higher held-out R² cost less to replace",
             "a targeted compression signal",
-            f"τ = {tau:+.2f}, "
-            + (f"p = {p:.2g}" if len(taus) == 1 else f"{interval[0]:+.2f} to {interval[1]:+.2f}"),
-            tau > 0 if is_decided else None,
-            "τ with minus the change of the loss by the best affine map (Whipp)",
+            order.text,
+            order.agrees,
+            "τ with minus the change of the loss by the best affine map (Whipp); "
+            f"{order.criterion}",
         ),
         Verdict(
             f"No MLP of {label} costs more than 3.7 % of the perplexity as an affine map",
@@ -400,6 +457,9 @@ def _remarks(runs: Runs) -> list[str]:
         "Claims are those of the papers' abstracts. What they say of fine-tuning, of gates that "
         "choose between an MLP and its map, and of retrained networks is not tested. The cost of "
         "an MLP is the change of the loss in nats a token.",
+        "Blocks, or MLPs, are the unit where a claim is about one network: they share its text and "
+        "its stream, so p-values and intervals over them are too small, and a verdict is on this "
+        "network and not on others of its kind.",
     ]
     for name in list(SUBJECTS)[1:]:
         member = _member(name)

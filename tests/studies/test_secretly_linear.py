@@ -1,5 +1,7 @@
 """Verdicts and counts of pairs follow from the recorded blocks."""
 
+import math
+
 import pytest
 from made_records import made_record
 
@@ -98,6 +100,54 @@ def pairs(**changed):
 
 def test_linear_blocks_that_cost_little_agree_with_the_claims():
     assert all(answers().values())
+
+
+def test_the_average_decides_and_not_the_median():
+    verdicts = findings(published=(0.999, 0.999, 0.999, 0.999, 0.9)).verdicts
+    (verdict,) = (v for v in verdicts if v.claim.startswith("The stream of SmolLM2"))
+    assert verdict.agrees is False
+    assert verdict.ours == "0.979 (0.900 to 0.999), median 0.999"
+
+
+def gpt_findings(orders):
+    """Findings of three GPTs of five blocks with these costs; the published score falls."""
+    scores = (0.999, 0.998, 0.997, 0.996, 0.995)
+    gpt = {(GPT, "file", seed): blocks(costs, scores) for seed, costs in enumerate(orders)}
+    gpt |= {(GPT, "init", seed): blocks(scores[::-1], scores) for seed in range(3)}
+    own = {
+        (GPT, state, seed): mlps([0.9, 0.8], [0.1, 0.2])
+        for state in ("file", "init")
+        for seed in range(3)
+    }
+    found = SecretlyLinear().analyse({GPT: run_of(gpt), GPT + MLP: run_of(own)})
+    table = found.tables["Pairs of blocks whose order by cost differs"]
+    row = table[(table.state == "trained") & (table.score == "published")].iloc[0]
+    return row, next(v for v in found.verdicts if "higher published score" in v.claim)
+
+
+def test_intervals_of_tau_end_at_one():
+    rising, swapped = (1.0, 2.0, 3.0, 4.0, 5.0), (2.0, 1.0, 3.0, 4.0, 5.0)
+    row, verdict = gpt_findings([rising, rising, swapped])
+    assert 0 < row.low < row.tau < row.high == 1
+    assert verdict.ours.startswith("τ = +0.93 (+0.65 to +1.00)")
+    assert verdict.agrees is True
+
+
+@pytest.mark.parametrize(("networks", "agrees"), [(2, None), (3, None), (5, True)])
+def test_networks_of_one_tau_have_no_interval(networks, agrees):
+    row, verdict = gpt_findings([(1.0, 2.0, 3.0, 4.0, 5.0)] * networks)
+    assert math.isnan(row.low)
+    assert math.isnan(row.high)
+    assert verdict.agrees is agrees
+    unit = "over" if networks == 2 else "for each of"
+    assert verdict.ours.startswith(f"τ = +1.00 {unit} {networks} networks")
+
+
+def test_blocks_of_several_networks_are_no_networks():
+    branch = [v for v in findings().verdicts if "without the residual" in v.claim]
+    assert ["blocks of this network" in v.remark for v in branch] == [False, True]
+    row, _ = gpt_findings([(1.0, 2.0, 3.0, 4.0, 5.0)] * 2)
+    assert row.networks == 2
 
 
 def test_pairs_in_another_order_are_counted():
