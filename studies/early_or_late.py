@@ -124,6 +124,8 @@ class EarlyOrLate(Study):
                 "start from the shipped one, early ones from the initialisation of their seed. "
                 f"{HARDER_DATA}: {HARDER_MODEL}, late networks from the trained one of their seed.",
                 epochs_remark(table),
+                _duration_remark(table, DATA),
+                _duration_remark(harder, HARDER_DATA),
             ],
         )
 
@@ -159,25 +161,31 @@ def _sorted_networks(run: Run) -> pd.DataFrame:
 def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
     """Return by how much late networks are more accurate than those of a mode, at equal values.
 
-    The mean curve of the late networks over ω, including no penalty, is interpolated.
+    The curve of a seed's late networks over ω, from the network that they start from on, is
+    interpolated. One value per seed: networks of one seed, under several ω or of several depths,
+    are not independent, and their mean is taken.
     """
-    late = table[table["mode"].isin(["reference", "post-training"])]
-    late = late.assign(omega=late.omega.fillna(-1))
-    curve = late.groupby("omega")[[column, "accuracy"]].mean().sort_values(column)
-    others = table[table["mode"] == mode]
-    others = others[others[column].between(curve[column].min(), curve[column].max())]
-    accuracy = np.interp(others[column], curve[column], curve.accuracy)
-    gaps: NDArray[np.float64] = accuracy - others.accuracy.to_numpy(dtype=np.float64)
-    return gaps
+    gaps = []
+    for seed, others in table[table["mode"] == mode].groupby("seed"):
+        late = table[(table["mode"] == "post-training") & (table.seed == seed)]
+        starts = table[table["mode"] == "reference"]
+        own = starts[starts.seed == seed]
+        curve = pd.concat([late, starts if own.empty else own]).sort_values(column)
+        is_within = others[column].between(curve[column].min(), curve[column].max())
+        if len(late) and is_within.any():
+            within = others[is_within]
+            accuracy = np.interp(within[column], curve[column], curve.accuracy)
+            gaps.append(float((accuracy - within.accuracy).mean()))
+    return np.array(gaps)
 
 
 def _points(gaps: NDArray[np.float64]) -> str:
     low, high = network_interval(gaps)
     if np.isnan(low):
-        return f"{len(gaps)} comparisons"
+        return f"seeds: {len(gaps)}"
     return (
         f"{100 * gaps.mean():+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
-        f"{len(gaps)} comparisons"
+        f"{len(gaps)} seeds"
     )
 
 
@@ -193,8 +201,9 @@ def _gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Ver
         published,
         _points(gaps),
         None if is_short(table) else answer,
-        "each network against the mean curve of those made linear late, interpolated at its path "
-        "length; mean with Student's 95 % interval over the former; does not agree if the "
+        "networks against the curve of those of their seed made linear late, interpolated at their "
+        "path length; mean over a seed, then Student's 95 % interval over seeds; does not agree if "
+        "the "
         f"interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear networks "
         f"lose at least {100 * MIN_ROOM:g}: on an easier task nothing can be lost",
     )
@@ -205,7 +214,7 @@ def _difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
     from scipy import stats
 
     gaps = [_advantages(table, "from-start", "pathlength") for table in (hard, easy)]
-    answer, ours = None, "too few comparisons"
+    answer, ours = None, "too few seeds"
     if min(map(len, gaps)) >= MIN_NETWORKS:
         low, high = stats.ttest_ind(*gaps, equal_var=False).confidence_interval()
         answer = None if is_short(easy) or is_short(hard) else above([low, high])
@@ -216,7 +225,7 @@ def _difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
         ours,
         answer,
         f"{HARDER_MODEL} on {HARDER_DATA} against {MODEL} on {DATA}: Welch's 95 % interval of the "
-        "difference over early networks; task and architecture differ together",
+        "difference over seeds; task and architecture differ together",
     )
 
 
@@ -228,8 +237,23 @@ def _control(table: pd.DataFrame) -> Verdict:
         "",
         _points(gaps),
         above(network_interval(gaps)),
-        "each network with a random share of linear units, trained on as long, against the mean "
-        "curve of those chosen by the penalty; mean with Student's 95 % interval over the former",
+        "networks with a random share of linear units, trained on as long, against the curve of "
+        "those of their seed chosen by the penalty; mean over a seed, then Student's 95 % interval "
+        "over seeds",
+    )
+
+
+def _duration_remark(table: pd.DataFrame, data: str) -> str:
+    """Report the epochs of late networks, including those before, and of the others."""
+    epochs = table.groupby("mode").epochs.max()
+    late = int(epochs.get("reference", 0) + epochs.get("post-training", 0))
+    names = {"from-start": "early", "shallow": "shallow"}
+    others = {names[mode]: int(epochs[mode]) for mode in names if mode in epochs}
+    listed = ", ".join(f"{name} ones {count}" for name, count in others.items())
+    is_longer = any(count < late for count in others.values())
+    return (
+        f"{data}: late networks were trained for {late} epochs in all, {listed}."
+        + is_longer * " A lead of the late networks may be one of longer training."
     )
 
 

@@ -69,6 +69,7 @@ def late_and_early(gap, lost=0.01, epochs=20, *, hard_gap=None, shallow=0.0):
 
 def one_task(model, gap, lost, epochs):
     groups = [cells(model, "reference", None, 0, 0.98, 7.0, 0.0)]
+    by_seed = gap if isinstance(gap, tuple) else (gap, gap + 0.001, gap + 0.002)
     for seed in (0, 1, 2):
         for step, omega in enumerate(OMEGAS):
             late = 0.98 - lost * step
@@ -77,7 +78,7 @@ def one_task(model, gap, lost, epochs):
                       epochs=epochs)
             )  # fmt: skip
             groups.append(
-                cells(model, "from-start", omega, seed, late - gap - seed / 1000, 6 - step, 0.3,
+                cells(model, "from-start", omega, seed, late - by_seed[seed], 6 - step, 0.3,
                       epochs=epochs)
             )  # fmt: skip
     return groups
@@ -94,6 +95,32 @@ def test_a_gap_is_found_where_there_is_one():
     assert gaps(late_and_early(0.03, shallow=0.03)) == ["yes", "yes", "can't tell", "yes"]
     assert gaps(late_and_early(0.01, hard_gap=0.05))[:3] == ["yes", "yes", "yes"]
     assert gaps(late_and_early(0.05, hard_gap=0.01))[2] == "no"
+
+
+def test_networks_of_one_seed_count_once():
+    runs = late_and_early((0.03, 0.03, -0.01), hard_gap=(0.03, 0.02, 0.01))
+    digits, harder, *_ = registry.load("studies", "early-or-late")().analyse(runs).verdicts
+    # Nine networks would have an interval of 0.2 to 3.1 points.
+    assert (digits.word, digits.ours) == ("can't tell", "+1.67 points (-4.07 to +7.40), 3 seeds")
+    assert harder.ours.endswith("3 seeds")
+
+
+def test_late_networks_are_compared_within_their_seed():
+    runs = late_and_early(0.03)
+    better = [
+        cells("vgg8", mode, 0.001, 3, accuracy, 6, 0.2)
+        for mode, accuracy in (("post-training", 0.5), ("from-start", 0.4))
+    ]
+    run = run_of(runs["run"].records, *better)
+    verdicts = registry.load("studies", "early-or-late")().analyse({**runs, **run}).verdicts
+    assert verdicts[0].ours.startswith("+4.83 points")
+    assert verdicts[0].ours.endswith("4 seeds")
+
+
+def test_longer_training_of_late_networks_is_stated():
+    remarks = registry.load("studies", "early-or-late")().analyse(late_and_early(0.03)).remarks
+    assert remarks[-2].startswith("digits: late networks were trained for 40 epochs in all, early")
+    assert "early ones 20, shallow ones 20. A lead" in remarks[-1]
 
 
 def test_a_task_on_which_nothing_can_be_lost_refutes_nothing():
