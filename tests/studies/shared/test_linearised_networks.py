@@ -100,7 +100,7 @@ def test_a_gap_is_found_where_there_is_one():
 def test_networks_of_one_seed_count_once():
     runs = late_and_early((0.03, 0.03, -0.01), hard_gap=(0.03, 0.02, 0.01))
     digits, harder, *_ = registry.load("studies", "early-or-late")().analyse(runs).verdicts
-    # Nine networks would have an interval of 0.2 to 3.1 points.
+    # Nine independent networks would have an interval of 0.1 to 3.2 points.
     assert (digits.word, digits.ours) == ("can't tell", "+1.67 points (-4.07 to +7.40), 3 seeds")
     assert harder.ours.endswith("3 seeds")
 
