@@ -131,22 +131,26 @@ class EarlyOrLate(Study):
 
 
 def _harder_networks(context: Context) -> dict[str, list[Path]]:
-    """Request deep networks made linear late and early, and ordinary shallow ones."""
+    """Request deep networks made linear late and early, and ordinary shallow ones.
+
+    All are trained equally long: late ones half of the time before they are made linear.
+    """
     name, epochs = ("quick", 1) if context.quick else ("plain", 30)
     omegas = {mode: each[:1] if context.quick else each for mode, each in HARDER_OMEGAS.items()}
     family = HARDER_MODEL.rpartition("-d")[0]
     files: dict[str, list[Path]] = {}
     for seed in context.seeds_or(3):
         for model in (HARDER_MODEL, *(f"{family}-d{depth}" for depth in DEPTHS)):
+            own_epochs = epochs if model == HARDER_MODEL else 2 * epochs
             plain = context.request_training(
-                model, HARDER_DATA, "adam", seed, name=name, epochs=epochs
+                model, HARDER_DATA, "adam", seed, name=name, epochs=own_epochs
             )
             files.setdefault(model, []).append(plain)
         start = files[HARDER_MODEL][-1]
         files[HARDER_MODEL] += [
             linearise(
                 context, HARDER_MODEL, mode, omega, seed, data=HARDER_DATA, weights=str(start),
-                epochs=epochs,
+                epochs=2 * epochs if mode == "from-start" else epochs,
             )
             for mode in HARDER_OMEGAS
             for omega in omegas[mode]

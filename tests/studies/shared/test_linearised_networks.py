@@ -7,6 +7,7 @@ from nlbench import registry
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
+from nlbench.studies import early_or_late
 from nlbench.studies.framework import Context
 from nlbench.studies.shared import linearised_networks
 
@@ -121,6 +122,21 @@ def test_longer_training_of_late_networks_is_stated():
     remarks = registry.load("studies", "early-or-late")().analyse(late_and_early(0.03)).remarks
     assert remarks[-2].startswith("digits: late networks were trained for 40 epochs in all, early")
     assert "early ones 20, shallow ones 20. A lead" in remarks[-1]
+
+
+def test_networks_of_the_harder_task_are_trained_equally_long(tmp_path, monkeypatch):
+    total = {}
+
+    def trained(self, model, data, recipe, seed, *, weights="init", **fields):
+        file = tmp_path / f"{model}-{recipe}-{fields.get('omega')}-{seed}"
+        total[str(file)] = fields["epochs"] + total.get(weights, 0)
+        return file
+
+    monkeypatch.setattr(Context, "request_training", trained)
+    files = early_or_late._harder_networks(Context(tmp_path, "early-or-late"))
+    (start, *linearised), *shallow = (files[model][:7] for model in files)
+    assert {total[str(f)] for f in linearised} == {total[str(f)] for each in shallow for f in each}
+    assert total[str(start)] == total[str(linearised[0])] / 2
 
 
 def test_a_task_on_which_nothing_can_be_lost_refutes_nothing():
