@@ -2,7 +2,8 @@
 
 With a folder of studies that ran in full, as in ``python docs/list_studies.py studies``, their
 verdicts replace earlier ones in docs/studies/verdicts.csv first, and the tables and the figure of
-the benchmark of measures those in docs/benchmark and the results that ship.
+the benchmark of measures those in docs/benchmark and the results that ship. Tables that the page
+quotes in full are copied to docs/studies.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
 WORDS = ("yes", "no", "can't tell")
+QUOTED = ("removal", "prediction")
+"""Studies of which the page quotes tables."""
 # Claims that are confirmed, and others that are not, about the same networks and paths.
 CONFIRMED = [
     ("noise", "Networks of wrong labels deviate more than those of clean ones"),
@@ -109,13 +112,17 @@ def copy_verdicts(studies: Path) -> None:
         writer.writerows(rows)
 
 
-def copy_benchmark(study: Path) -> None:
-    """Copy the tables and the figure of the benchmark of measures, and renew what ships."""
-    target = PAGE.with_name("benchmark")
+def copy_tables(study: Path, target: Path) -> None:
+    """Copy the tables of a study to a folder that has no others."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     for table in study.glob("*.csv"):
         shutil.copy(table, target)
+
+
+def copy_benchmark(study: Path) -> None:
+    """Copy the tables and the figure of the benchmark of measures, and renew what ships."""
+    copy_tables(study, PAGE.with_name("benchmark"))
     shutil.copy(study / "criteria-by-measures.png", PAGE.with_name("benchmark.png"))
     save_results(study)
 
@@ -126,4 +133,7 @@ if __name__ == "__main__":
             copy_verdicts(folder)
         if (folder / "measures").is_dir():
             copy_benchmark(folder / "measures")
+        for name in QUOTED:
+            if (folder / name).is_dir():
+                copy_tables(folder / name, VERDICTS.parent / name)
     PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
