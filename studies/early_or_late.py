@@ -56,8 +56,8 @@ class EarlyOrLate(Study):
 
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
-    needs = "digits, mnist1d; linearises 42 networks (9 shared with core-networks), trains 12"
-    minutes, quick_minutes = 7.0, 0.3
+    needs = "digits, mnist1d; linearises 72 networks (9 shared with core-networks), trains 32"
+    minutes, quick_minutes = 8.5, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -139,7 +139,7 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
     omegas = {mode: each[:1] if context.quick else each for mode, each in HARDER_OMEGAS.items()}
     family = HARDER_MODEL.rpartition("-d")[0]
     files: dict[str, list[Path]] = {}
-    for seed in context.seeds_or(3):
+    for seed in context.seeds_or(8):
         for model in (HARDER_MODEL, *(f"{family}-d{depth}" for depth in DEPTHS)):
             own_epochs = epochs if model == HARDER_MODEL else 2 * epochs
             plain = context.request_training(

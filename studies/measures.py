@@ -373,7 +373,8 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
         f"Each network is measured on {SAMPLES} samples, along {PAIRS} segments between pairs of "
         f"them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 segments each.",
         "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over the "
-        "ladders of a measure; a recovered order takes at least five networks.",
+        "planted, or the published, ladders of a measure; a recovered order takes at least five "
+        "networks.",
         "Seconds depend on the machine and its load.",
     ]
     if shipped:
