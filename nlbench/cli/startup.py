@@ -6,7 +6,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from nlbench.introspection.environment import DEFAULT_VARIABLES
 from nlbench.signals import ignore_interruptions, interruptible, interruptions_first
 
 from .imports import fast_imports
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run a command; Ctrl-C prints one line, even during imports."""
     sys.unraisablehook = _print_unraisable
-    for name, value in DEFAULT_VARIABLES.items():
-        os.environ.setdefault(name, value)
+    # Read when PyTorch is imported. By default its threads spin while they wait for each other: on
+    # a busy machine they take CPU time from the threads that they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with interruptible():
         try:
             with interruptions_first(), fast_imports():

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nlbench.cells import Cell
-from nlbench.introspection.environment import DEFAULT_VARIABLES
 from nlbench.store.record import Record
 
 from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of
@@ -94,13 +93,15 @@ class Worker:
         own_socket, worker_socket = socket.socketpair()
         # Some libraries start their threads before `torch.set_num_threads` is called.
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        # Threads that spin while waiting take CPU time from those that they wait for.
+        waiting = {"OMP_WAIT_POLICY": "PASSIVE"}
         with own_socket, worker_socket:
             handle = worker_socket.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), str(handle), str(threads)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # Plugins print to standard error.
-                env={**DEFAULT_VARIABLES, **os.environ, **variables},
+                env={**waiting, **os.environ, **variables},
                 pass_fds=(handle,),
                 # A separate process group: Ctrl-C reaches only the supervisor, and processes
                 # that a plugin starts are killed with the worker.

@@ -170,17 +170,18 @@ def test_dead_worker_is_reported():
         list(worker.ask({}))
 
 
-def test_a_worker_has_the_default_variables_unless_the_user_has_others(monkeypatch):
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+@pytest.mark.parametrize(("set_by_user", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_a_worker_wait_passively_by_default(monkeypatch, set_by_user, policy):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if set_by_user:
+        monkeypatch.setenv("OMP_WAIT_POLICY", set_by_user)
     variables = {}
     started = SimpleNamespace(
         DEVNULL=None, Popen=lambda _, *, env, **options: variables.update(env)
     )
     monkeypatch.setattr(supervisor, "subprocess", started)
     Worker(1)._connection.close()
-    assert variables["OMP_WAIT_POLICY"] == "ACTIVE"
-    assert variables["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert variables["OMP_WAIT_POLICY"] == policy
 
 
 def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
