@@ -56,7 +56,7 @@ def initialised(name: str, size: int, seed: int) -> nn.Module:
 
 
 def set_statistics(model: nn.Module, inputs: Tensor) -> bool:
-    """Give batch norms the statistics of the inputs; return False if there are none."""
+    """Set statistics of batch norms to those of the inputs; return False if there are none."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.reset_running_stats()

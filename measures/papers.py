@@ -1,4 +1,4 @@
-"""Papers that define several measures."""
+"""Papers that define several measures; one that defines a single measure is cited in its file."""
 
 from __future__ import annotations
 

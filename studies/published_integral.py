@@ -165,7 +165,7 @@ class PublishedIntegral(Study):
                 ordered(2, ratio.mean()),
                 "both integrals on the same exact traces, in closed form; the definition's "
                 "is checked against quadrature in the suite; agrees where the mean ratio is above "
-                "2; nobody has published a ratio",
+                "2; no ratio has been published",
             ),
             Verdict(
                 "It ranks segments differently",

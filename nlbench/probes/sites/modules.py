@@ -441,7 +441,7 @@ def _end(call: _Call, returned: Any, mode: _FollowedAxes) -> None:
     shape, before = call.inputs[call.argument]
     after = mode.axes(output)
     if before is not None and after is not None and shape == output.shape:
-        # Whatever determines the axes of one also determines those of the other.
+        # What determines the axes of one also determines those of the other.
         before, after = (after, after) if before.assumed else (before, before)
     call.shapes, call.before, call.after = (shape, output.shape), before, after
 
