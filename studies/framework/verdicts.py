@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .trends import LEVEL
+
 if TYPE_CHECKING:
     from nlbench.reports.agreement import Correlation
 
@@ -154,17 +156,20 @@ def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
 def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
     """Test whether the interval of a share lies above a bound.
 
+    So few networks that all of them would not differ from the bound significantly decide nothing.
+
     Examples
     --------
     >>> from nlbench.reports.agreement import paired_share
-    >>> share_above(paired_share([1.0] * 40)), share_above(paired_share([1.0, -1.0]))
-    (True, None)
+    >>> [share_above(paired_share([1.0] * networks)) for networks in (5, 6)]
+    [None, True]
     """
-    return above([share.low, share.high], bound)
+    answer = above([share.low, share.high], bound)
+    return None if answer is None else _if_enough(answer, bound if answer else 1 - bound, share)
 
 
 def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
-    """Test whether the interval of a share lies below a bound.
+    """Test whether the interval of a share lies below a bound, like `share_above`.
 
     Examples
     --------
@@ -172,7 +177,13 @@ def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
     >>> share_below(paired_share([-1.0] * 40))
     True
     """
-    return below([share.low, share.high], bound)
+    answer = below([share.low, share.high], bound)
+    return None if answer is None else _if_enough(answer, 1 - bound if answer else bound, share)
+
+
+def _if_enough(answer: bool, chance: float, share: Correlation) -> bool | None:
+    """Return the answer if all networks agreeing by chance is unlikely, two-sided; else None."""
+    return answer if 2 * chance ** (share.groups or share.n) < LEVEL else None
 
 
 def _array(values: ArrayLike) -> np.ndarray:

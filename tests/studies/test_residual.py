@@ -20,7 +20,7 @@ def blocks(first, second):
     }
 
 
-def answers(second_residual=0.95, second_plain=0.6, before=0.6, seeds=5):
+def answers(second_residual=0.95, second_plain=0.6, before=0.6, seeds=6):
     run = made_signatures(
         {
             (model, weights, "digits", seed): blocks(0.6, second)

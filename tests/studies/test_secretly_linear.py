@@ -85,9 +85,16 @@ def findings(
     )
 
 
+SIX_BLOCKS = {
+    "costs": (1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+    "published": (0.999, 0.998, 0.997, 0.996, 0.995, 0.994),
+}
+"""The fewest of which all can be less linear significantly."""
+
+
 def answers(**changed):
     kinds = ("stream", "unit length", "branch", "order")
-    verdicts = [v for v in findings(**changed).verdicts if "MLP" not in v.claim]
+    verdicts = [v for v in findings(**{**SIX_BLOCKS, **changed}).verdicts if "MLP" not in v.claim]
     smollm2 = [v for v in verdicts if "SmolLM2" in v.claim]
     return dict(zip(kinds, (v.agrees for v in smollm2), strict=True))
 
@@ -167,10 +174,10 @@ def test_costs_within_two_errors_do_not_count():
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [
-        ({"published": (0.96, 0.95, 0.94, 0.93, 0.92)}, "stream"),
+        ({"published": (0.96, 0.95, 0.94, 0.93, 0.92, 0.91)}, "stream"),
         ({"linearity": {"after_norm": 0.7}}, "unit length"),
         ({"linearity": {"branch_in_sample": 0.9999}}, "branch"),
-        ({"costs": (5.0, 4.0, 3.0, 2.0, 1.0)}, "order"),
+        ({"costs": (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)}, "order"),
     ],
 )
 def test_each_verdict_follows_its_own_numbers(changed, kind):

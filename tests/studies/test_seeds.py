@@ -11,15 +11,15 @@ from nlbench.studies.seeds import Seeds
 def answers(step=0.0, moved=0.3, apart=0.2, others=3):
     rng = np.random.default_rng(0)
     found = {}
-    for seed in range(5):
-        found["vgg8", "file", "digits", seed] = 0.6 + step * (seed - 2) + rng.normal(0, 0.002, 7)
+    for seed in range(6):
+        found["vgg8", "file", "digits", seed] = 0.6 + step * (seed - 2.5) + rng.normal(0, 0.002, 7)
         found["vgg8", "calibrated", "digits", seed] = np.full(7, 0.6 + moved)
     for seed in range(others):
         found["resnet20", "file", "digits", seed] = 0.6 + apart + rng.normal(0, 0.002, 9)
     findings = Seeds().analyse({"run": made_signatures(found)})
     table = findings.tables["Distances of signatures"]
-    assert len(table) == math.comb(5 + others, 2)
-    assert table.same.sum() == 10 + math.comb(others, 2)
+    assert len(table) == math.comb(6 + others, 2)
+    assert table.same.sum() == 15 + math.comb(others, 2)
     return [verdict.agrees for verdict in findings.verdicts]
 
 
