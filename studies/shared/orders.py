@@ -186,7 +186,7 @@ def _residual_tau(table: pd.DataFrame, residuals: pd.Series[Any]) -> float:
 
 
 def _most_frequent(reasons: Sequence[str]) -> str:
-    return (max(set(reasons), key=reasons.count) if reasons else "no value")[:90]
+    return (max(sorted(set(reasons)), key=reasons.count) if reasons else "no value")[:90]
 
 
 def round_digits(value: float) -> float:
