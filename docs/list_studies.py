@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nlbench import registry
-from nlbench.studies.shared.benchmark_results import save_results
+from nlbench.studies.shared.benchmark_results import FILE, save_results
 
-PAGE = Path(__file__).with_name("studies.md")
+PAGE = Path(__file__).resolve().with_name("studies.md")
 VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
@@ -124,7 +124,8 @@ def copy_benchmark(study: Path) -> None:
     """Copy the tables and the figure of the benchmark of measures, and renew what ships."""
     copy_tables(study, PAGE.with_name("benchmark"))
     shutil.copy(study / "criteria-by-measures.png", PAGE.with_name("benchmark.png"))
-    save_results(study)
+    # The installed file is a copy.
+    save_results(study, PAGE.parents[1] / "studies" / "shared" / FILE.name)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def shipped_results(measured: Mapping[str, Any]) -> ShippedResults:
     return ShippedResults(orders, precision, tuple(dict.fromkeys(orders.measure)))
 
 
-def save_results(study: Path, file: Path = FILE) -> None:
+def save_results(study: Path, file: Path) -> None:
     """Store the tables of a full study's folder as the results that ship."""
     stored = {}
     for name, (table, columns) in _TABLES.items():
