@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
-from nlbench.execution.cell_records import records_of
 from nlbench.execution.machine import Machine
+from nlbench.execution.subject_passes import records_of
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.parsers import parse_names
-from nlbench.plugins import checked_measure, load_measures, load_probe
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash
@@ -39,6 +38,8 @@ from nlbench.subjects.inputs import (
 )
 from nlbench.subjects.samples import Batches, sample_facts
 from nlbench.subjects.subject import Subject
+
+from .plugin_loading import checked_measure, load_measures, load_probe
 
 
 def evaluate(

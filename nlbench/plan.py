@@ -15,7 +15,6 @@ from nlbench import registry
 from nlbench.cells import Cell, MeasureSpec, Plan, SubjectPlan
 from nlbench.errors import NlbenchError, RequestError, error_text, one_line, system_text
 from nlbench.options import Options
-from nlbench.plugins import load_measures, load_probe
 from nlbench.request import AUTO_DATA, Request
 from nlbench.serialization.hashing import content_key
 from nlbench.settings import resolve_settings
@@ -23,6 +22,8 @@ from nlbench.subjects.data import DatasetInfo, dataset_info
 from nlbench.subjects.model import default_data
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
+
+from .plugin_loading import load_measures, load_probe
 
 
 def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Plan:

@@ -17,10 +17,10 @@ import torch
 from nlbench.cells import Cell, Plan
 from nlbench.config_file import write_request
 from nlbench.errors import NlbenchError, RequestError
-from nlbench.execution.cell_records import missing_record
 from nlbench.execution.devices import resolve_device
 from nlbench.execution.executors import execute
 from nlbench.execution.machine import Machine
+from nlbench.execution.subject_passes import missing_record
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
@@ -29,7 +29,6 @@ from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.measure import Status
 from nlbench.plan import make_plan
-from nlbench.plugins import load_probe
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.signals import check_interruption, interruptible
@@ -38,6 +37,8 @@ from nlbench.store.manifest import make_manifest
 from nlbench.store.record import Record
 from nlbench.store.run import Run
 from nlbench.store.run_folder import RunFolder
+
+from .plugin_loading import load_probe
 
 
 @dataclass(frozen=True)

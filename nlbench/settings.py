@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from nlbench.errors import PluginError, RequestError, nearest
 from nlbench.measure import Measure
 from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
-from nlbench.plugins import load_probe
+
+from .plugin_loading import load_probe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -207,9 +207,8 @@ def _gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Ver
         None if is_short(table) else answer,
         "networks against the curve of those of their seed made linear late, interpolated at their "
         "path length; mean over a seed, then Student's 95 % interval over seeds; does not agree if "
-        "the "
-        f"interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear networks "
-        f"lose at least {100 * MIN_ROOM:g}: on an easier task nothing can be lost",
+        f"the interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear "
+        f"networks lose at least {100 * MIN_ROOM:g}: on an easier task nothing can be lost",
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from nlbench import registry
 from nlbench.citation import Source
-from nlbench.plugins import load_measure
+from nlbench.plugin_loading import load_measure
 from nlbench.request import ExecutionOptions, Request
 from nlbench.studies.networks.constructed import MAPS
 

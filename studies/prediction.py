@@ -187,7 +187,7 @@ def _trained(context: Context, task: str, model: str, seed: int, decay: float) -
 
 
 def _settings(measures: Sequence[str], pairs: int) -> dict[str, Any]:
-    from nlbench.plugins import load_measure
+    from nlbench.plugin_loading import load_measure
 
     settings: dict[str, Any] = {
         "substitution.cost": "kl",

@@ -25,7 +25,7 @@ from nlbench.conformance.invariances import check_invariances
 from nlbench.conformance.trial import Trial
 from nlbench.measure import INVARIANCES, Measure
 from nlbench.options import resolve_options
-from nlbench.plugins import load_measure
+from nlbench.plugin_loading import load_measure
 from nlbench.reports.population import STATISTICS, population_of
 
 LADDER = Path(__file__).parents[1] / "planted_ladder.csv"

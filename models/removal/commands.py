@@ -89,7 +89,7 @@ def remove(
         registry.expand(group, [name])
     options, settings = split_dataset_options(setting or [], data)
     from nlbench.execution.devices import resolve_device
-    from nlbench.probes.sites.place_options import parse_places
+    from nlbench.probes.sites.places_and_rows import parse_places
     from nlbench.progress import create_progress
     from nlbench.serialization.files import make_folder
     from nlbench.subjects.load import load_subject

@@ -11,7 +11,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import RequestError, nearest
 from nlbench.options import OptionValue
-from nlbench.plugins import load_measure
+from nlbench.plugin_loading import load_measure
 from nlbench.probes.replacement import ReplaceableCall
 
 SIMPLE_CRITERIA: Mapping[str, str] = {

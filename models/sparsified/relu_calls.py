@@ -179,7 +179,7 @@ def other_activations(
     model : torch.nn.Module
         Sparsified or not.
     example : tensor or tuple of tensor
-        See `nlbench.models.sparsified.prelu.sparsify`.
+        See `nlbench.models.sparsified.sparsification.sparsify`.
 
     Examples
     --------

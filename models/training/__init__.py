@@ -2,5 +2,5 @@
 
 `recipes` has the settings, `loop` the training loop, `tasks` the loss and accuracy of a dataset,
 `train` the files that a training leaves. `linearisation_recipes` train with the penalty of
-`nlbench.models.sparsified`; `linearisation` trains networks by them and measures what is left.
+`nlbench.models.sparsified`; `linearise` trains networks by them and measures what is left.
 """

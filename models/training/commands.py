@@ -277,7 +277,7 @@ def linearize(
 
     with create_progress(progress) as bar:
         bar.show_status("loading")
-        from .linearisation import LinearisingRequest, linearise
+        from .linearise import LinearisingRequest, linearise
         from .training_request import resolve_recipe
 
         request = LinearisingRequest(

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from nlbench.citation import Source
 from nlbench.measures.pathlength import NONLINEAR_ADVANTAGE
-from nlbench.models.sparsified.prelu import (
+from nlbench.models.sparsified.relu_calls import call_counts_text, other_activations
+from nlbench.models.sparsified.sparsification import (
     linear_share,
     parameter_groups,
     penalty,
@@ -19,7 +20,6 @@ from nlbench.models.sparsified.prelu import (
     sparsify,
     transform_metadata,
 )
-from nlbench.models.sparsified.relu_calls import call_counts_text, other_activations
 
 from .recipes import Recipe
 

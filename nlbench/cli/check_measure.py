@@ -20,7 +20,7 @@ def check_measure(
     as_json: JsonFlag = False,
 ) -> None:
     """Check the declarations and behaviour of a measure; exit with 1 if a check is broken."""
-    from nlbench.plugins import load_measure
+    from nlbench.plugin_loading import load_measure
 
     measure, options = load_measure(name), parse_settings(settings or [], "--set")
 

@@ -152,7 +152,7 @@ def _plugins() -> Iterator[Finding]:
                     yield Finding(f"{kind} {entry.name}", "broken", str(error))
         detail = f"{len(entries)} registered"
         if group == "measures":
-            from nlbench.plugins import load_measure
+            from nlbench.plugin_loading import load_measure
 
             usable = 0
             for name in entries:

@@ -108,7 +108,7 @@ def source_of(group: str, name: str) -> Source:
 def _load(group: str, name: str) -> Any:
     if group != "measures":
         return registry.load(group, name)
-    from nlbench.plugins import load_measure
+    from nlbench.plugin_loading import load_measure
 
     return load_measure(name)
 
@@ -148,7 +148,7 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
     yield f"bounds    {low:g} to {high:g}"
     yield f"higher    {measure.more_means}"
     yield from _options("option", measure.options, name)
-    from nlbench.plugins import load_probe
+    from nlbench.plugin_loading import load_probe
 
     yield from _options("probe", load_probe(measure.probe).options, measure.probe)
     yield _source(measure.source)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError
 from nlbench.measure import INVARIANCES, Result
-from nlbench.plugins import load_probe
+from nlbench.plugin_loading import load_probe
 
 from .check import Check
 from .trial import ROUNDING_TOLERANCE, SAMPLES, Trial, difference, relu_network, samples

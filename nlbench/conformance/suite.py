@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from nlbench.measure import Result
 from nlbench.options import Settings
-from nlbench.plugins import checked_measure
+from nlbench.plugin_loading import checked_measure
 
 from .bounds import check_bounds, check_direction
 from .check import Check, Outcome

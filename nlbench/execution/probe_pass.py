@@ -25,7 +25,7 @@ from nlbench.introspection.random_state import RandomStream, preserve_rng_state
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
-from nlbench.plugins import load_probe
+from nlbench.plugin_loading import load_probe
 from nlbench.probes import OnStep, ProbeOptions, Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.subjects.samples import DrawnBatches

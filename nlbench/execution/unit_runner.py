@@ -23,7 +23,7 @@ from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure
-from nlbench.plugins import load_measure, load_probe
+from nlbench.plugin_loading import load_measure, load_probe
 from nlbench.probes import Probe, Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain, to_plain
@@ -36,9 +36,9 @@ from nlbench.subjects.load import load_subject
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 
-from .cell_records import records_of
 from .machine import Machine
 from .probe_pass import result_of_error
+from .subject_passes import records_of
 from .work_units import Unit, UnmeasuredCells
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
-from nlbench.models.sparsified.prelu import randomize, snap, sparsify
+from nlbench.models.sparsified.sparsification import randomize, snap, sparsify
 from nlbench.probes.graph.observation import channel_graph
 
 

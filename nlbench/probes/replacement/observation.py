@@ -20,7 +20,7 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
-from nlbench.probes.sites.place_options import RowPolicy
+from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
 
 from .calls import find_calls

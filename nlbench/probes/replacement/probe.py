@@ -8,7 +8,7 @@ from typing import ClassVar
 from nlbench.errors import RequestError, nearest
 from nlbench.options import Option
 from nlbench.probes.probe import LazyProbe, ProbeOptions
-from nlbench.probes.sites.place_options import parse_places
+from nlbench.probes.sites.places_and_rows import parse_places
 from nlbench.probes.sites.select import Selection
 
 MAPS = ("channel", "identity", "mean", "affine")

@@ -23,7 +23,7 @@ from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.hidden_calls import hidden_calls
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
 
-from .place_options import RowPolicy
+from .places_and_rows import RowPolicy
 from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 from .rows import PositionSelector

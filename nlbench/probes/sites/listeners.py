@@ -19,7 +19,7 @@ from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
 from .float64 import float64_copy_if_needed
 from .observation import channel_note, observe_sites
-from .place_options import RowPolicy
+from .places_and_rows import RowPolicy
 from .probe import COMPARED_SAMPLES
 from .reduce import Function, Unreduced
 from .rows import drawn_rows

@@ -26,7 +26,7 @@ from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 
-from .place_options import parse_places
+from .places_and_rows import parse_places
 
 # A child mixes positions if, when other positions change, an output position changes by more than
 # this, in roundings of its type and in units of its largest output. Rounding alone changes a

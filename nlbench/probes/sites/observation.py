@@ -22,7 +22,7 @@ from nlbench.introspection.precision import exact_by_default
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .microbatches import CallIdentity, Interceptor, Microbatches, rows_at_sites
 from .module_calls import ModuleInterceptor
-from .place_options import RowPolicy
+from .places_and_rows import RowPolicy
 from .reduce import Function, Side, Unreduced
 from .rows import PositionSelector
 from .select import Picker, Selection

@@ -8,7 +8,7 @@ from typing import ClassVar
 from nlbench.options import Option
 from nlbench.probes import LazyProbe, ProbeOptions
 
-from .place_options import RowPolicy, parse_places
+from .places_and_rows import RowPolicy, parse_places
 from .select import Selection
 
 COMPARED_SAMPLES = 4

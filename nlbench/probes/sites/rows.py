@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nlbench.introspection.function_calls import unobserved_calls
 
-from .place_options import RowPolicy
+from .places_and_rows import RowPolicy
 
 SEED = 0
 

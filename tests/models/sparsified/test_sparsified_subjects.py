@@ -11,7 +11,7 @@ import nlbench
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.networks.vgg import VGG
-from nlbench.models.sparsified.prelu import (
+from nlbench.models.sparsified.sparsification import (
     checkpoint_metadata,
     linear_share,
     nonlinear_units,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import nlbench
 from nlbench.probes.sites.observation import list_sites, observe_sites
-from nlbench.probes.sites.place_options import RowPolicy
+from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import drawn_rows
 from nlbench.probes.sites.site import SiteBatch
 

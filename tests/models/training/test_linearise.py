@@ -12,7 +12,7 @@ from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training import parallel
-from nlbench.models.training.linearisation import LinearisingRequest, linearise
+from nlbench.models.training.linearise import LinearisingRequest, linearise
 from nlbench.progress import ProgressMonitor
 from nlbench.store.locked_folder import LockedFolder
 from nlbench.subjects.load import load_dataset, load_subject

@@ -20,7 +20,7 @@ from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.measure import Measure, Result, Status
-from nlbench.plugins import load_measure
+from nlbench.plugin_loading import load_measure
 from nlbench.probes import Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.settings import ResolvedSettings

@@ -17,7 +17,8 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import average_path_length
 from nlbench.models.networks.vgg import VGG
-from nlbench.models.sparsified.prelu import (
+from nlbench.models.sparsified.relu_calls import other_activations
+from nlbench.models.sparsified.sparsification import (
     linear_share,
     nonlinear_units,
     parameter_groups,
@@ -26,7 +27,6 @@ from nlbench.models.sparsified.prelu import (
     snap,
     sparsify,
 )
-from nlbench.models.sparsified.relu_calls import other_activations
 from nlbench.probes.sites.observation import list_sites
 
 
