@@ -154,9 +154,10 @@ def _example_inputs(
         raise RequestError("sparsify needs an example input to find the channels; pass example=")
     channels = first.in_features if isinstance(first, nn.Linear) else first.in_channels
     weight: Tensor = first.weight  # type: ignore[assignment]
-    shape = (2, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]
+    shape = (1, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return (noise.to(weight.device, weight.dtype),)
+    # With its negative every unit of the first layer, but for a large bias, has both signs.
+    return (torch.cat([noise, -noise]).to(weight.device, weight.dtype),)
 
 
 def outputs_agree(before: Any, after: Any) -> bool:
