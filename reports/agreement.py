@@ -219,8 +219,6 @@ def agreement(
     ----------
     rows : sequence of Row
         A leaderboard with one row per network.
-    scores : Scores
-    measures : mapping of str to mapping
 
     Returns
     -------

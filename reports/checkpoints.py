@@ -25,7 +25,6 @@ class Checkpoint:
         The name without its step and seed; often empty.
     unit : str
         ``epoch``, ``step``, ``iteration`` or ``update``.
-    step : int
     """
 
     training: str

@@ -102,7 +102,6 @@ def to_latex(run: Run, *, ranks: bool = True) -> str:
 
     Parameters
     ----------
-    run : nlbench.Run
     ranks : bool
         Add the interval of the rank to each value.
 

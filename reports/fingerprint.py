@@ -93,7 +93,6 @@ def strip(
     ----------
     values : sequence of float
         NaN where there is no value.
-    scale : Scale
     kinds : sequence of int
         Index of each site's kind of activation; from 1 on it is drawn as a mark below.
     title : str

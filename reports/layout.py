@@ -19,7 +19,6 @@ class Picture:
     ----------
     source : str
         A data URL.
-    caption : str
     """
 
     source: str
@@ -32,9 +31,6 @@ class NamedRun:
 
     Parameters
     ----------
-    name : str
-    scores : DataFrame
-    manifest : mapping
     drawings : mapping of (model, weights, data, seed) to mapping
         Drawn path of each subject that has one.
     kinds : mapping of (model, weights, data, seed) to mapping
@@ -66,8 +62,6 @@ class Table:
 
     Parameters
     ----------
-    head : tuple of str
-    rows : tuple of tuple of str
     names : int
         Number of columns at the left that hold names.
     numbers : bool

@@ -45,7 +45,6 @@ class Standing:
         Standard error of `value` over the same units as `low` and `high`.
     over : str
         Unit that was resampled: ``seeds``, ``sites``, ``paths``, ``places``, or empty.
-    status, reason : str
     error : float
         Error bound of an estimated `value`; 0 for an exact one.
     rank : int or None
@@ -83,7 +82,6 @@ class Row:
 
     Parameters
     ----------
-    label : str
     subjects : tuple of TableSubject
         One per seed.
     entries : mapping of str to Standing
@@ -136,7 +134,6 @@ def leaderboard(
 
     Parameters
     ----------
-    scores : Scores
     measures : mapping of str to mapping
         Metadata of each measure: ``more_means`` and ``probe``.
     together : bool
@@ -343,7 +340,6 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
     ----------
     values : array of shape (n,)
         At least one.
-    repeats : int
     seed : str
         Samples of equal length and seed are resampled with the same indices.
 

@@ -30,8 +30,6 @@ class Network:
     ----------
     mode : str
         ``reference``, ``post-training``, ``from-start`` or ``random``.
-    omega : float or None
-    seed : int
     accuracy, length, linear : float
         Accuracy in [0, 1]; path length; share of linear units.
     layers : mapping of str to (float, float)

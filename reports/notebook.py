@@ -91,7 +91,6 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
 
     Parameters
     ----------
-    run : nlbench.Run
     subject : str, optional
         Label of the subject on the leaderboard, or its model's name if that is unique. Optional
         for a run of one subject.
@@ -149,7 +148,6 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
 
     Parameters
     ----------
-    run : nlbench.Run
     measure : str, optional
         By default the first measure of sites that has values.
 

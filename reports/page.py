@@ -92,7 +92,6 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
 
     Parameters
     ----------
-    runs : nlbench.Run or sequence of them
     output : path
         The folder; existing pages are replaced.
 
@@ -161,7 +160,6 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
 
     Parameters
     ----------
-    runs : nlbench.Run or sequence of them
     head : Markup, optional
         Content above the leaderboard.
     title : str

@@ -34,7 +34,6 @@ class Remark:
 
     Parameters
     ----------
-    status : str
     text : str
         Numbers in which the cells differ are ranges.
     cells : tuple of (str, str)

@@ -31,12 +31,8 @@ class Place:
 
     Parameters
     ----------
-    name : str
     statistics : mapping of str to float
         Empty if there is no value.
-    n : int
-    status : str
-    reason : str
     """
 
     name: str
@@ -59,7 +55,6 @@ class Series:
     ----------
     label : str
         Label of the subject.
-    places : tuple of Place
     """
 
     label: str
@@ -81,8 +76,6 @@ class TableSubject:
         Its model and the fields in which it differs from other subjects.
     run : str
         Empty if the table is of one run.
-    model, weights, data : str
-    seed : int
     """
 
     label: str
@@ -133,10 +126,8 @@ class TableCell:
     ----------
     statistics : mapping of str to float
         Statistics of the whole subject; ``value`` is the summary.
-    n : int
     status, reason : str
         The status is ``absent`` if nothing is recorded.
-    places : tuple of Place
     """
 
     statistics: Mapping[str, float]
@@ -407,7 +398,6 @@ def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
     ----------
     scores : DataFrame
         A table that `labelled` accepts.
-    measure : str
 
     Returns
     -------

@@ -97,7 +97,6 @@ def number(value: float, decimals: int | None = None) -> str:
 
     Parameters
     ----------
-    value : float
     decimals : int, optional
         Digits after the point, from `column_decimals`; by default four significant digits. A
         number that would round to zero keeps one significant digit.

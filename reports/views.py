@@ -80,7 +80,6 @@ class BoardCell:
 
     Parameters
     ----------
-    status : str
     text : str
         The value, rounded to its interval.
     exact : str
@@ -89,7 +88,6 @@ class BoardCell:
         Interval of the rank.
     place : str
         CSS variables that position the mark and its interval.
-    remark : str
     note : str
         Mark that refers to the remark below the table.
     """

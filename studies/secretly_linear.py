@@ -72,7 +72,6 @@ class _Subject:
 
     Parameters
     ----------
-    label : str
     windows, length : int
         Half of the windows are for fitting maps.
     judged : int
@@ -259,8 +258,6 @@ class _CostOrder:
 
     Parameters
     ----------
-    networks : int
-    tau : float
     p : float
         Of Kendall's test over the blocks of a single network; NaN for several networks.
     low, high : float

@@ -78,7 +78,6 @@ class Vocabulary:
 
         Parameters
         ----------
-        sentences : iterable of str
         size : int
             Maximum number of tokens, including special ones.
         """
@@ -157,7 +156,6 @@ class SentencePairs:
 
     Parameters
     ----------
-    sources, targets : tuple of str
     inputs : integer tensor of shape (n, 2, length)
         The source followed by the end token, and the target preceded by the start token.
     target_tokens : integer tensor of shape (n, length)
@@ -179,17 +177,12 @@ class ParallelText:
 
     Parameters
     ----------
-    name : str
-    train, test : SentencePairs
     shape : tuple of int
         (2, length).
     classes : int
         Size of the vocabulary.
-    vocabulary : Vocabulary
     bleu_tokens : str
         Name of sacrebleu's tokenizer for BLEU.
-    preprocessing : str
-    source : Source
     """
 
     name: str
@@ -252,8 +245,6 @@ def make_parallel(
 
     Parameters
     ----------
-    name : str
-    train, test : sequence of (str, str)
     vocabulary : int or Vocabulary
         An int is the size of a vocabulary learnt from the training pairs.
     length : int

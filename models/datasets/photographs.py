@@ -39,8 +39,6 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 
     Parameters
     ----------
-    count : int
-    seed : int
     preprocessing : Preprocessing
         Side and interpolation.
 

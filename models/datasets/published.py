@@ -34,7 +34,6 @@ class PublishedDataset:
 
     Parameters
     ----------
-    name : str
     torchvision_class : str
         The class of torchvision that downloads it.
     subfolder : str
@@ -44,10 +43,8 @@ class PublishedDataset:
     read : callable
         Maps the dataset, its folder and a split to bytes of shape (n, channels, height, width)
         and labels.
-    classes : int
     mean, std : tuple of float
         Per channel.
-    source : Source
     expected : str
         The files, for messages.
     labels : str
@@ -120,7 +117,6 @@ class PublishedDataset:
         ----------
         folder : str
             See `dataset_folder`.
-        download : bool
         size, channels : int
             Side and channels of the images; MNIST is padded, and its channel repeated.
         """

@@ -142,10 +142,8 @@ def synthetic(
     ----------
     size, test_size : int
         Number of images.
-    classes, channels, image_size : int
     difficulty : float
         In [0, 1].
-    seed : int
 
     Raises
     ------

@@ -136,13 +136,10 @@ class TextWindows:
 
     Parameters
     ----------
-    name : str
-    files : tuple of Path
     windows : int
         Maximum number of windows of each split, spread evenly over each group.
     length : int
         Tokens of a window, with the tokenizer's marks.
-    tokenizer : Tokenizer
     """
 
     name: str

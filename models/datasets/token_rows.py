@@ -20,13 +20,10 @@ class TokenRows:
 
     Parameters
     ----------
-    name : str
     rows : mapping of str to integer tensor of shape (n, length)
         By split.
     classes : int
         Size of the vocabulary.
-    preprocessing : str
-    source : Source
     """
 
     name: str

@@ -32,7 +32,6 @@ class TransformerTiny(nn.Module):
     ----------
     tokens : int
         Size of the vocabulary; token 0 is padding.
-    width, heads, hidden, layers : int
 
     Examples
     --------

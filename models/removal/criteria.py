@@ -58,10 +58,6 @@ def removal_order(
     ----------
     criterion : str
         A measure with values at sites, or one of `SIMPLE_CRITERIA`.
-    model : torch.nn.Module
-    calls : sequence of ReplaceableCall
-    inputs : tensor
-    labels : tensor or None
     seed : int
         Of the random order.
     settings : mapping of str to value, optional

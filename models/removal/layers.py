@@ -29,7 +29,6 @@ class AffineActivation(nn.Module):
 
     Parameters
     ----------
-    channels : int
     axis : int
         Channel axis of the input.
 

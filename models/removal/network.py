@@ -72,11 +72,8 @@ def removed_network(
 
     Parameters
     ----------
-    model : torch.nn.Module
     maps : mapping of str to AffineMap
         By name of the call.
-    example : tensor
-    of : str
 
     Raises
     ------

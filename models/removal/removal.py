@@ -72,7 +72,6 @@ class RemovalResult:
         network and the one that is left.
     removed : sequence of str
         Names of the calls that the network lacks.
-    network : torch.nn.Module
     metadata : mapping of str to str
         For the header of the network's checkpoint.
     """
@@ -119,7 +118,6 @@ def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> Remov
     ----------
     train, test : Subject
         The same network with samples to rank and to fit on, and to measure on.
-    request : RemovalRequest
 
     Raises
     ------

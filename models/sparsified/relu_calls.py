@@ -104,7 +104,6 @@ def find_calls(
 
     Parameters
     ----------
-    model : torch.nn.Module
     example : tensor or tuple of tensor
         Arguments of the model, batch first; by default noise of the first layer's input shape.
 

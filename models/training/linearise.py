@@ -48,7 +48,6 @@ class LinearisingRequest:
         Registered recipe for networks that must be trained first.
     omegas : tuple of float
         Weights of the penalty.
-    seeds : tuple of int
     weights : str
         Initial weights, for a recipe that starts from trained ones: ``trained``, a checkpoint's
         path, or ``auto``: trained weights where they ship, else a training for each seed.
@@ -60,7 +59,6 @@ class LinearisingRequest:
         Fields of the recipe to replace.
     options : tuple of (str, value)
         Options of the dataset.
-    device : str
 
     Raises
     ------
@@ -140,7 +138,6 @@ def linearise(
 
     Parameters
     ----------
-    request : LinearisingRequest
     out : path
         The run's folder, which is created or extended.
     settings : mapping of str to value, optional

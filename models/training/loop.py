@@ -37,7 +37,6 @@ class Epoch:
         At the epoch's last step.
     loss : float
         Mean loss of the samples, each before the step that used it, without the recipe's penalty.
-    train_accuracy : float or None
     test_accuracy : float
         Share of images, or tokens of a translation, predicted correctly at the end of the epoch.
         In training the corrupted labels count. The training accuracy takes a separate pass, which

@@ -157,7 +157,6 @@ class Recipe:
 
         Parameters
         ----------
-        model : torch.nn.Module
         example : callable
             Returns two samples of the training split.
         seed : int

@@ -135,7 +135,6 @@ class Classification(Task):
 
     Parameters
     ----------
-    dataset : Dataset
     recipe : Recipe
         Its augmentation and label noise are applied.
     seed : int
@@ -189,7 +188,6 @@ class InMemoryTask(Task):
     ----------
     train, test : pair of tensors
         Inputs of shape (n, ...) and targets of shape (n,) or (n, length).
-    evaluation_batch_size : int
     """
 
     def __init__(self, train: Batch, test: Batch, evaluation_batch_size: int) -> None:
@@ -222,11 +220,6 @@ class Regression(InMemoryTask):
     """Regression of a function's values by the mean squared error.
 
     Accuracy is the share of points within `REGRESSION_TOLERANCE` of their target.
-
-    Parameters
-    ----------
-    dataset : RegressionDataset
-    recipe : Recipe
 
     Raises
     ------
@@ -265,11 +258,6 @@ class Regression(InMemoryTask):
 class Translation(InMemoryTask):
     """Prediction of the target's next token from the source and the preceding tokens.
 
-    Parameters
-    ----------
-    text : ParallelText
-    recipe : Recipe
-
     Raises
     ------
     nlbench.RequestError
@@ -304,11 +292,6 @@ class Translation(InMemoryTask):
 
 class NextToken(InMemoryTask):
     """Prediction of the next token of text.
-
-    Parameters
-    ----------
-    text : TextWindows
-    recipe : Recipe
 
     Raises
     ------

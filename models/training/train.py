@@ -34,7 +34,6 @@ def run_training(
 
     Parameters
     ----------
-    request : TrainingRequest
     out : Path
         The checkpoint, ``NAME.safetensors``; the folder ``NAME.training`` is created next to it.
     resume : bool

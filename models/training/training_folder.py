@@ -40,12 +40,10 @@ class TrainingSummary:
     ----------
     file : Path
         The checkpoint.
-    train_accuracy, test_accuracy : float
     scores : mapping of str to float
         Further scores at the end of training.
     is_reached : bool
         True if the recipe's thresholds were reached.
-    epochs : int
     """
 
     file: Path
@@ -98,8 +96,6 @@ class TrainingFolder(LockedFolder):
     ----------
     out : Path
         The checkpoint.
-    request : TrainingRequest
-    recipe : Recipe
     command : str
         The command line, for the manifest.
     """

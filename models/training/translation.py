@@ -22,7 +22,6 @@ def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor
     model : torch.nn.Module
         On `device`; maps (n, 2, length) to (n, length, classes).
     sources : integer tensor of shape (n, length)
-    device : torch.device
 
     Returns
     -------

@@ -29,7 +29,6 @@ class Member:
 
     Parameters
     ----------
-    description : str
     module : str
         Module next to this one with ``build(member)`` and, optionally, ``read(path, member)``.
     file : PackagedFile
@@ -38,7 +37,6 @@ class Member:
         Default dataset.
     shape : tuple of (int or None)
         Shape of an input; None for any length of an axis.
-    source : Source
     classes : int
         Number of classes of the logits; 0 if they aren't logits of classes.
     libraries : tuple of str

@@ -101,8 +101,6 @@ def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tens
     ----------
     frequency : tensor of shape (n,)
         In Hz.
-    length : int
-    generator : torch.Generator
 
     Returns
     -------

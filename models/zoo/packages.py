@@ -46,10 +46,8 @@ class PackagedFile:
 
     Parameters
     ----------
-    package : Package
     name : str
         Path below the import package.
-    sha256 : str
 
     Examples
     --------

@@ -33,7 +33,6 @@ class Association:
         Two-sided p-value of no association; 1 if there are too few clusters.
     by_group : tuple of float
         NaN for a group that was left out.
-    networks, clusters : int
     """
 
     value: float

@@ -80,7 +80,6 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
 
     Parameters
     ----------
-    figure : matplotlib.figure.Figure
     prefix : str
         Letters, digits and hyphens put before every id, unique on the page.
     title : str

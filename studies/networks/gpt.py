@@ -16,7 +16,6 @@ class SmallGPT(nn.Module):
     ----------
     tokens, length : int
         Size of the vocabulary and longest input.
-    blocks, width, heads : int
 
     Examples
     --------

@@ -44,7 +44,6 @@ def redshift_network(
 
     Parameters
     ----------
-    inputs, outputs : int
     activation : {"relu", "tanh", "gelu"}
     scale : float
         Factor of the weights; the paper uses 1 and 6.

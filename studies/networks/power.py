@@ -39,10 +39,6 @@ class _Power(torch.autograd.Function):
 class Power(nn.Module):
     """Elementwise power of integer order.
 
-    Parameters
-    ----------
-    order : int
-
     Examples
     --------
     >>> Power(3)(torch.tensor([2.0, -1.0])).tolist()

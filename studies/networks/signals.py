@@ -23,7 +23,6 @@ def signal_cnn(input_shape: tuple[int, ...] = (40,), num_classes: int = 10) -> n
     ----------
     input_shape : tuple of int
         Of one axis.
-    num_classes : int
 
     Examples
     --------

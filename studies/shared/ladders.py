@@ -79,10 +79,8 @@ class Ladder:
 
     Parameters
     ----------
-    name : str
     data : str
         Registered dataset.
-    rungs : tuple of Rung
     question : str
         Key of `QUESTIONS`; empty unless the ladder is planted.
     kind : {"planted", "regime", "published"}
@@ -90,7 +88,6 @@ class Ladder:
         without a known order. Published: a paper claims the order.
     is_affine : bool
         True if the networks of the first rung are affine, and so is each of their units.
-    seeds : tuple of int
     settings : mapping of str to value
         Settings of the run.
     """

@@ -34,7 +34,6 @@ class TaskSamples:
     ----------
     train, test : pair of tensors
         Inputs and correct labels.
-    classes : int
     epsilon : float
         Size of an attack, in units of the inputs.
     """
@@ -68,7 +67,6 @@ def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, cla
         On correct test labels.
     noise : float
         Share of training labels that were replaced, each by another class drawn uniformly.
-    classes : int
 
     Examples
     --------
@@ -183,7 +181,6 @@ def outcomes_measure(
 
     Parameters
     ----------
-    samples : TaskSamples
     trainings : mapping of int to (float, int)
         Share of wrong labels and seed of each network's training, by its ``id``.
     """

@@ -28,11 +28,9 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
 
     Parameters
     ----------
-    x : tensor
     target : {"sine", "kinks"}
         sin(π k x), or the zigzag between -1 and 1 that starts with -1 at x = -1 and has `k` evenly
         spaced kinks; k = 0 is the straight line x.
-    k : int
 
     Examples
     --------
