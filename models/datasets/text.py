@@ -62,13 +62,7 @@ class Text(Family):
         return f"{text}, as tokens of the model."
 
     def load(self, name: str) -> Callable[..., TextWindows]:
-        """Return the function that opens the text.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no such file.
-        """
+        """Return the function that opens the text."""
         files = tuple(text_files(name))
 
         def build(windows: int, length: int) -> TextWindows:

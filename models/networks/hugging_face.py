@@ -70,13 +70,7 @@ class HuggingFace(Family):
         return (f"transformers {version}",) if version else ()
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a model.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no such folder, or transformers isn't installed.
-        """
+        """Return the function that builds a model."""
         folder = model_folder(name)
         config = _read_config(folder)
         is_of_text = "vocab_size" in config

@@ -107,13 +107,7 @@ class Torchvision(_Library):
         return NAMES
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If torchvision has no classification network of that name.
-        """
+        """Return the function that builds a network."""
         from torchvision import models
 
         known = models.list_models(module=models)
@@ -234,24 +228,12 @@ class Timm(_Library):
     costly = True
 
     def names(self) -> Sequence[str]:
-        """Return the names of timm's ``list_models``, without the tags of weights.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If timm isn't installed.
-        """
+        """Return the names of timm's ``list_models``, without the tags of weights."""
         names: list[str] = _timm().list_models()
         return names
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network; ``NAME.TAG`` uses the tag's preprocessing.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If timm isn't installed, or has no network of that name.
-        """
+        """Return the function that builds a network; ``NAME.TAG`` uses the tag's preprocessing."""
         timm = _timm()
         if not timm.is_model(name):
             raise self._unknown(name, timm.list_models())

@@ -72,26 +72,14 @@ class Linearisation(Recipe):
         return self.random_share >= 0
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Raise if a network can't be linearised; return a warning or an empty string.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it calls no ReLU, or can't be sparsified for another reason.
-        """
+        """Raise if a network can't be linearised; return a warning or an empty string."""
         sparsify(model, layerwise=self.layerwise, example=example)
         others = other_activations(model, example)
         verb = "remain" if sum(others.values()) > 1 else "remains"
         return f"only ReLUs are made linear; {call_counts_text(others)} {verb}" if others else ""
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Sparsify a network; for the control, make a random share of its units linear.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it calls no ReLU, or can't be sparsified for another reason.
-        """
+        """Sparsify a network; for the control, make a random share of its units linear."""
         model = sparsify(model, layerwise=self.layerwise, example=example())
         if self.is_control:
             randomize(model, self.random_share, seed)

@@ -114,13 +114,7 @@ class Zoo(Family):
         return tuple(f"{name} {version}" for name, version in versions.items() if version)
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no such network, or a package that it needs isn't installed.
-        """
+        """Return the function that builds a network."""
         if name not in MEMBERS:
             hint = nearest(name, MEMBERS, "zoo/")
             raise RequestError(f"there is no model 'zoo/{name}'{hint}")

@@ -32,13 +32,7 @@ class Drawn(Family):
         return ("depth8-variance2", "depth8-variance4")
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no network of that name.
-        """
+        """Return the function that builds a network."""
         match = _NAME.fullmatch(name)
         if not match or float(match[2]) == 0:
             hint = nearest(name, self.names(), "drawn/")

@@ -51,13 +51,7 @@ class Functions(Family):
         return (*ACTIVATIONS, *(f"power-{order}" for order in LISTED_ORDERS))
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no network of that name.
-        """
+        """Return the function that builds a network."""
         order = re.fullmatch(r"power-(\d{1,3})", name)
         if name not in ACTIVATIONS and not (order and 1 <= int(order[1]) <= MAX_ORDER):
             powers = f"; expected power-1 to power-{MAX_ORDER}"

@@ -59,13 +59,7 @@ class Ladders(Family):
         )
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no such network.
-        """
+        """Return the function that builds a network."""
         kind, twin = name.partition("-")[::2]
         if name == "cnn":
             return _cnn(0.0)

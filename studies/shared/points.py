@@ -167,13 +167,7 @@ class _Distribution(Family):
         return ()
 
     def load(self, name: str) -> Callable[..., Dataset]:
-        """Return the function that builds the dataset.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the name does not specify a distribution.
-        """
+        """Return the function that builds the dataset."""
         full = f"{self.family}/{name}"
         try:
             first, second = map(float, name.split(":"))
