@@ -19,19 +19,6 @@ from nlbench.serialization.files import read_text
 from nlbench.subjects.data import Sample, dataset
 from nlbench.subjects.weights import read_metadata
 
-__all__ = [
-    "END",
-    "PAD",
-    "START",
-    "UNKNOWN",
-    "ParallelText",
-    "SentencePairs",
-    "Vocabulary",
-    "make_parallel",
-    "parallel",
-]
-
-
 PAD, START, END, UNKNOWN = range(4)
 _SPECIAL_TOKENS = ("[PAD]", "[START]", "[END]", "[UNKNOWN]")
 

@@ -27,31 +27,6 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.subjects.facts import SubjectFacts
 
-__all__ = [
-    "AXIS_LABELS",
-    "DATA",
-    "LEVELS",
-    "MEASURES",
-    "MODEL",
-    "NETWORKS",
-    "SOURCE",
-    "ClosedPaths",
-    "ColumnPaths",
-    "distribution_figure",
-    "measure_paths",
-    "medians",
-    "network_values",
-    "over_seeds",
-    "path_values",
-    "share_of_paths",
-    "shipped_networks",
-    "size_remark",
-    "sorted_settings",
-    "trained_networks",
-    "unfitted_remarks",
-]
-
-
 SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
     "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise.",
