@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from nlbench.errors import RequestError
 
 from .fingerprint import Scale
 from .layout import NamedRun
-from .leaderboard import Row, family_of, sense_of
+from .leaderboard import Measures, Row, family_of, sense_of
 from .population import reference_share
 from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, interval_decimals, settings_text
@@ -34,8 +35,6 @@ _FACTS = (
 
 MAX_PLACE_VALUES = 120_000
 """Values of places on one page, some 20 bytes each."""
-
-Measures = Mapping[str, Mapping[str, Any]]
 
 
 def pack(
@@ -154,19 +153,18 @@ def _measure(
     places = [v for s in scores.subjects for v in scores[s.label, name].place_values]
     strip = Scale.of(places, sense, clip=True)
     mark = Scale.of([entry.value for entry in entries], sense)
-    values = [entry.value for entry in entries if math.isfinite(entry.value)]
-    halves = [(entry.high - entry.low) / 2 for entry in entries if math.isfinite(entry.value)]
+
     bounds = [None if b is None or math.isinf(b) else b for b in about.get("bounds") or (None,) * 2]
     return {
         "name": name,
         "probe": str(about.get("probe", "")),
         "sense": sense,
-        "mark": mark and mark.packed(),
-        "strip": strip and strip.packed(),
+        "mark": mark and asdict(mark),
+        "strip": strip and asdict(strip),
         "description": str(about.get("description", "")).strip(),
         "bounds": bounds,
-        "decimals": interval_decimals(values, halves),
-        "all": column_decimals(values),
+        "decimals": interval_decimals(entries),
+        "all": column_decimals(entry.value for entry in entries),
     }
 
 

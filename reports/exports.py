@@ -153,9 +153,7 @@ def _texts(run: Run, ranks: bool) -> tuple[list[str], list[list[str]]]:
 
 def _column(rows: Sequence[Row], name: str, about: Mapping[str, Any], ranks: bool) -> list[str]:
     entries = [row.entries[name] for row in rows]
-    decimals = interval_decimals(
-        [e.value for e in entries], [(e.high - e.low) / 2 for e in entries]
-    )
+    decimals = interval_decimals(entries)
     texts = []
     for entry in entries:
         text = number(entry.value, decimals) if entry.status == "ok" else entry.status

@@ -9,14 +9,12 @@ from typing import Any
 from nlbench.errors import one_line
 
 from .agreement import Correlation
-from .leaderboard import Row, is_training, sense_of, sort_measure
+from .leaderboard import Measures, Row, is_training, sense_of, sort_measure
 from .population import comparable_value, population_of
 from .remarks import Gap, group_remarks
 from .tables import Scores, TableCell, mean_cell
 from .text import count, number, place_noun, place_text, short_decimals
 from .training import training_findings, trainings
-
-Measures = Mapping[str, Mapping[str, Any]]
 
 _MAX_NAMED = 3
 _MAX_REASON = 120

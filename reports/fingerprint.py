@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -68,10 +67,6 @@ class Scale:
             return 0.5
         share = min(1.0, max(0.0, (value - low) / (high - low)))
         return share if self.sense > 0 else 1 - share
-
-    def packed(self) -> dict[str, Any]:
-        """Return the scale as a dictionary."""
-        return asdict(self)
 
 
 def level_of(position: float) -> int:

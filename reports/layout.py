@@ -12,20 +12,6 @@ Identity = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture on the page.
-
-    Parameters
-    ----------
-    source : str
-        A data URL.
-    """
-
-    source: str
-    caption: str
-
-
-@dataclass(frozen=True)
 class NamedRun:
     """A run under a name that is unique on the page.
 
@@ -41,8 +27,8 @@ class NamedRun:
         Facts of each subject in the manifest.
     remarks : mapping of (model, weights, data, seed) to sequence of str
         Notes of the probes on a subject.
-    planes : tuple of Picture
-        Planes through input space drawn for the run.
+    planes : tuple of (str, str)
+        Data URL and caption of each plane through input space drawn for the run.
     """
 
     name: str
@@ -53,7 +39,7 @@ class NamedRun:
     cells: Mapping[tuple[str, str, str, int, str], Mapping[str, Any]] = field(default_factory=dict)
     subjects: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Mapping[Identity, tuple[str, ...]] = field(default_factory=dict)
-    planes: tuple[Picture, ...] = ()
+    planes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

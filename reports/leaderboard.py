@@ -85,17 +85,12 @@ class Row:
     subjects : tuple of TableSubject
         One per seed.
     entries : mapping of str to Standing
-        By measure.
+        Keyed by measure.
     """
 
     label: str
     subjects: tuple[TableSubject, ...]
     entries: Mapping[str, Standing]
-
-    @property
-    def family(self) -> str:
-        """Family of the network, parsed from its name."""
-        return family_of(self.subjects[0].model)
 
 
 def family_of(model: str) -> str:

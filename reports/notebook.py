@@ -230,7 +230,9 @@ def _run_html(run: Any) -> Markup:
     except RequestError:
         name, scale = "", None
     head = ["network", *([f"fingerprint ({name})"] if scale else []), *scores.measures]
-    body = [_row_html(row, scores, measures, name, scale, rows) for row in rows[:_MAX_ROWS]]
+    decimals = {m: interval_decimals([row.entries[m] for row in rows]) for m in scores.measures}
+    is_ranked = len(rows) > 1
+    body = [_row_html(row, scores, name, scale, decimals, is_ranked) for row in rows[:_MAX_ROWS]]
     more = len(rows) - len(body)
     note = Markup("<p>and {} more: run.leaderboard()</p>").format(more) if more > 0 else ""
     return _table_html(head, body) + note
@@ -239,10 +241,10 @@ def _run_html(run: Any) -> Markup:
 def _row_html(
     row: Row,
     scores: Scores,
-    measures: Mapping[str, Mapping[str, Any]],
     name: str,
     scale: Scale | None,
-    rows: Sequence[Row],
+    decimals: Mapping[str, int | None],
+    is_ranked: bool,
 ) -> list[Markup]:
     cells = [Markup("<b>{}</b>").format(row.label)]
     if scale:
@@ -251,17 +253,13 @@ def _row_html(
         drawn = strip(values, scale, title=row.label, colours=dict(enumerate(COLOURS)))
         cells.append(Markup('<div style="width:200px">{}</div>').format(drawn))
     for measure in scores.measures:
-        entries = [other.entries[measure] for other in rows]
-        decimals = interval_decimals(
-            [e.value for e in entries], [(e.high - e.low) / 2 for e in entries]
-        )
         entry = row.entries[measure]
         if entry.status != "ok":
             cells.append(Markup('<i title="{}">{}</i>').format(entry.reason, entry.status))
             continue
-        ranks = ranks_text(entry.best, entry.worst) if len(rows) > 1 else ""
+        ranks = ranks_text(entry.best, entry.worst) if is_ranked else ""
         text = Markup('<span title="{!r}">{}</span>').format(
-            entry.value, number(entry.value, decimals)
+            entry.value, number(entry.value, decimals[measure])
         )
         cells.append(text + Markup(" <small>({})</small>").format(ranks) if ranks else text)
     return cells

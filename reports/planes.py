@@ -12,8 +12,6 @@ from PIL import Image
 
 from nlbench.errors import RequestError
 
-from .layout import Picture
-
 if TYPE_CHECKING:
     from nlbench.probes.lines import Plane
 
@@ -24,8 +22,11 @@ _DESCRIPTION = "Description"
 """PNG keyword of the caption."""
 
 
-def planes_of(folder: Path) -> tuple[Picture, ...]:
-    """Load the pictures in a run's folder ``planes``; unreadable ones only cause a warning."""
+def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
+    """Load the pictures in a run's folder ``planes`` as data URLs with captions.
+
+    Unreadable ones only cause a warning.
+    """
     pictures = []
     for file in sorted((folder / "planes").glob("*.png")):
         try:
@@ -37,7 +38,7 @@ def planes_of(folder: Path) -> tuple[Picture, ...]:
             warnings.warn(f"{file} is left out of the page: {error}", stacklevel=2)
             continue
         encoded = base64.b64encode(content).decode("ascii")
-        pictures.append(Picture(f"data:image/png;base64,{encoded}", caption))
+        pictures.append((f"data:image/png;base64,{encoded}", caption))
     return tuple(pictures)
 
 

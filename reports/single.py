@@ -22,18 +22,6 @@ _MAX_DRAWN_PLACES = 60
 
 
 @dataclass(frozen=True)
-class Field:
-    """One activation of the strip."""
-
-    name: str
-    label: str
-    text: str
-    level: str
-    dark: bool
-    remark: str
-
-
-@dataclass(frozen=True)
 class Card:
     """One measure of one network."""
 
@@ -44,7 +32,7 @@ class Card:
     notes: tuple[str, ...]
 
 
-def strip_fields(cell: TableCell, sense: int) -> list[Field]:
+def strip_fields(cell: TableCell, sense: int) -> list[dict[str, Any]]:
     """Return the activations of a measure in order of call."""
     scale = Scale.of((place.value for place in cell.places), sense)
     decimals = short_decimals(cell.place_values)
@@ -54,14 +42,13 @@ def strip_fields(cell: TableCell, sense: int) -> list[Field]:
         if scale is not None and math.isfinite(place.value):
             level = level_of(scale.position(place.value))
         fields.append(
-            Field(
-                place.name,
-                ".".join(place.name.split(".")[-2:]),
-                number(place.value, decimals) if level >= 0 else place.status,
-                "qx" if level < 0 else f"q{level}",
-                level >= _FIRST_DARK_LEVEL,
-                place.reason or f"{place.name}: {number(place.value)}",
-            )
+            {
+                "label": ".".join(place.name.split(".")[-2:]),
+                "text": number(place.value, decimals) if level >= 0 else place.status,
+                "level": "qx" if level < 0 else f"q{level}",
+                "dark": level >= _FIRST_DARK_LEVEL,
+                "remark": place.reason or f"{place.name}: {number(place.value)}",
+            }
         )
     return fields
 

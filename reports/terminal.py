@@ -104,13 +104,12 @@ def _seeds(row: Row) -> str:
 def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[str]:
     """Return the header and the texts of a measure's column."""
     entries = [row.entries[name] for row in rows]
-    values = [entry.value for entry in entries]
     head = f"{one_line(name)}\n{direction(about.get('more_means', 'neither'))}"
     if len(rows) == 1:  # a rank of one is meaningless: show the standard error
         [entry] = entries
         text = plus_minus(entry.value, entry.error_of_mean)
         return [head, text if entry.status == "ok" else entry.status]
-    decimals = interval_decimals(values, [(entry.high - entry.low) / 2 for entry in entries])
+    decimals = interval_decimals(entries)
     return [head, *(_text(entry, decimals) for entry in entries)]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .leaderboard import Standing
 
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # outside this range a number has an exponent
@@ -61,27 +64,20 @@ def short_decimals(values: Iterable[float]) -> int | None:
     return next((d for d in known if low == high or number(low, d) != number(high, d)), limit)
 
 
-def interval_decimals(values: Iterable[float], halves: Iterable[float]) -> int | None:
-    """Return the decimals of a column, limited by the width of its intervals.
+def interval_decimals(entries: Sequence[Standing]) -> int | None:
+    """Return the decimals of a leaderboard's column, limited by the width of its intervals.
 
-    Parameters
-    ----------
-    values : iterable of float
-        The numbers of one column.
-    halves : iterable of float
-        Half the width of each interval; NaN where there is none.
-
-    Returns
-    -------
-    int or None
-        Those of `column_decimals`, or fewer: the median interval has two significant digits.
+    They are those of `column_decimals`, or fewer: half the median interval has two significant
+    digits.
 
     Examples
     --------
-    >>> interval_decimals([0.8012, 0.8553], [0.09, 0.03]), interval_decimals([7.0, 13.0], [])
-    (3, 0)
+    >>> from .leaderboard import Standing
+    >>> interval_decimals([Standing(0.8012, 0.0, 0.74, 0.86, 8, "seeds", "ok", "")])
+    3
     """
-    limit = column_decimals(values)
+    limit = column_decimals(entry.value for entry in entries)
+    halves = [(entry.high - entry.low) / 2 for entry in entries]
     widths = [half for half in halves if math.isfinite(half) and half > 0]
     if limit is None or not widths:
         return limit

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from .agreement import Correlation
 from .fingerprint import Scale, strip
-from .leaderboard import Row, Standing, is_training, sort_measure
+from .leaderboard import Measures, Row, Standing, is_training, sort_measure
 from .remarks import remarks_of
 from .tables import Scores, mean_cell
 from .text import bounds_text, direction, number, settings_text
@@ -33,43 +33,24 @@ _COEFFICIENTS = {
 _MARKS = "abcdefgh"  # of remarks; more of them are in the records of their cells
 _DENSE = 7  # with more measures a heatmap shows intervals in tooltips only
 
-Measures = Mapping[str, Mapping[str, Any]]
 
-
-@dataclass(frozen=True)
-class Meaning:
-    """Definition of a measure, as its plugin declares it."""
-
-    name: str
-    description: str
-    probe: str
-    direction: str
-    bounds: str
-    version: str
-    options: str
-    citation: str
-    equation: str
-    bibtex: str
-
-
-def meanings(measures: Measures) -> list[Meaning]:
-    """Return the definition of each measure."""
+def meanings(measures: Measures) -> list[dict[str, str]]:
+    """Return the definition of each measure, as its plugin declares it."""
     definitions = []
     for name, about in measures.items():
         source = about.get("source") or {}
         definitions.append(
-            Meaning(
-                name=name,
-                description=str(about.get("description", "")).strip(),
-                probe=str(about.get("probe", "")),
-                direction=direction(about.get("more_means", "neither")),
-                bounds=bounds_text(about.get("bounds") or (None, None)),
-                version=str(about.get("version", "")),
-                options=settings_text(about.get("options") or {}),
-                citation=source.get("citation", ""),
-                equation=source.get("equation", ""),
-                bibtex=source.get("bibtex", "").strip(),
-            )
+            {
+                "name": name,
+                "description": str(about.get("description", "")).strip(),
+                "probe": str(about.get("probe", "")),
+                "direction": direction(about.get("more_means", "neither")),
+                "bounds": bounds_text(about.get("bounds") or (None, None)),
+                "options": settings_text(about.get("options") or {}),
+                "citation": source.get("citation", ""),
+                "equation": source.get("equation", ""),
+                "bibtex": source.get("bibtex", "").strip(),
+            }
         )
     return definitions
 
@@ -120,14 +101,16 @@ def board_view(
     )
     order = _grouped(about)
     starts = {group[0] for group in order}
+    directions = {1: "↑ nonlinear", -1: "↓ nonlinear", 0: "no direction"}
     columns = [
         {
             "name": name,
-            "direction": _direction(about[i]["sense"]),
+            "direction": directions[sense],
             "first": i in starts,
-            "sorted": _sorted(about[i]["sense"]) if name == first else "",
+            "sorted": ("descending" if sense > 0 else "ascending") if name == first else "",
         }
         for i, name in enumerate(names)
+        for sense in [about[i]["sense"]]
     ]
     marks = [Scale(**m["mark"]) if m["mark"] else None for m in about]
     remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"]
@@ -177,14 +160,6 @@ def _grouped(about: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         [index for index, _ in group]
         for _, group in itertools.groupby(enumerate(about), key=lambda pair: pair[1]["probe"])
     ]
-
-
-def _direction(sense: int) -> str:
-    return {1: "↑ nonlinear", -1: "↓ nonlinear"}.get(sense, "no direction")
-
-
-def _sorted(sense: int) -> str:
-    return "descending" if sense > 0 else "ascending"
 
 
 def _about(row: Row, scores: Scores) -> str:
@@ -278,16 +253,6 @@ def ranks_text(best: int | None, worst: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class Heatmap:
-    """Agreement by one coefficient: a table of measures by measures, None on the diagonal."""
-
-    kind: str
-    caption: str
-    names: tuple[str, ...]
-    rows: tuple[tuple[HeatCell | None, ...], ...]
-
-
-@dataclass(frozen=True)
 class HeatCell:
     """One pair of measures."""
 
@@ -300,23 +265,23 @@ class HeatCell:
 
 def heatmaps(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str]
-) -> list[Heatmap]:
-    """Build one heatmap per coefficient that has a value."""
+) -> list[dict[str, Any]]:
+    """Build one heatmap, measures by measures, per coefficient that has a value."""
     maps = []
     for kind, pairs in coefficients.items():
         if not any(math.isfinite(c.value) for c in pairs.values()):
             continue
         shown = [name for name in names if any(name in pair for pair in pairs)]
         maps.append(
-            Heatmap(
-                kind,
-                _COEFFICIENTS[kind],
-                tuple(shown),
-                tuple(
-                    tuple(_heat_cell(pairs, names, a, b, kind) if a != b else None for b in shown)
+            {
+                "kind": kind,
+                "caption": _COEFFICIENTS[kind],
+                "names": shown,
+                "rows": [
+                    [_heat_cell(pairs, names, a, b, kind) if a != b else None for b in shown]
                     for a in shown
-                ),
-            )
+                ],
+            }
         )
     return maps
 
