@@ -40,7 +40,7 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     Parameters
     ----------
     x : tensor of shape (n, d)
-        Any real type. The penalty treats all inputs alike, in the units that they are given in.
+        Any real type. Inputs are not standardised before the penalty applies.
     y : tensor of shape (n, k)
         Any real type.
     folds : int
@@ -49,8 +49,8 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     Returns
     -------
     tensor, scalar, float64
-        At least 0, which is an affine function. About 1 if no affine map predicts the output
-        better than its mean; above 1 if the best one generalises worse.
+        At least 0; 0 for an affine function. About 1 if no affine map predicts the output better
+        than its mean; above 1 if the best one generalises worse.
 
     Raises
     ------
@@ -79,25 +79,25 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
 
 
 def _coordinates(x: Prepared) -> Tensor:
-    """Return the principal components (n, r) of inputs, in which ridge regression is the same.
+    """Return the principal components (n, r) of inputs, which leave ridge regression unchanged.
 
-    Directions within rounding of the type that the inputs were given in count as absent.
+    Directions within rounding error of the inputs' original dtype are dropped.
     """
     if not x.varying.any():
         return x.values[:, :0]
     n, d = x.shape
     if d > n:
-        # Squares resolve directions down to 1e-8 of the strongest, less than float32 inputs have.
+        # The Gram matrix resolves directions down to 1e-8 of the largest, enough for float32.
         squares, left = torch.linalg.eigh(x.scaled @ x.scaled.T)
-        strengths = squares.clamp(min=0).sqrt()
-        weakest = math.sqrt(n * EPSILON)
+        singular_values = squares.clamp(min=0).sqrt()
+        cutoff = math.sqrt(n * EPSILON)
     else:
-        left, strengths, _ = singular_value_decomposition(x.scaled)
-        weakest = n * EPSILON
+        left, singular_values, _ = singular_value_decomposition(x.scaled)
+        cutoff = n * EPSILON
     peak = float(x.values.abs().amax()) / x.unit
     rounding = ERROR_IN_ROUNDINGS * x.rounding * math.sqrt(max(n, d)) * peak
-    is_significant = strengths > max(weakest * float(strengths.max()), rounding)
-    coordinates: Tensor = left[:, is_significant] * strengths[is_significant]
+    is_significant = singular_values > max(cutoff * float(singular_values.max()), rounding)
+    coordinates: Tensor = left[:, is_significant] * singular_values[is_significant]
     return coordinates
 
 
@@ -123,25 +123,26 @@ def _squared_errors(inputs: Tensor, outputs: Tensor, folds: int) -> Tensor:
 def _predictions(x: Tensor, y: Tensor, test: Tensor) -> Tensor:
     """Predict outputs (t, m, k) of test inputs (t, r) by the ridge regression of y on x."""
     n = len(x)
-    origin, level = x.mean(0), y.mean(0)
+    x_mean, y_mean = x.mean(0), y.mean(0)
     if x.shape[1] == 0:
-        return level.expand(len(test), *level.shape)
-    left, strengths, right = singular_value_decomposition(x - origin)
-    significant = strengths > max(x.shape) * EPSILON * strengths.max()
-    left, strengths, right = left[:, significant], strengths[significant], right[significant]
-    squares = strengths.square()
-    centred = y - level
-    loads = torch.einsum("nr,nmk->rmk", left, centred)
+        return y_mean.expand(len(test), *y_mean.shape)
+    left, scales, right = singular_value_decomposition(x - x_mean)
+    significant = scales > max(x.shape) * EPSILON * scales.max()
+    left, scales, right = left[:, significant], scales[significant], right[significant]
+    squares = scales.square()
+    centred = y - y_mean
+    projections = torch.einsum("nr,nmk->rmk", left, centred)
     penalties = torch.tensor(PENALTIES, dtype=y.dtype, device=y.device) * squares.mean()
-    kept = squares / (squares + penalties[:, None])  # (penalties, r)
-    freedom = n - 1 - kept.sum(1, keepdim=True)
-    unexplained = centred.square().sum((0, 2)) - (2 * kept - kept.square()) @ loads.square().sum(2)
+    shrinkage = squares / (squares + penalties[:, None])  # (penalties, r)
+    freedom = n - 1 - shrinkage.sum(1, keepdim=True)
+    explained = (2 * shrinkage - shrinkage.square()) @ projections.square().sum(2)
+    unexplained = centred.square().sum((0, 2)) - explained
     scores = unexplained.clamp(min=0) / freedom.square()
     # An exact fit with as many directions as samples carries no information.
     scores[freedom[:, 0] < 0.5] = math.inf
-    best = kept[scores.argmin(0)].T  # (r, m)
-    return level + torch.einsum(
-        "tr,rmk->tmk", (test - origin) @ right.T / strengths, best[..., None] * loads
+    best = shrinkage[scores.argmin(0)].T  # (r, m)
+    return y_mean + torch.einsum(
+        "tr,rmk->tmk", (test - x_mean) @ right.T / scales, best[..., None] * projections
     )
 
 
@@ -156,9 +157,9 @@ class AffineResidual(Measure):
     r"""Share of the network's output that the best affine map of its input leaves unexplained.
 
     Outputs are predicted on held-out samples by ridge regression; 0 for an affine network, about
-    1 if no affine map predicts anything. ``permuted`` is the mean value of outputs that are
-    assigned to inputs at random, which no map can predict: values near it show no affine part.
-    ``error`` is the standard error by linearisation, over the samples.
+    1 if no affine map predicts anything. ``permuted`` is the mean value for randomly permuted
+    outputs, which no map can predict: values near it show no affine part. ``error`` is the
+    standard error over samples, by linearisation.
 
     Definition
     ----------
@@ -190,7 +191,6 @@ class AffineResidual(Measure):
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "folds": Option(FOLDS, "folds of the cross-validation", minimum=2, maximum=100),
         "permutations": Option(4, "random assignments for `permuted`", minimum=1, maximum=100),

@@ -15,7 +15,7 @@ from .path_measure import PathMeasure
 
 @dataclass(frozen=True)
 class _PathCrossings:
-    """Sums over the segments of a path; `slope_changes` is None if slopes are not known."""
+    """Sums over the segments of a path; `slope_changes` is None if slopes are unknown."""
 
     crossings: tuple[float, ...]
     length: float

@@ -19,7 +19,6 @@ from nlbench.options import Option
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
 from nlbench.probes.sites import SiteBatch, observe_sites
 
-from .papers import local_complexity_paper
 from .statistics.prepared import prepared
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
     ----------
     x : tensor of shape (n, *input)
     directions : int
-        Vectors v of a frame; at most as many as there are inputs.
+        Number of vectors v in a frame, at most the number of inputs.
     radius : float
         r, in units of the input.
     generator : torch.Generator
@@ -53,7 +52,7 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
     """
     size = x[0].numel()
     if directions > size:
-        raise RequestError(f"{directions} directions, expected at most as many as inputs: {size}")
+        raise RequestError(f"{directions} directions, expected at most {size}, one per input")
     normal = torch.randn(len(x), size, directions, generator=generator, dtype=torch.float64)
     frames = torch.linalg.qr(normal).Q.mT.reshape(len(x), directions, *x.shape[1:])
     steps = radius * torch.stack([-frames, frames], 1).to(x.device)
@@ -192,15 +191,14 @@ class LocalComplexity(Measure):
 
     Published code
     --------------
-    It also draws fewer vertices than there are inputs. It counts units layer by layer; here the
-    counts are summed.
+    Its frames also have fewer vectors than there are inputs. It counts units layer by layer; here
+    the counts are summed.
     """
 
     name: ClassVar[str] = "local-complexity"
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "radius": Option(
             0.1,
@@ -216,26 +214,36 @@ class LocalComplexity(Measure):
         "traced": Option(8, "samples whose star is traced exactly", minimum=0, maximum=1e9),
         "budget": Option(
             400,
-            "no star is traced if the first segment has more boundaries, by a coarse estimate",
+            "estimated boundaries of the first segment above which no star is traced",
             minimum=0,
             maximum=1e12,
         ),
         "seed": Option(0, "seed of the frames", minimum=0, maximum=2**63 - 1),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches",)
-    source: ClassVar[Source] = local_complexity_paper()
+    source: ClassVar[Source] = Source(
+        'A. I. Humayun, R. Balestriero, R. Baraniuk, "Deep Networks Always Grok and Here is Why", '
+        "ICML 2024",
+        "section 3, local complexity; exact boundaries as in Patel & Montúfar 2025",
+        """@inproceedings{humayun2024deep,
+  title = {Deep Networks Always Grok and Here is Why},
+  author = {Humayun, Ahmed Imtiaz and Balestriero, Randall and Baraniuk, Richard},
+  booktitle = {International Conference on Machine Learning},
+  year = {2024}
+}""",
+    )
 
     def reset(self) -> None:
         """Discard all samples."""
         self._counts: list[float] = []
         self._stars: list[StarBoundaries] = []
-        self._refused = ""
+        self._untraced_reason = ""
         self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
 
     def update(self, observation: FunctionBatch) -> None:
         """Count the units around the samples of one batch."""
-        left = int(self.settings["samples"]) - len(self._counts)
-        inputs, model = observation.inputs[: max(left, 0)], observation.model
+        remaining = int(self.settings["samples"]) - len(self._counts)
+        inputs, model = observation.inputs[: max(remaining, 0)], observation.model
         if not len(inputs):
             return
         directions = min(int(self.settings["directions"]), inputs[0].numel())
@@ -244,20 +252,20 @@ class LocalComplexity(Measure):
         first = len(self._counts)
         self._counts += changed_units(model, vertices).tolist()
         traced = vertices[: max(int(self.settings["traced"]) - first, 0)]
-        if len(traced) and not self._refused:
+        if len(traced) and not self._untraced_reason:
             try:
                 if not first:
                     self._check_cost(model, traced[0])
                 self._stars += star_boundaries(model, traced)
             except Undefined as error:
-                self._refused = str(error)
+                self._untraced_reason = str(error)
 
     def _check_cost(self, model: nn.Module, star: Tensor) -> None:
         """Raise `Undefined` if a star's first segment seems to exceed the budget."""
         estimate = estimate_segment(model, *star[:, 0], evaluations=COST_PROBE_EVALUATIONS)
         if (estimate.crossings or 0.0) > float(self.settings["budget"]):
             raise Undefined(
-                f"about {estimate.crossings:,.0f} on a segment, more than local-complexity.budget"
+                f"about {estimate.crossings:,.0f} per segment, more than local-complexity.budget"
             )
 
     def compute(self) -> Result:
@@ -274,5 +282,5 @@ class LocalComplexity(Measure):
             summary["near"] = len(nearest) / len(traced)
             if nearest:
                 summary["nearest"] = statistics.fmean(nearest)
-        reason = f"no exact boundaries: {self._refused}" if self._refused else ""
+        reason = f"no exact boundaries: {self._untraced_reason}" if self._untraced_reason else ""
         return Result(summary, n=len(counts), reason=reason)

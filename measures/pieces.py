@@ -168,10 +168,10 @@ class _PathPieces:
 class Pieces(PathMeasure):
     r"""Number of affine pieces that follow all logits along a path, within a share of their range.
 
-    Traced, estimated and integrated segments are treated alike, so networks of ReLU, GELU and
-    softmax are comparable. The pieces of a path are 1 plus those of each segment minus 1, so an
-    affine network has 1. ``within:0.1`` to ``within:0.001`` are the values at other tolerances,
-    ``segment0``, ``segment1``, … the pieces of each segment. The measure is nlbench's own.
+    Traced, estimated and integrated segments are treated equally, so networks of ReLU, GELU and
+    softmax are comparable. Consecutive segments of a path share a piece, so an affine network has
+    1. ``within:0.1`` to ``within:0.001`` are the values at other tolerances, ``segment0``,
+    ``segment1``, … the pieces of each segment. The measure is nlbench's own.
 
     Definition
     ----------

@@ -31,10 +31,10 @@ KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")
 FOLDS = 5
 
-# Weakest direction of a site's standardised inputs that the fit uses, as a share of the strongest.
-# In float32 weaker directions consist of rounding errors, and in float64 they may be absent. With
+# Smallest spread of a site's standardised inputs in a direction that the fit uses, relative to the
+# largest. In float32 smaller ones consist of rounding errors, and in float64 they may be 0. With
 # as few samples per input as a site has, every direction explains some of the output by chance.
-WEAKEST_DIRECTION = 1e-5
+MIN_RELATIVE_SPREAD = 1e-5
 
 # For streams each fold has its own moments, and is predicted from those of all others: memory
 # grows with the number of folds, time with its square.
@@ -116,9 +116,7 @@ def r2_score(
     return _crossvalidated(x, y, folds, weighting)
 
 
-def _r2_of_rows(
-    x: Prepared, y: Prepared, kind: str, weighting: str, weakest: float = 0.0
-) -> Tensor:
+def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weighting: str, cutoff: float = 0.0) -> Tensor:
     """Compute the ordinary or adjusted R² of `r2_score`."""
     n = check_count(x, y)
     _check_enough(n, x.shape[1])
@@ -130,7 +128,7 @@ def _r2_of_rows(
     # In units, so that no norm under- or overflows.
     unit = _peaks(inputs)
     scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
-    directions, _, _ = _decomposed(inputs, scale, _peaks(values), x.rounding, weakest)
+    directions, _, _ = _decomposed(inputs, scale, _peaks(values), x.rounding, cutoff)
     residuals = targets - directions @ (directions.T @ targets)
     totals = targets.square().sum(0)
     unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
@@ -138,37 +136,37 @@ def _r2_of_rows(
 
 
 def _decomposed(
-    inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float, weakest: float
+    inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float, cutoff: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose centred inputs (n, d) over their scale by singular values.
 
-    Directions within rounding, of the computation or of the inputs, are omitted, and those below
-    `weakest` of the strongest. `peaks` (d,) are the largest magnitudes of the inputs before
-    centring.
+    Directions within rounding, of the computation or of the inputs, are omitted, and those whose
+    singular value is below `cutoff` times the largest. `peaks` (d,) are the largest magnitudes of
+    the inputs before centring.
     """
-    left, strengths, right = singular_value_decomposition(inputs / scale)
+    left, singular_values, right = singular_value_decomposition(inputs / scale)
     errors = rounding_norms(peaks, len(inputs), rounding) / scale
-    weakest = max(weakest, max(inputs.shape) * EPSILON)
-    is_significant = strengths > weakest * strengths[:1]
-    is_significant &= strengths.square() > right.square() @ errors.square()
-    return left[:, is_significant], strengths[is_significant], right[is_significant]
+    cutoff = max(cutoff, max(inputs.shape) * EPSILON)
+    is_significant = singular_values > cutoff * singular_values[:1]
+    is_significant &= singular_values.square() > right.square() @ errors.square()
+    return left[:, is_significant], singular_values[is_significant], right[is_significant]
 
 
 def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose moments into scale (d,) of the varying inputs, strengths (r,), directions (d, r).
+    """Decompose moments into scale (d,) of varying inputs, eigenvalues (r,), directions (d, r).
 
-    Directions below `WEAKEST_DIRECTION`, and within rounding of the data, are omitted. The
+    Directions below `MIN_RELATIVE_SPREAD`, and within rounding of the data, are omitted. The
     condition number of moments is the square of the data's: they resolve spreads down to
-    sqrt(d ε) of the strongest, 3e-7 for d = 512.
+    sqrt(d ε) of the largest, 3e-7 for d = 512.
     """
     inputs = moments.varying_x
     scale = moments.xx.diagonal()[inputs].sqrt()
     correlation = moments.xx[inputs][:, inputs] / torch.outer(scale, scale)
-    strengths, directions = torch.linalg.eigh(correlation)
+    eigenvalues, directions = torch.linalg.eigh(correlation)
     errors = moments.rounding_x[inputs] / scale
-    is_significant = strengths > WEAKEST_DIRECTION**2 * strengths[-1:]
-    is_significant &= strengths > errors.square() @ directions.square()
-    return scale, strengths[is_significant], directions[:, is_significant]
+    is_significant = eigenvalues > MIN_RELATIVE_SPREAD**2 * eigenvalues[-1:]
+    is_significant &= eigenvalues > errors.square() @ directions.square()
+    return scale, eigenvalues[is_significant], directions[:, is_significant]
 
 
 def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
@@ -176,14 +174,14 @@ def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
     inputs, outputs = moments.varying_x, moments.varying_y
     _check_enough(moments.n, moments.inputs)
     moments.check_varies("output")
-    scale, strengths, directions = _directions_of(moments)
-    loads = moments.xy[inputs][:, outputs] / scale[:, None]
-    loads = directions.T @ loads / strengths.sqrt()[:, None]
+    scale, eigenvalues, directions = _directions_of(moments)
+    projections = moments.xy[inputs][:, outputs] / scale[:, None]
+    projections = directions.T @ projections / eigenvalues.sqrt()[:, None]
     totals = moments.yy.diagonal()[outputs]
     # The unexplained share is a sum of squares, which rounding may make negative.
-    unexplained = (1 - loads.square().sum(0) / totals).clamp(min=0)
+    unexplained = (1 - projections.square().sum(0) / totals).clamp(min=0)
     unexplained = _average(unexplained, totals, moments.unit_y[outputs], weighting)
-    return _score(unexplained, moments.n, len(strengths), kind)
+    return _score(unexplained, moments.n, len(eigenvalues), kind)
 
 
 def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) -> Tensor:
@@ -222,7 +220,7 @@ def _check_enough(n: int, d: int) -> None:
 
 
 def _crossvalidated(
-    x: Prepared, y: Prepared, folds: int, weighting: str, weakest: float = 0.0
+    x: Prepared, y: Prepared, folds: int, weighting: str, cutoff: float = 0.0
 ) -> Tensor:
     """Compute the cross-validated R² of `r2_score`."""
     check_count(x, y)
@@ -235,7 +233,7 @@ def _crossvalidated(
     for held_out in range(min(folds, len(x))):
         test = fold == held_out
         train = x.values[~test], targets[~test]
-        errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding, weakest)
+        errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding, cutoff)
         residual += errors.square().sum(0)
     return _mean_score(residual, targets.square().sum(0), unit, weighting)
 
@@ -249,7 +247,7 @@ def _mean_score(residual: Tensor, totals: Tensor, unit: Tensor, weighting: str) 
 
 
 def _prediction_errors(
-    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float, weakest: float
+    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float, cutoff: float
 ) -> Tensor:
     """Compute the prediction errors (m, k) for test samples, by the fit of y on x.
 
@@ -258,15 +256,15 @@ def _prediction_errors(
     """
     inputs = varying_columns(x, rounding)
     x, origin = x[:, inputs], x[0, inputs]
-    level, shift = y.mean(0), (x - origin).mean(0)
+    y_mean, shift = y.mean(0), (x - origin).mean(0)
     deviations = centered(x)
     unit = column_units(deviations)
     deviations /= unit
     scale = torch.linalg.vector_norm(deviations, dim=0)
-    left, strengths, right = _decomposed(deviations, scale, _peaks(x) / unit, rounding, weakest)
-    loads = left.T @ (y - level) / strengths[:, None]
+    left, scales, right = _decomposed(deviations, scale, _peaks(x) / unit, rounding, cutoff)
+    coefficients = left.T @ (y - y_mean) / scales[:, None]
     standardized = (test_x[:, inputs] - origin - shift) / unit / scale
-    errors: Tensor = test_y - level - (standardized @ right.T) @ loads
+    errors: Tensor = test_y - y_mean - (standardized @ right.T) @ coefficients
     return errors
 
 
@@ -278,13 +276,12 @@ class _R2Accumulator(PairsAccumulator):
         self._kind, self._weighting = kind, weighting
 
     def statistics(self) -> dict[str, float]:
-        """Return R² of all samples together."""
         pairs = self.pairs
         if pairs.n == 0:
             raise Undefined("no samples")
         if pairs.moments is not None:
             return {"value": _r2_of_moments(pairs.moments, self._kind, self._weighting).item()}
-        score = _r2_of_rows(*pairs.rows(), self._kind, self._weighting, WEAKEST_DIRECTION)
+        score = _r2_of_rows(*pairs.rows(), self._kind, self._weighting, MIN_RELATIVE_SPREAD)
         return {"value": score.item()}
 
 
@@ -305,13 +302,7 @@ class _FoldAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Add one batch; the tensors are copied.
-
-        Raises
-        ------
-        nlbench.NotFinite, nlbench.RequestError
-            For invalid samples, or if the number of columns changes.
-        """
+        """Add one batch; the tensors are copied."""
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
@@ -346,17 +337,15 @@ class _FoldAccumulator(Accumulator):
         return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
 
     def statistics(self) -> dict[str, float]:
-        """Return the cross-validated R² of all samples together."""
         if self.n == 0:
             raise Undefined("no samples")
         if self._moments:
             return {"value": self._of_moments().item()}
         x, y = map(Prepared, self._gathered(), self._rounding)
-        score = _crossvalidated(x, y, self._folds, self._weighting, WEAKEST_DIRECTION)
+        score = _crossvalidated(x, y, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
         return {"value": score.item()}
 
     def remark(self) -> str:
-        """Return the number of folds."""
         return f"cross-validated over {min(self._folds, self.n)} folds"
 
     def _of_moments(self) -> Tensor:
@@ -375,13 +364,13 @@ class _FoldAccumulator(Accumulator):
 def _squared_errors(train: Moments, test: Moments) -> Tensor:
     """Sum the squared prediction errors (k,) of test samples, by the fit of training samples."""
     inputs = train.varying_x
-    scale, strengths, directions = _directions_of(train)
+    scale, eigenvalues, directions = _directions_of(train)
     frame = directions / scale[:, None]
-    loads = (frame / strengths) @ (frame.T @ train.xy[inputs])
+    slopes = (frame / eigenvalues) @ (frame.T @ train.xy[inputs])
     step = test.mean - train.mean
-    offset = step[train.inputs :] - step[: train.inputs][inputs] @ loads
-    crossed = (loads * test.xy[inputs]).sum(0)
-    explained = (loads * (test.xx[inputs][:, inputs] @ loads)).sum(0)
+    offset = step[train.inputs :] - step[: train.inputs][inputs] @ slopes
+    crossed = (slopes * test.xy[inputs]).sum(0)
+    explained = (slopes * (test.xx[inputs][:, inputs] @ slopes)).sum(0)
     spread = test.yy.diagonal() - 2 * crossed + explained
     # Rounding may make this sum of squares negative.
     errors: Tensor = spread.clamp(min=0) + test.n * offset.square()

@@ -1,4 +1,4 @@
-"""Regions: how many a path crosses, by three definitions of a linear region."""
+"""Number of linear regions that a path crosses, by three definitions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, bends, rounding
 
-from .papers import region_definitions_paper
 from .path_measure import PathMeasure
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -27,8 +27,8 @@ class RegionCounts:
     Parameters
     ----------
     activation : int
-        Regions of one activation pattern. Units that cross their boundary where nothing depends
-        on them separate two.
+        Intervals of one activation pattern, which are also separated by boundaries of units that
+        the output doesn't depend on.
     connected : int
         Longest intervals on which the network is affine.
     affine : int
@@ -88,7 +88,7 @@ def _distinct_lines(t: Array, values: Array, error: Array) -> int:
     known_slopes: list[float] = []
     for interval in np.argsort(-width, kind="stable").tolist():
         slope = slopes[interval, widest]
-        # A longer line of another slope misses an end: the lever below is at most this.
+        # Lines with slopes outside the window miss an end: the lever in `_passes` is at most this.
         lever = 2 * (1 + 2 / width[interval])
         window = 2 * lever * error[widest] / width[interval]
         begin = bisect_left(known_slopes, slope - window)
@@ -104,23 +104,23 @@ def _distinct_lines(t: Array, values: Array, error: Array) -> int:
 def _passes(
     t: Array, values: Array, slopes: Array, lines: list[int], interval: int, error: Array
 ) -> npt.NDArray[np.bool_]:
-    """Return True for `lines` that pass both ends of an interval."""
+    """Return True for `lines` that pass through both ends of an interval."""
     ends, width = slice(interval, interval + 2), np.diff(t)
     step = t[ends] - t[lines, None]
     line = values[lines, None] + slopes[lines, None] * step[:, :, None]
-    # Both ends of a line are known to the error, and a point far from them less well.
+    # The ends of a line are known to `error`; its uncertainty grows with the distance from them.
     lever = 2 * (1 + 2 * np.abs(step) / width[lines, None])
     passes: npt.NDArray[np.bool_] = np.abs(line - values[ends]) <= lever[:, :, None] * error
     return np.asarray(passes.all((1, 2)))
 
 
 class Regions(PathMeasure):
-    """Number of linear regions that a path crosses, by three definitions of the literature.
+    """Number of linear regions that a path crosses, by three definitions from the literature.
 
     ``value`` and ``connected`` count the longest intervals on which the network is affine,
     ``activation`` those of one activation pattern (``density`` counts the boundaries between
-    them), and ``affine`` the different affine maps of each segment. The regions of a path are 1
-    plus those of each segment minus 1; an affine network has 1.
+    them), and ``affine`` the different affine maps of each segment. Consecutive segments share a
+    region; an affine network has 1.
 
     Definition
     ----------
@@ -155,7 +155,17 @@ class Regions(PathMeasure):
     name = "regions"
     bounds = (1.0, math.inf)
     means = ("activation", "connected", "affine")
-    source = region_definitions_paper()
+    source = Source(
+        'M. Stargalla, C. Hertrich, D. Reichman, "The Computational Complexity of Counting Linear '
+        'Regions in ReLU Neural Networks", NeurIPS 2025',
+        "definitions of activation regions, connected regions and affine regions, along paths",
+        """@inproceedings{stargalla2025computational,
+  title = {The Computational Complexity of Counting Linear Regions in {ReLU} Neural Networks},
+  author = {Stargalla, Moritz and Hertrich, Christoph and Reichman, Daniel},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2025}
+}""",
+    )
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> tuple[RegionCounts, ...]:
         """Count the regions of one segment.

@@ -234,7 +234,6 @@ class Substitution(Measure):
     probe: ClassVar[str] = "replacement"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "cost": Option(
             "auto",
@@ -326,7 +325,9 @@ class Substitution(Measure):
                     statistics[other] = first.mean(other)[0]
             n = sum(len(sums) for sums, _ in first.parts[self._cost])
             if n < MIN_SAMPLES:
-                raise Undefined(f"{n} sample to judge maps on, at least {MIN_SAMPLES} are needed")
+                raise Undefined(
+                    f"{n} sample to evaluate maps on, at least {MIN_SAMPLES} are needed"
+                )
             values.append(Value(place, statistics, n))
         return Result.of(values, n=n, notes={"cost": self._cost})
 

@@ -59,7 +59,7 @@ def evaluate(
     model : torch.nn.Module, or mapping of str to torch.nn.Module
         Its mode, dtype, weights and hooks stay unchanged. Its output is a tensor, or a mapping,
         tuple or object with ``logits`` or with a single tensor. A mapping holds several models,
-        such as checkpoints of one training; its keys are their weights in the table.
+        such as checkpoints of one training run; its keys are their weights in the table.
     inputs : tensor of shape (n, ...), tuple, mapping, or loader
         A tensor holds all samples. A tuple or a mapping is one batch of arguments, for
         ``model(*inputs)`` or ``model(**inputs)``. Any other iterable, such as a DataLoader or a

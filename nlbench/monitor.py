@@ -1,4 +1,4 @@
-"""Measurements during a training."""
+"""Measurements during training."""
 
 from __future__ import annotations
 

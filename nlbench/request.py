@@ -1,7 +1,7 @@
 """Requests: what a run measures, and how it is executed.
 
-Each field of the dataclasses is an `Option`, from which the flags of ``nlbench run``, the keys of
-a configuration file and the arguments from Python are validated.
+Each field of the dataclasses is an `Option`, which validates the flags of ``nlbench run``, the keys
+of a configuration file and the arguments from Python.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nlbench.options import Option, Settings
 from nlbench.parsers import MAX_INTEGER
 
 AUTO_DATA = "auto"
-"""Stands for the default dataset of each model."""
+"""Placeholder for the default dataset of each model."""
 
 PRECISIONS = ("native", "tf32", "float64", "bfloat16", "float16")
 RERUN = ("failed", "never", "all")
@@ -26,8 +26,8 @@ def _option(help: str, default: Any = MISSING, **declaration: Any) -> Any:
     """Create a dataclass field with its option; without a default it is an empty table."""
     is_table = default is MISSING
     option = Option({} if is_table else default, help, **declaration)
-    given: dict[str, Any] = {"default_factory": dict} if is_table else {"default": default}
-    return field(**given, metadata={"option": option})
+    defaults: dict[str, Any] = {"default_factory": dict} if is_table else {"default": default}
+    return field(**defaults, metadata={"option": option})
 
 
 def _integer(help: str, default: int | None, *, minimum: int = 0, **declaration: Any) -> Any:
@@ -57,7 +57,7 @@ def _validate(request: Any) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that determines the numbers of a run.
+    """Everything that determines the results of a run.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Request:
     data : tuple of str
         Registered names or globs.
     weights : tuple of str
-        Each ``auto``, ``trained``, ``init`` or a checkpoint's path.
+        Each ``auto``, ``trained``, ``init``, ``calibrated`` or a checkpoint's path.
     seeds : tuple of int
     samples : int
         Number of samples of the split; 0: all.
@@ -74,10 +74,10 @@ class Request:
     device : str
         ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
     settings : mapping of str to value
-        Options of measures, probes and datasets: ``affinity.shrinkage`` to ``none``.
+        Options of measures, probes and datasets, such as ``{"affinity.shrinkage": "none"}``.
     precision : {"native", "tf32", "float64", "bfloat16", "float16"}
-        ``native``: the type of the weights, without TF32. ``tf32`` lets NVIDIA's tensor cores
-        round; ``bfloat16`` and ``float16`` run the model under autocast. ``float64`` converts
+        ``native``: the dtype of the weights, without TF32. ``tf32`` allows TF32 on NVIDIA's tensor
+        cores; ``bfloat16`` and ``float16`` run the model under autocast. ``float64`` converts
         model and inputs.
 
     Raises
@@ -113,7 +113,7 @@ class Request:
         group="datasets",
     )
     weights: tuple[str, ...] = _option(
-        "trained, init, calibrated (init, with batch norm's statistics of the samples), or "
+        "trained, init, calibrated (init with batch-norm statistics of the samples), or "
         "checkpoints' paths or globs, comma-separated; auto: trained if available.",
         ("auto",),
         kind="paths",
@@ -129,7 +129,7 @@ class Request:
     samples: int = _integer("Number of samples; 0: the whole split.", 512, maximum=10**9)
     split: str = _option("test or train.", "test", choices=("test", "train"))
     device: str = _option("auto, cpu, cuda, cuda:N or mps.", "auto")
-    settings: Settings = _option(  # noqa: RUF009 (a field, as the others are)
+    settings: Settings = _option(  # noqa: RUF009 (it is a field)
         "Option of a measure, probe or dataset, repeatable: affinity.shrinkage=none.",
         kind="settings",
         names=("set",),
@@ -144,25 +144,25 @@ class Request:
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Execution of a run; nothing here affects a number.
+    """Execution options of a run, which don't affect its results.
 
     Parameters
     ----------
     rerun : {"failed", "never", "all"}
         Recorded cells to measure again.
     timeout : float, optional
-        Seconds per cell: its measure's own time, with the loading and the pass that it
-        shares. Cells are then measured in another process.
+        Seconds per cell, including the loading and the pass that it shares with other cells.
+        Cells with a timeout are measured in another process.
     memory : int or str, optional
         Bytes that a pass may use, such as ``4GB``; by default a share of the free memory.
     executor : {"serial", "processes", "dask"}
     workers : int, optional
         Number of workers; by default that of the machine or the cluster.
     address : str
-        Of the Dask scheduler; empty: a cluster on this machine.
+        Address of the Dask scheduler; if empty, a cluster is started on this machine.
     threads : int, optional
-        PyTorch's threads per worker; by default four, or the machine's number. The last bits of
-        a sum may depend on it, so that the default doesn't depend on the number of workers.
+        PyTorch threads per worker; by default four, or the machine's number if lower. It may
+        affect the last bits of a sum, so the default doesn't depend on the number of workers.
 
     Raises
     ------
@@ -190,13 +190,13 @@ class ExecutionOptions:
     workers: int | None = _integer("Number of workers.", None, minimum=1, maximum=1024)
     address: str = _option("Address of a Dask scheduler.", "")
     threads: int | None = _integer(
-        "PyTorch's threads per worker.", None, minimum=1, maximum=1024, default_text="up to 4"
+        "PyTorch threads per worker.", None, minimum=1, maximum=1024, default_text="up to 4"
     )
 
     def __post_init__(self) -> None:
         _validate(self)
         if self.executor == "serial" and (self.workers or 1) > 1:
-            raise RequestError("workers: serial runs one at a time; use --executor processes")
+            raise RequestError("workers: the serial executor has one; use --executor processes")
         if self.address and self.executor != "dask":
             raise RequestError("address: only for a Dask scheduler; use --executor dask")
 

@@ -43,7 +43,7 @@ from .plugin_loading import load_probe
 
 @dataclass(frozen=True)
 class Preview:
-    """The cells of a plan, by whether a run would measure them.
+    """The cells of a plan, grouped by what a run does with them.
 
     Parameters
     ----------
@@ -63,17 +63,17 @@ class Preview:
     @classmethod
     def of(cls, plan: Plan, records: Iterable[Record], execution: ExecutionOptions) -> Preview:
         """Compare a plan with the records of a run."""
-        kept = {
+        done = {
             record.key
             for record in records
             if execution.rerun == "never"
             or (execution.rerun == "failed" and record.result.status != "failed")
         }
-        missing = [cell for cell in plan.cells if cell.key not in kept]
+        missing = [cell for cell in plan.cells if cell.key not in done]
         return cls(
             plan,
             tuple(cell for cell in missing if not cell.subject.impossible),
-            tuple(cell for cell in plan.cells if cell.key in kept),
+            tuple(cell for cell in plan.cells if cell.key in done),
             tuple(cell for cell in missing if cell.subject.impossible),
         )
 
@@ -123,7 +123,7 @@ def forecast(
     Returns
     -------
     dict
-        One line by subject's key and probe; subjects without a prediction are left out.
+        One line per subject key and probe; subjects without a prediction are left out.
     """
     execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
     unit_runner = UnitRunner(threads=execution.threads or default_threads())
@@ -162,7 +162,7 @@ def run(
         The command line, for the manifest.
     execution : ExecutionOptions, optional
     known : iterable of path
-        Folders of other runs, whose finished records of the same keys are copied.
+        Folders of other runs, whose finished records with the same keys are copied.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def run(
     nlbench.RequestError, nlbench.PluginError
         If the request is invalid as a whole. A problem of one cell is a ``failed`` result.
     KeyboardInterrupt
-        On Ctrl-C or a signal to end; finished cells are kept.
+        On Ctrl-C or a termination signal; finished cells are kept.
     """
     monitor, execution, folder = (
         ProgressMonitor(progress),
@@ -209,7 +209,7 @@ def run(
 
 
 def _plan(request: Request, monitor: ProgressMonitor) -> Plan:
-    """Plan a request, and restore what imports of plugins change in the process."""
+    """Plan a request, and restore the process state that plugin imports change."""
     with restored_process_state() as changes:
         plan = make_plan(request, _device(request), monitor.warn)
     if changes:
@@ -259,7 +259,7 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
             with exact_arithmetic(plan.precision, device.type):
                 machine = Machine.at(device, plan.precision)
         else:
-            # Even the question for autocast's types would initialise the GPU in this process.
+            # Even querying autocast's dtypes would initialise the GPU in this process.
             machine = Machine.at_in_subprocess(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),

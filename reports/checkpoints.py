@@ -17,7 +17,7 @@ _UNITS = {"iter": "iteration", "checkpoint": "step", "ckpt": "step"}
 
 @dataclass(frozen=True, order=True)
 class Checkpoint:
-    """A step of a training, parsed from a name.
+    """A step of a training run, parsed from a name.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Checkpoint:
 
 
 def split_seed(weights: str) -> tuple[str, int | None]:
-    """Split the seed of a training off the name of its weights.
+    """Split the seed of a training run off the name of its weights.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def split_seed(weights: str) -> tuple[str, int | None]:
 
 @cache
 def parse_checkpoint(weights: str) -> Checkpoint | None:
-    """Parse the step of a training from the name of weights; None if there is none.
+    """Parse the step of a training run from the name of weights; None if there is none.
 
     Examples
     --------

@@ -29,7 +29,7 @@ from .environment import environment
 from .exports import markdown_table, to_csv
 from .layout import Table
 from .leaderboard import mean_interval
-from .manifest import flat, settings_of
+from .manifest import flatten, settings_of
 from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, number
 
@@ -48,7 +48,6 @@ class Difference:
 
     Parameters
     ----------
-    subject, measure : str
     before, after : float
         NaN where there is no value.
     low, high : float
@@ -86,7 +85,6 @@ class Comparison:
 
     Parameters
     ----------
-    names : pair of str
     differences : tuple of Difference
         One per shared cell.
     explanations : tuple of (str, str, str)
@@ -429,7 +427,7 @@ def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
 
 def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from settings_of(manifest)
-    yield from flat(manifest.get("environment") or {}, "environment.")
+    yield from flatten(manifest.get("environment") or {}, "environment.")
     for subject in manifest.get("subjects") or []:
         keys = ("model", "weights", "data", "seed")
         label = " · ".join(str(subject.get(key, "")) for key in keys)

@@ -63,7 +63,7 @@ class LinearisedFamily:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Table, sentences and the content of the figures of a family on the page."""
+    """A family's table, sentences and figure data for the page."""
 
     label: str
     content: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Tradeoff:
 
 
 def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
-    """Collect the families in runs of ``nlbench linearize``; other runs have none."""
+    """Collect the families of all runs of ``nlbench linearize``."""
     shown = []
     for family in families(runs):
         reference = [100 * n.accuracy for n in family.networks if n.mode == "reference"]
@@ -83,7 +83,9 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
             "modes": _curves(family),
             "shape": _shape(family),
         }
-        shown.append(Tradeoff(family.label, content, _table(family), tuple(compared(family))))
+        shown.append(
+            Tradeoff(family.label, content, _table(family), tuple(comparison_sentences(family)))
+        )
     return shown
 
 
@@ -129,7 +131,7 @@ def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
             return "reference", None, seed
         mode = "random" if "random" in header else str(header.get("recipe", ""))
         return mode, float(header["omega"]), seed
-    except (TypeError, ValueError):  # a checkpoint of another program
+    except (TypeError, ValueError):  # Another program wrote the checkpoint.
         return "reference", None, own_seed
 
 
@@ -143,7 +145,7 @@ def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
     }
 
 
-def compared(family: LinearisedFamily) -> Iterator[str]:
+def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:
     """Compare the accuracy of the modes at equal path length, one sentence per mode.
 
     The means over seeds of post-training networks are interpolated linearly at the path lengths

@@ -10,17 +10,17 @@ from nlbench.errors import one_line
 from .text import settings_text
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flatten nested mappings: yield each value under its dotted name.
 
     Examples
     --------
-    >>> list(flat({"torch": {"version": "2.8"}, "cores": 2}))
+    >>> list(flatten({"torch": {"version": "2.8"}, "cores": 2}))
     [('torch.version', '2.8'), ('cores', 2)]
     """
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -30,10 +30,10 @@ def settings_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in ("nlbench", "device", "dtype"):
         yield key, manifest.get(key, "")
     for name, options in (manifest.get("probes") or {}).items():
-        yield from flat(options or {}, f"probe {name}.")
-    for name, about in (manifest.get("measures") or {}).items():
-        yield f"{name}.version", about.get("version", "")
-        yield from flat(about.get("options") or {}, f"{name}.")
+        yield from flatten(options or {}, f"probe {name}.")
+    for name, measure in (manifest.get("measures") or {}).items():
+        yield f"{name}.version", measure.get("version", "")
+        yield from flatten(measure.get("options") or {}, f"{name}.")
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _pairs("request", manifest.get("request", {}))
     yield from _environment_lines(manifest.get("environment", {}))
     for other in manifest.get("environments", [])[1:]:
-        yield "also", ", ".join(text for _, text in _environment_lines(other))
+        yield "environment", ", ".join(text for _, text in _environment_lines(other))
     for name, measure in (manifest.get("measures") or {}).items():
         options = settings_text(measure.get("options") or {})
         yield "measure", f"{name} {measure.get('version', '')} {options}".rstrip()
@@ -84,22 +84,22 @@ def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _pairs(title: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         if value not in ({}, [], "", None):
-            yield title, f"{key} {_in_words(value)}"
+            yield title, f"{key} {_value_text(value)}"
 
 
 def _environment_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in facts.items():
         if isinstance(value, Mapping):
             text = ", ".join(
-                f"{name} {_in_words(entry)}" for name, entry in value.items() if entry is not None
+                f"{name} {_value_text(entry)}" for name, entry in value.items() if entry is not None
             )
             if text:
                 yield key, text
         elif value is not None:
-            yield key, _in_words(value)
+            yield key, _value_text(value)
 
 
-def _in_words(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, Mapping):
@@ -116,6 +116,6 @@ def _subject_line(subject: Mapping[str, Any]) -> str:
     for key, value in subject.items():
         if key in ("model", "weights", "data", "seed", "key") or value in (None, {}, ""):
             continue
-        text = _in_words(value)
+        text = _value_text(value)
         facts.append(f"{key} {text[:12] if key.endswith('_hash') else text}")
     return f"{title}: {', '.join(facts)}"

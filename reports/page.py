@@ -249,7 +249,7 @@ def _single_view(
 def _citation(
     runs: Sequence[NamedRun], rows: Sequence[Row], measures: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """Return a sentence that cites the first network of a page, or the last step of a training."""
+    """Return a sentence that cites the first network of a page, or the last step of a run."""
     row = rows[-1 if is_training(rows) else 0] if rows else None
     if row is None or not any(entry.status == "ok" for entry in row.entries.values()):
         return ""

@@ -102,7 +102,7 @@ def signature_maps(
     Returns
     -------
     dict
-        By measure, as JSON-compatible values: ``rows`` (positions on the leaderboard),
+        Keyed by measure, as JSON-compatible values: ``rows`` (positions on the leaderboard),
         ``distances`` (the lower triangle, row by row), ``merges`` and ``order``, of the first
         `MAX_NETWORKS` networks and the first seed of each. Measures with fewer than `MIN_NETWORKS`
         signatures are left out.

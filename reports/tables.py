@@ -101,7 +101,7 @@ class TableSubject:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Step of a training that the weights are named after."""
+        """Step of a training run that the weights are named after."""
         return parse_checkpoint(self.weights)
 
     @property

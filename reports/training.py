@@ -1,4 +1,4 @@
-"""Checkpoints of a training: what changed from the first step to the last."""
+"""Changes between the first and the last checkpoint of a training run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ class Change:
 
     Parameters
     ----------
-    measure : str
     place : str
         Empty for the whole network.
-    before, after : float
     low, high : float
-        Interval of the difference, paired by seed, or by place for one seed; NaN without one.
+        Interval of the difference, paired by seed, or by place for one seed; NaN if undefined.
     over : str
-        Number and name of the pairs.
+        Number of pairs with their unit, such as ``3 seeds``.
     """
 
     measure: str
@@ -51,13 +49,13 @@ class Change:
 
     @property
     def values(self) -> str:
-        """The two values."""
+        """The two values as text."""
         decimals = self._decimals
         return f"{number(self.before, decimals)} → {number(self.after, decimals)}"
 
     @property
     def interval(self) -> str:
-        """The interval of the difference; empty without one."""
+        """The interval of the difference as text; empty if undefined."""
         if not math.isfinite(self.low):
             return ""
         ends = (self._signed(self.low), self._signed(self.high))
@@ -79,13 +77,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Training:
-    """Checkpoints of one training, in order of their steps.
+    """Checkpoints of one training run, in order of their steps.
 
     Parameters
     ----------
     label : str
         Run, model, training and data as far as they vary on the page.
-    rows : tuple of Row
     """
 
     label: str
@@ -97,8 +94,8 @@ class Training:
         Returns
         -------
         dict of str to list of Change
-            The whole network first, then the places that changed, those that changed most first.
-            Paths are not places of a network.
+            Keyed by measure. The whole network comes first, then the places that changed, by
+            decreasing change. Paths are omitted, since they are not places of a network.
         """
         changes = {}
         for name in scores.measures:
@@ -115,7 +112,7 @@ class Training:
     def packed(
         self, positions: Mapping[str, int], changes: Mapping[str, Sequence[Change]]
     ) -> dict[str, Any]:
-        """Return what the page's curves need; rows that it leaves out are missing."""
+        """Return the data of the page's curves, without the rows that it omits."""
         rows = [row for row in self.rows if row.label in positions]
         checkpoint = self.rows[0].subjects[0].checkpoint
         return {
@@ -137,7 +134,7 @@ class Training:
 
 
 def trainings(rows: Sequence[Row]) -> list[Training]:
-    """Collect the checkpoints of each training with several steps."""
+    """Group the checkpoints of each training run with several steps."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         subject = row.subjects[0]
@@ -191,7 +188,7 @@ def _over_seeds(measure: str, place: str, values: Sequence[tuple[float, float]])
 
 
 def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
-    """Return the whole network and the places that changed most, by each measure."""
+    """Tabulate the changes of the whole network and of the places that changed most."""
     head = ("measure", "place", "from", "to", "difference", "95 % interval", "over")
     rows = []
     for measure, entries in changes.items():
@@ -208,7 +205,7 @@ def training_findings(training: Training, scores: Scores, measures: Measures) ->
     changes = training.changes(scores, measures)
     first, last = (row.subjects[0].checkpoint for row in (training.rows[0], training.rows[-1]))
     span = f"between {first} and {last}"
-    of = f"In {training.label}: by" if training.label else "By"
+    prefix = f"In {training.label}: by" if training.label else "By"
     directed = [name for name in changes if sense_of(measures.get(name, {}))]
     for name in directed:
         places = changes[name][1:]
@@ -216,12 +213,12 @@ def training_findings(training: Training, scores: Scores, measures: Measures) ->
             top = places[0]
             paired = f" ({100 * CONFIDENCE:g} % interval of the difference {top.interval})"
             text = f"{place_text(top.place)} changed most: {top.values} {span}"
-            yield f"{of} {name}, {text}{paired if top.interval else ''}."
+            yield f"{prefix} {name}, {text}{paired if top.interval else ''}."
             break
     whole = [changes[name][0] for name in directed]
     clear = [f"{c.measure} ({c.values})" for c in whole if c.is_clear]
     unclear = [f"{c.measure} ({c.values})" for c in whole if c.low < 0 < c.high]
-    texts = [f"The whole network changed clearly by {', '.join(clear)}."] if clear else []
-    texts += [f"No clear change of the whole network by {', '.join(unclear)}."] if unclear else []
+    texts = [f"The whole network changed clearly in {', '.join(clear)}."] if clear else []
+    texts += [f"No clear change of the whole network in {', '.join(unclear)}."] if unclear else []
     if texts:
         yield " ".join(texts)

@@ -14,7 +14,7 @@ from nlbench.request import Request
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import legend_below, page_figure
 from .framework.verdicts import above, ordered
-from .shared.single_functions import NINE, one_batch, summary_values
+from .shared.single_functions import PAPER_ACTIVATIONS, one_batch, summary_values
 from .shared.site_scores import AFFINITY
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Activations(Study):
         means = np.linspace(-MAX_MEAN, MAX_MEAN, count)
         request = Request(
             ("affinity",),
-            tuple(f"functions/{name}" for name in NINE),
+            tuple(f"functions/{name}" for name in PAPER_ACTIVATIONS),
             tuple(f"normal/{mean:.4f}:{width}" for mean in means for width in widths),
             ("init",),
             samples=0,
@@ -180,7 +180,7 @@ def _averages(curves: pd.DataFrame, names: tuple[str, ...]) -> tuple[pd.Series, 
 
 def _figure(curves: Mapping[str, pd.DataFrame]) -> Figure:
     figure, grid = page_figure(5.4, rows=3, columns=3, sharex=True, sharey=True)
-    for axes, name in zip(grid.flat, NINE, strict=True):
+    for axes, name in zip(grid.flat, PAPER_ACTIVATIONS, strict=True):
         for part, style in (("absolute", ":"), ("run", "-")):
             rows = curves[part][curves[part].function == name]
             for colour, (width, row) in enumerate(rows.groupby("width")):

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 LENGTH = 5.0
 POINTS = 2000
 LAST_STEPS = (4.9, 4.99)
-"""Steps beyond the even ones, where almost no input is positive."""
+"""Extra steps, where almost no input is positive."""
 MIN_ASYMMETRY = 0.1
-MAX_INDEPENDENT = 0.1
-"""Score that counts as 0."""
+MAX_INDEPENDENT_SCORE = 0.1
+"""Largest score that counts as 0."""
 
 
 class Asymmetry(Study):
@@ -39,7 +39,7 @@ class Asymmetry(Study):
     minutes = quick_minutes = 0.1
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of ReLU at even steps on intervals of length 5 that contain 0."""
+        """Measure ReLU's affinity on evenly spaced intervals of length 5 that contain 0."""
         steps = np.linspace(0, LENGTH, 11 if context.quick else 21)[:-1]
         request = Request(
             ("affinity",),
@@ -50,10 +50,10 @@ class Asymmetry(Study):
             settings=one_batch(POINTS) | {"interval.count": POINTS},
             precision="float64",
         )
-        return {"run": context.run(request), "independent": _independent(context)}
+        return {"run": context.run(request), "independent": _measure_independent(context)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the score and its terms with their mirror images at the kink."""
+        """Compare the score and its terms with their mirror images about the kink."""
         table = _table(summary_values(runs["run"]))
         error = (table.score - table["score, closed form"]).abs().max()
         inner = table[~table.a.isin(LAST_STEPS) & (table.a > 0)]
@@ -96,13 +96,13 @@ class Asymmetry(Study):
                 f"closed form {last['score, closed form']:.3f}; without any positive input there "
                 "is no score",
             ),
-            _of_independent(runs["independent"]),
+            _independent_verdict(runs["independent"]),
         ]
         figures = {"ReLU on [-a, -a + 5]: the score's terms, measured and derived": _figure(table)}
         return Findings(verdicts, {"ReLU on [-a, -a + 5]": table}, figures)
 
 
-def _independent(context: Context) -> Run:
+def _measure_independent(context: Context) -> Run:
     """Measure an activation whose outputs are the inputs of other samples."""
     import torch
     from torch import nn
@@ -120,7 +120,7 @@ def _independent(context: Context) -> Run:
     )
 
 
-def _of_independent(run: Run) -> Verdict:
+def _independent_verdict(run: Run) -> Verdict:
     affinity, r2 = (
         next(r.result.summary["value"] for r in run.records if r.measure.name == name)
         for name in ("affinity", "r2")
@@ -129,7 +129,7 @@ def _of_independent(run: Run) -> Verdict:
         "The score of independent inputs and outputs is 0",
         "0",
         f"{affinity:.3f}, R² {r2:.3f}",
-        within(affinity, 0, MAX_INDEPENDENT),
+        within(affinity, 0, MAX_INDEPENDENT_SCORE),
         f"{POINTS:,} normal numbers, each output the input of the next sample: the score compares "
         "the laws of inputs and outputs, which are equal, and not the pairs",
     )
@@ -146,7 +146,7 @@ def _table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _skew(values: np.ndarray) -> float:
-    """Compute the relative distance of values at even steps from their mirror image, in [0, 1]."""
+    """Compute the relative distance of evenly spaced values from their mirror image, in [0, 1]."""
     return float(np.abs(values - values[::-1]).sum() / (values + values[::-1]).sum())
 
 
@@ -158,7 +158,7 @@ def _figure(table: pd.DataFrame) -> Figure:
     for column, (axes, (name, title)) in enumerate(zip(panels, names.items(), strict=True)):
         axes.plot(a, theory[:, column], color="0.6", label="closed form")
         if name != "bound":
-            axes.plot(table.a, table[name], "o", ms=3.5, color="C0", label="here")
+            axes.plot(table.a, table[name], "o", ms=3.5, color="C0", label="measured")
         axes.set(title=title, xlabel="a")
         axes.set_ylim(bottom=0)
     panels[2].legend()

@@ -13,7 +13,7 @@ from nlbench.request import Request
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.verdicts import within
-from .shared.single_functions import NINE, normal_score, one_batch, summary_values
+from .shared.single_functions import PAPER_ACTIVATIONS, normal_score, one_batch, summary_values
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import trained_vgg8
 
@@ -61,7 +61,7 @@ class Pooling(Study):
             for channels in (MANY_CHANNELS, FEW_CHANNELS):
                 request = Request(
                     ("affinity",),
-                    tuple(f"functions/{name}" for name in NINE),
+                    tuple(f"functions/{name}" for name in PAPER_ACTIVATIONS),
                     ("normal/0:1",),
                     ("init",),
                     seeds,

@@ -12,7 +12,13 @@ from nlbench.request import Request
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.verdicts import falls, rises, within
-from .shared.single_functions import NINE, NORMAL, normal_score, one_batch, summary_values
+from .shared.single_functions import (
+    PAPER_ACTIVATIONS,
+    PUBLISHED_NORMAL_SCORES,
+    normal_score,
+    one_batch,
+    summary_values,
+)
 from .shared.site_scores import AFFINITY
 
 if TYPE_CHECKING:
@@ -47,7 +53,7 @@ class Shrinkage(Study):
             for shrinkage in SHRINKAGES:
                 request = Request(
                     ("affinity",),
-                    tuple(f"functions/{name}" for name in NINE),
+                    tuple(f"functions/{name}" for name in PAPER_ACTIVATIONS),
                     ("normal/0:1",),
                     ("init",),
                     context.seeds_or(3),
@@ -73,7 +79,7 @@ class Shrinkage(Study):
         by_dimensions = means.xs(max_samples, level="samples")
         by_samples = means.xs(64, level="dimensions")
         verdicts = []
-        for name, published in NORMAL.items():
+        for name, published in PUBLISHED_NORMAL_SCORES.items():
             ours = means[name, "ledoit-wolf"]
             verdicts.append(
                 Verdict(
@@ -85,8 +91,8 @@ class Shrinkage(Study):
                     f"are within {TOLERANCE} of what was published",
                 )
             )
-        rising = {name: by_dimensions[name, "none"] for name in NINE}
-        falling = {name: by_samples[name, "none"] for name in NINE}
+        rising = {name: by_dimensions[name, "none"] for name in PAPER_ACTIVATIONS}
+        falling = {name: by_samples[name, "none"] for name in PAPER_ACTIVATIONS}
         sizes = by_dimensions.index.get_level_values("dimensions")
         counts = by_samples.index.get_level_values("samples")
         verdicts += [
@@ -134,7 +140,7 @@ def _figure(scores: pd.Series) -> Figure:
     titles = {"ledoit-wolf": "Ledoit-Wolf", "none": "sample covariance"}
     figure, panels = page_figure(3.0, columns=2, sharey=True)
     for axes, (shrinkage, title) in zip(panels, titles.items(), strict=True):
-        for colour, name in enumerate(NORMAL):
+        for colour, name in enumerate(PUBLISHED_NORMAL_SCORES):
             curve = scores[name, shrinkage]
             axes.axhline(normal_score(name), color=f"C{colour}", lw=0.6)
             axes.plot(curve.index, curve.to_numpy(), "o-", ms=3.5, color=f"C{colour}", label=name)

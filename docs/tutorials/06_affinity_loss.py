@@ -49,4 +49,4 @@ figure
 
 # %%
 # Scores of batches of one size can be compared; a small last batch has another bias.
-# :doc:`/regularizer` has the figures of longer trainings, and what happens when ReLUs die.
+# :doc:`/regularizer` has the figures of longer training runs, and what happens when ReLUs die.

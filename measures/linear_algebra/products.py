@@ -67,8 +67,8 @@ def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor
     method, which it recommends for well-conditioned matrices only; QR iterations are used there.
     """
     driver = "gesvd" if matrix.is_cuda else None
-    left, strengths, right = torch.linalg.svd(matrix, full_matrices=False, driver=driver)
-    return left, strengths, right
+    left, singular_values, right = torch.linalg.svd(matrix, full_matrices=False, driver=driver)
+    return left, singular_values, right
 
 
 def has_exact_float32_products(values: Tensor) -> bool:
@@ -100,18 +100,15 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     def forward(data: Tensor) -> Tensor:
-        """Multiply."""
         with single_blas_thread():
             return torch.from_numpy(_gram_of_array(data.detach().numpy()))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save X."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Return X (G + Gᵀ)."""
         (data,) = ctx.saved_tensors
         of_data: Tensor = data @ (gradient + gradient.T)
         return of_data

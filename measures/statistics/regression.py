@@ -13,7 +13,7 @@ from .samples import rounding_norms
 
 # Smallest eigenvalue of the correlation matrix that a fit uses, relative to the largest. It is the
 # square of a tolerance for the data, since X'X has the squared condition number of X.
-WEAKEST_SQUARE = 1e-12
+MIN_RELATIVE_EIGENVALUE = 1e-12
 
 # Where the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor,
 # so do all directions of the inputs.
@@ -55,7 +55,6 @@ class RegressionSums:
 
     Parameters
     ----------
-    n : int
     x, y : tensor of shape (d,), (k,)
         Sums of rows.
     xx, xy : tensor of shape (d, d), (d, k)
@@ -140,13 +139,13 @@ class RegressionSums:
         noise = errors[columns] / squares[columns]
         if not columns.any():
             return AffineFit(xy.zero_(), mean_x, mean_y, 0)
-        is_whole = bool(columns.all())
-        correlation = xx if is_whole else xx[columns][:, columns]
-        right = xy if is_whole else xy[columns]
+        uses_all = bool(columns.all())
+        correlation = xx if uses_all else xx[columns][:, columns]
+        right = xy if uses_all else xy[columns]
         correlation.div_(scale[:, None]).div_(scale)
         solved, rank = _solve(correlation, right.div_(scale[:, None]), noise, self.n - 1)
         solved.div_(scale[:, None])
-        if not is_whole:
+        if not uses_all:
             solved = torch.zeros_like(xy).index_copy_(0, columns.nonzero()[:, 0], solved)
         return AffineFit(solved, mean_x, mean_y, rank)
 
@@ -174,14 +173,14 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
     """
     if max_rank >= len(correlation):
         lower, failed = torch.linalg.cholesky_ex(correlation)
-        smallest = max(PIVOT_MARGIN * noise.max().item(), WEAKEST_SQUARE)
+        smallest = max(PIVOT_MARGIN * noise.max().item(), MIN_RELATIVE_EIGENVALUE)
         if not failed and lower.diagonal().min().item() ** 2 > smallest:
             return torch.cholesky_solve(right, lower), len(correlation)
-    strengths, directions = _directions(correlation, max_rank + SPARE_DIRECTIONS)
-    kept = strengths > WEAKEST_SQUARE * strengths[-1]
-    kept &= strengths > noise @ directions.square()
-    strengths, directions = strengths[kept], directions[:, kept]
-    return directions @ ((directions.T @ right) / strengths[:, None]), len(strengths)
+    eigenvalues, directions = _directions(correlation, max_rank + SPARE_DIRECTIONS)
+    is_significant = eigenvalues > MIN_RELATIVE_EIGENVALUE * eigenvalues[-1]
+    is_significant &= eigenvalues > noise @ directions.square()
+    eigenvalues, directions = eigenvalues[is_significant], directions[:, is_significant]
+    return directions @ ((directions.T @ right) / eigenvalues[:, None]), len(eigenvalues)
 
 
 def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -190,10 +189,10 @@ def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
     A matrix of low rank maps random vectors to a basis of all its directions.
     """
     if 2 * count > len(correlation):
-        every: tuple[Tensor, Tensor] = torch.linalg.eigh(correlation)
-        return every
+        decomposition: tuple[Tensor, Tensor] = torch.linalg.eigh(correlation)
+        return decomposition
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(len(correlation), count, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(correlation @ vectors.to(correlation)).Q
-    strengths, inner = torch.linalg.eigh(basis.T @ correlation @ basis)
-    return strengths, basis @ inner
+    eigenvalues, inner = torch.linalg.eigh(basis.T @ correlation @ basis)
+    return eigenvalues, basis @ inner

@@ -103,7 +103,7 @@ def regularized_covariance(
 def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the coordinates of x and y in an orthonormal basis of the space of all their rows.
 
-    Gradients are right for functions of the rows' inner products, such as scores that are
+    Gradients are correct only for functions of the rows' inner products, such as scores that are
     invariant to rotations.
 
     Parameters
@@ -133,57 +133,52 @@ class _Coordinates(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute a basis and the coordinates."""
         basis = torch.linalg.qr(rows.detach().T).Q
         return rows @ basis, basis
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Save the basis, and rows and coordinates for higher derivatives."""
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*inputs, *output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        """Return the gradient by the rows."""
         rows, coordinates, basis = ctx.saved_tensors
         if torch.is_grad_enabled():
-            of_rows: Tensor = _Gradient.apply(gradient, rows, coordinates, basis)
-            return of_rows
-        of_rows = gradient @ basis.T
-        return of_rows
+            row_gradient: Tensor = _Gradient.apply(gradient, rows, coordinates, basis)
+            return row_gradient
+        row_gradient = gradient @ basis.T
+        return row_gradient
 
 
 class _Gradient(torch.autograd.Function):
     """Gradient G Qᵀ of `_Coordinates`, as a function of G and of the rows.
 
     A function of inner products has the gradient 2 F C, where the symmetric (m, m) matrix F is its
-    derivative by them. A change D of the rows out of their span changes the gradient by 2 F D,
-    which a fixed basis misses: 2 F = G C⁺.
+    derivative with respect to them. A change D of the rows out of their span changes the gradient
+    by 2 F D, which a fixed basis misses: 2 F = G C⁺.
     """
 
     @staticmethod
     def forward(gradient: Tensor, rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
-        """Return the gradient by the rows."""
         return gradient @ basis.T
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Save the factors of 2 F, and the basis."""
         gradient, _, coordinates, basis = inputs
         ctx.save_for_backward(gradient, coordinates, basis)
 
     @staticmethod
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate by the gradient, and by rows that leave their span."""
+        """Differentiate with respect to the gradient, and to rows that leave their span."""
         gradient, coordinates, basis = ctx.saved_tensors
         coordinates = coordinates.detach()
         rank = int(torch.linalg.matrix_rank(coordinates))
         # Both halves are centred, so two combinations of the rows are always zero.
         if rank < len(coordinates) - 2:
             raise RuntimeError(
-                "the score has no second derivative here: samples of x and y depend on each "
-                f"other (rank {rank} of {len(coordinates) - 2}) and are fewer than half the columns"
+                "the score has no second derivative here: samples of x and y are linearly "
+                f"dependent (rank {rank} of {len(coordinates) - 2}) and fewer than half the columns"
             )
         curvature = gradient.detach() @ torch.linalg.pinv(coordinates)
         outside = change - change @ basis @ basis.T
@@ -200,7 +195,6 @@ class _NotDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor) -> Tensor:
-        """Copy the values."""
         return values.clone()
 
     @staticmethod
@@ -209,7 +203,6 @@ class _NotDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Raise."""
         raise RuntimeError(
             "a score has no third derivative where samples are fewer than half the columns"
         )

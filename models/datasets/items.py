@@ -1,4 +1,4 @@
-"""Items of datasets: in memory, in image files, or generated on access."""
+"""Dataset items: in memory, in image files, or generated on access."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ByteImages(TorchDataset[tuple[Tensor, int]]):
     padding : int
         Rows and columns of zeros on each side.
     channels : int
-        Number of channels of the items; 3 repeats the channel of grey images.
+        Number of channels of the items; 3 repeats the channel of grayscale images.
 
     Examples
     --------
@@ -120,7 +120,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
             return list(threads.map(self.__getitem__, indices))
 
     def check(self) -> None:
-        """Check all files for damage, so that it is found before work begins.
+        """Check all files for damage before work begins.
 
         PNG files are checked against their checksums. JPEG files have none, so only their first
         and last bytes are read: damage in the middle goes unnoticed or is found when the image is
@@ -157,15 +157,15 @@ def check_image(path: str | os.PathLike[str]) -> None:
     with _image_errors(path), Image.open(path) as image:
         if image.format == "PNG":
             image.verify()
-        elif image.format != "JPEG" or not _ends_with(path, b"\xff\xd9"):
-            image.load()  # Some JPEG files have bytes after their end mark.
+        elif image.format != "JPEG" or not _trailer_contains(path, b"\xff\xd9"):
+            image.load()
 
 
-def _ends_with(path: str | os.PathLike[str], mark: bytes) -> bool:
-    """Return True if a mark is among a file's last bytes."""
+def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
+    """Return True if a marker is in a file's last bytes; some JPEG files have bytes after it."""
     with Path(path).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TRAILER_BYTES))
-        return mark in file.read()
+        return marker in file.read()
 
 
 @contextmanager
@@ -183,8 +183,8 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     Parameters
     ----------
     path : path
-        In any format that Pillow reads. Grey images get three identical channels; 16-bit values
-        are reduced to their upper 8 bits.
+        In any format that Pillow reads. Grayscale images get three identical channels; 16-bit
+        values are reduced to their upper 8 bits.
     preprocessing : Preprocessing
         Applied without the normalisation.
 
@@ -196,7 +196,7 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     Raises
     ------
     nlbench.RequestError
-        If it can't be read, or its values have no known maximum.
+        If the image can't be read, or its pixels don't have 8 or 16 bits.
     """
     # Reading a pipe or a device might never end.
     check_is_file(Path(path), MAX_FILE_BYTES)

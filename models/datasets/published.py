@@ -39,7 +39,7 @@ class PublishedDataset:
     subfolder : str
         The folder that torchvision creates.
     files : mapping of str to tuple of str
-        By split.
+        Keyed by split.
     read : callable
         Maps the dataset, its folder and a split to bytes of shape (n, channels, height, width)
         and labels.
@@ -434,7 +434,7 @@ def mnist(
     size : {"32", "28"}
         32: padded with two black pixels on each side, for networks that take 32×32 images.
     channels : {"1", "3"}
-        3: the grey channel three times.
+        3 repeats the grayscale channel three times.
 
     Returns
     -------

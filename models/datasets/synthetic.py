@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 MAX_ITEMS = 10**8
-MAX_NUMBERS = 2**28
+MAX_ELEMENTS = 2**28
 """Maximum size of one tensor, or of the patterns of all classes: 1 GiB."""
 
 SEED = Option(0, "seed of the data, independent of the run's", minimum=0, maximum=2**31 - 1)
@@ -47,7 +47,7 @@ def random_tensors(
     Raises
     ------
     nlbench.RequestError
-        If the shape can't be read, or a tensor has more than 2²⁸ numbers.
+        If the shape can't be parsed, or a tensor has more than 2²⁸ elements.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def parse_shape(owner: str, text: str, count: int = 1) -> tuple[int, ...]:
     Raises
     ------
     nlbench.RequestError
-        If it can't be parsed, or the tensors have more than 2²⁸ numbers.
+        If it can't be parsed, or the tensors have more than 2²⁸ elements.
 
     Examples
     --------
@@ -98,11 +98,11 @@ def parse_shape(owner: str, text: str, count: int = 1) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 2**20 for part in parts):
         raise RequestError(f"{owner}.shape: expected lengths such as 3x32x32 or 16, got '{text}'")
     lengths = tuple(int(part) for part in parts)
-    numbers = count * math.prod(lengths)
-    if numbers > MAX_NUMBERS:
+    elements = count * math.prod(lengths)
+    if elements > MAX_ELEMENTS:
         tensors = f"{text} has" if count == 1 else f"{count:,} of {text} have"
         raise RequestError(
-            f"{owner}.shape: {tensors} {numbers:,} numbers, expected at most {MAX_NUMBERS:,}"
+            f"{owner}.shape: {tensors} {elements:,} elements, expected at most {MAX_ELEMENTS:,}"
         )
     return lengths
 
@@ -148,7 +148,7 @@ def synthetic(
     Raises
     ------
     nlbench.RequestError
-        If the patterns of all classes have more than 2²⁸ numbers.
+        If the patterns of all classes have more than 2²⁸ elements.
 
     Examples
     --------
@@ -161,18 +161,18 @@ def synthetic(
     from .items import GeneratedItems, item_generator
 
     shape = (channels, image_size, image_size)
-    if classes * math.prod(shape) > MAX_NUMBERS:
+    if classes * math.prod(shape) > MAX_ELEMENTS:
         raise RequestError(
             f"synthetic: {classes:,} classes of {channels}x{image_size}x{image_size} have "
-            f"{classes * math.prod(shape):,} numbers, expected at most {MAX_NUMBERS:,}"
+            f"{classes * math.prod(shape):,} elements, expected at most {MAX_ELEMENTS:,}"
         )
     patterns = _fields(classes, shape, item_generator(seed, 2))
-    reach = image_size // 8
+    max_shift = image_size // 8
     d = difficulty
 
     def draw(index: int, generator: Generator) -> tuple[Tensor, int]:
         label = index % classes
-        down, right = torch.randint(-reach, reach + 1, (2,), generator=generator).tolist()
+        down, right = torch.randint(-max_shift, max_shift + 1, (2,), generator=generator).tolist()
         pattern = patterns[label].roll((down, right), dims=(1, 2))
         clutter = _fields(1, shape, generator)[0]
         noise = torch.randn(shape, generator=generator)

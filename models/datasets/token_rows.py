@@ -21,7 +21,7 @@ class TokenRows:
     Parameters
     ----------
     rows : mapping of str to integer tensor of shape (n, length)
-        By split.
+        Keyed by split.
     classes : int
         Size of the vocabulary.
     """

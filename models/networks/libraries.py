@@ -59,7 +59,7 @@ class _Library(Family):
         return RequestError(f"there is no model '{self.library}/{name}'{hint}")
 
 
-# Called for each member of a family.
+# Cached, since it is called for each member of a family.
 _version = cache(version_of)
 
 
@@ -92,7 +92,7 @@ NAMES: tuple[str, ...] = tuple(_NAMES.split())
 # Minimum image sides in pixels where torchvision's "min_size" is a tested size, not the minimum.
 _MIN_SIDES = {"efficientnet_v2": 1, "swin": 4, "swin_v2": 4}
 
-# Networks that undo the ImageNet normalisation when built with their own weights.
+# Networks that undo the ImageNet normalisation when built with pretrained weights.
 _RENORMALISING = ("googlenet", "inception_v3")
 
 

@@ -78,7 +78,6 @@ class ResidualNetwork(nn.Module):
     ----------
     depth : int
         6n + 2.
-    in_channels, num_classes : int
     shortcuts : bool
         False for the plain network, which has as many parameters.
 
@@ -204,8 +203,6 @@ class ResNet18(nn.Module):
     ----------
     width : int
         Base width w.
-    in_channels : int
-    num_classes : int
 
     Examples
     --------
@@ -249,24 +246,24 @@ def _resnet18(width: int) -> Callable[..., ResNet18]:
         return ResNet18(width, in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = f"resnet18_w{width}"
-    build.__doc__ = f"ResNet18 of base width {width} of the linear-regions paper, no batch norm."
+    build.__doc__ = f"ResNet18 of base width {width} from the linear-regions paper, no batch norm."
     return model(source=FIXUP, recipe="adam")(build)
 
 
 resnet18_w4 = _resnet18(4)
-"""ResNet18 of base width 4 of the linear-regions paper, no batch norm."""
+"""ResNet18 of base width 4 from the linear-regions paper, no batch norm."""
 
 resnet18_w8 = _resnet18(8)
-"""ResNet18 of base width 8 of the linear-regions paper, no batch norm."""
+"""ResNet18 of base width 8 from the linear-regions paper, no batch norm."""
 
 resnet18_w16 = _resnet18(16)
-"""ResNet18 of base width 16 of the linear-regions paper, no batch norm."""
+"""ResNet18 of base width 16 from the linear-regions paper, no batch norm."""
 
 resnet18_w24 = _resnet18(24)
-"""ResNet18 of base width 24 of the linear-regions paper, no batch norm."""
+"""ResNet18 of base width 24 from the linear-regions paper, no batch norm."""
 
 resnet18_w32 = _resnet18(32)
-"""ResNet18 of base width 32 of the linear-regions paper, no batch norm."""
+"""ResNet18 of base width 32 from the linear-regions paper, no batch norm."""
 
 resnet18_w64 = _resnet18(64)
-"""ResNet18 of base width 64 of the linear-regions paper, no batch norm."""
+"""ResNet18 of base width 64 from the linear-regions paper, no batch norm."""

@@ -59,7 +59,7 @@ def removal_order(
     criterion : str
         A measure with values at sites, or one of `SIMPLE_CRITERIA`.
     seed : int
-        Of the random order.
+        Seed of the random order.
     settings : mapping of str to value, optional
         Options of the measure.
 

@@ -17,7 +17,7 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.probes.replacement import AffineFit, AffineMap, CallInterception, ReplaceableCall
 from nlbench.probes.replacement.fits import rows_of
 from nlbench.probes.replacement.interception import CallId, first_tensor
-from nlbench.probes.replacement.prefix import replaced, run_replaced
+from nlbench.probes.replacement.prefix import replace_output, run_replaced
 
 IGNORED_LABEL = -100
 
@@ -62,7 +62,6 @@ def refitted_maps(
     ----------
     model : torch.nn.Module
         In evaluation mode.
-    calls : sequence of ReplaceableCall
     inputs : tensor
         All samples to fit on, as one batch.
     is_full : bool
@@ -71,7 +70,7 @@ def refitted_maps(
     Returns
     -------
     dict of str to AffineMap
-        By name, in order of call.
+        Keyed by name, in order of call.
 
     Raises
     ------
@@ -98,7 +97,7 @@ def refitted_maps(
                 f"have {fit.rows:,}: raise --fit-samples (and text.windows of text)"
             )
         maps[call.name] = affine
-        return replaced(x, lambda: output, lambda _: affine(before, call.channel_axis))
+        return replace_output(x, lambda: output, lambda _: affine(before, call.channel_axis))
 
     CallInterception(model).run(inputs.clone(), replace)
     if missing := [call.name for call in calls if call.name not in maps]:

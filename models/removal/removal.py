@@ -40,7 +40,7 @@ class RemovalRequest:
     is_reversed : bool
         Remove in the opposite order.
     seed : int
-        Of a random order.
+        Seed of a random order.
     settings : mapping of str to value
         Options of the criterion.
     of : str

@@ -62,7 +62,7 @@ def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
         yield from values
         return
     with torch_threads(), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-        # Two of PyTorch's thread pools would wait for each other.
+        # Two PyTorch thread pools would wait for each other.
         reader.submit(torch.set_num_threads, 1).result()
         value: T | object = first
         while value is not _END:

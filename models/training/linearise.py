@@ -50,7 +50,7 @@ class LinearisingRequest:
         Weights of the penalty.
     weights : str
         Initial weights, for a recipe that starts from trained ones: ``trained``, a checkpoint's
-        path, or ``auto``: trained weights where they ship, else a training for each seed.
+        path, or ``auto``: trained weights where they ship, else a training run for each seed.
     control : bool
         Add a control for each network, with as many linear units drawn at random.
     layerwise : bool
@@ -150,7 +150,7 @@ def linearise(
     Returns
     -------
     Run
-        Of the measures ``accuracy`` (on the whole test split), ``linear-units`` and
+        Run of the measures ``accuracy`` (on the whole test split), ``linear-units`` and
         ``pathlength``. The ``weights_metadata`` of a subject has its recipe, ω and seed. The cells
         of a network whose training failed are ``skipped``, with the reason.
 

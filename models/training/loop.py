@@ -198,7 +198,7 @@ def example_of(dataset: Data) -> Tensor:
 
 
 class _Training:
-    """A training with everything that changes from epoch to epoch."""
+    """A training run, with all state that changes from epoch to epoch."""
 
     def __init__(
         self,

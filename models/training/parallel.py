@@ -58,7 +58,7 @@ def run_trainings(
     Parameters
     ----------
     requests : mapping of Path to TrainingRequest
-        By checkpoint; a request comes after those that it depends on.
+        Keyed by checkpoint; a request comes after those that it depends on.
     workers : int
         Number of worker processes; 1 trains in this process. The checkpoints are byte-identical
         for any number.

@@ -24,7 +24,7 @@ SCHEDULES = ("step", "cosine")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a training, without the network, the data and the seed.
+    """Settings of a training run, without the network, the data and the seed.
 
     Change a setting with ``dataclasses.replace(recipe, learning_rate=0.1)``. A subclass may change
     the network before training (`prepare`), add a `penalty`, and project parameters after a step

@@ -1,4 +1,4 @@
-"""The folder of a training: manifest, log, checkpoints, and the state to resume from."""
+"""The folder of a training run: manifest, log, checkpoints, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _RecordedTraining:
 
 
 class TrainingFolder(LockedFolder):
-    """The folder of a training, next to its checkpoint.
+    """The folder of a training run, next to its checkpoint.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class TrainingFolder(LockedFolder):
         self.checkpoint_hashes: dict[str, str] = {}
 
     def finished(self) -> TrainingSummary | None:
-        """Return the summary of the same training if it is finished.
+        """Return the summary of the same run if it is finished.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class TrainingFolder(LockedFolder):
     def finish(self, result: TrainingResult) -> TrainingSummary:
         """Write the checkpoint and the final manifest, and remove the state.
 
-        In this order, a training that is killed in between can be resumed.
+        In this order, a run that is killed in between can be resumed.
         """
         last = result.history[-1]
         scores = {name: f"{value:.6g}" for name, value in result.scores.items()}

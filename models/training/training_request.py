@@ -1,4 +1,4 @@
-"""The request for a training, and the recipe that it names."""
+"""The request for a training run, and the recipe that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CREPE, which tracks pitch, and tones of known pitch for it."""
+"""CREPE, a pitch tracker, and tones of known pitch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Crepe(nn.Module):
     Parameters
     ----------
     channels : sequence of int
-        Of the convolutions.
+        Channels of the convolutions.
 
     Examples
     --------
@@ -73,16 +73,16 @@ def build(member: Member) -> Crepe:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the state dict; the published convolutions have a second axis of length 1.
+    """Read the state dict, and convert the published 2-D convolutions to 1-D.
 
-    On CPUs the first one's derivative takes 30 times as long in two dimensions.
+    On a CPU the derivative of the first takes 30 times as long in two dimensions.
     """
     state = read_checkpoint(path)[0]
     return {name: w.squeeze(-1) if w.ndim == 4 else w for name, w in state.items()}
 
 
 def bin_frequency(bins: Tensor) -> Tensor:
-    """Compute the frequency in Hz of CREPE's bins of pitch.
+    """Compute the frequency in Hz of CREPE's pitch bins.
 
     Examples
     --------

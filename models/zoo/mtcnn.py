@@ -29,7 +29,7 @@ class CascadeNetwork(nn.Module):
     Parameters
     ----------
     side : {12, 24, 48}
-        Of the images: P-Net, R-Net, O-Net.
+        Side of the images, for P-Net, R-Net or O-Net.
 
     Examples
     --------

@@ -104,7 +104,7 @@ def _devices() -> Iterator[Finding]:
     yield Finding(
         "cpu",
         "ok",
-        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of PyTorch, "
+        f"{os.cpu_count()} cores, {torch.get_num_threads()} PyTorch threads, "
         f"{default_threads()} per cell",
     )
     if torch.cuda.is_available():

@@ -121,7 +121,7 @@ def details(group: str, name: str) -> str:
     >>> print(details("models", "resnet18-w8").partition("source")[0])
     resnet18-w8 (model)
     <BLANKLINE>
-    ResNet18 of base width 8 of the linear-regions paper, no batch norm.
+    ResNet18 of base width 8 from the linear-regions paper, no batch norm.
     <BLANKLINE>
     trained   none included
     recipe    adam (default of nlbench train and linearize)

@@ -16,7 +16,7 @@ def resolve_device(name: str) -> torch.device:
     Raises
     ------
     nlbench.RequestError
-        If the name is not that of a device, or the device is absent.
+        If the device doesn't exist or is absent from this machine.
 
     Examples
     --------

@@ -45,7 +45,7 @@ class Outcome:
         The measure's own time, including intermediate results that other measures computed
         for it: the time that it takes alone.
     traceback : str
-        Of a failure.
+        Traceback of a failure.
     facts : dict
         Facts from the probe, such as the number of segments.
     is_out_of_memory : bool

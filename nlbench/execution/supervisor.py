@@ -85,7 +85,7 @@ class Worker:
     Parameters
     ----------
     threads : int
-        Number of PyTorch's threads.
+        Number of PyTorch threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -208,7 +208,7 @@ class Supervisor:
     Parameters
     ----------
     threads : int
-        Number of PyTorch's threads.
+        Number of PyTorch threads.
     timeout : float or None
         Seconds for a cell.
     """

@@ -50,7 +50,7 @@ class UnitRunner:
     Parameters
     ----------
     threads : int, optional
-        Number of PyTorch's threads; by default the current one.
+        Number of PyTorch threads; by default the current one.
     """
 
     def __init__(self, threads: int | None = None) -> None:

@@ -103,7 +103,7 @@ def from_message(
     ----------
     message : mapping
     cells : mapping of str to Cell
-        By key; unmeasured cells that are not among them are dropped.
+        Keyed by the cell's key; unmeasured cells that are not among them are dropped.
     """
     if "record" in message:
         return Record.from_json(message["record"], "a worker's record")

@@ -142,7 +142,7 @@ def main(handle: int, threads: int) -> None:
     handle : int
         File descriptor of the socket.
     threads : int
-        Number of PyTorch's threads.
+        Number of PyTorch threads.
     """
     # A SIGTERM for the whole process group is for the supervisor, which ends this process.
     signal.signal(signal.SIGTERM, lambda *_: None)

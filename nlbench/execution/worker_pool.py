@@ -23,7 +23,7 @@ class WorkerPool:
     workers : int
         Number of units measured at a time.
     threads : int
-        Number of PyTorch's threads in each worker.
+        Number of PyTorch threads in each worker.
     devices : tuple of str
         GPUs to distribute if there are several, else empty. Each worker uses one of them.
     """

@@ -1,8 +1,8 @@
-"""The axes of tensors that hold channels and samples, followed through a forward pass.
+"""Channel and batch axes of tensors, tracked through a forward pass.
 
 A shape alone is ambiguous: (8, 56, 56, 96) is channels-last in ConvNeXt, and (8, 197, 768) is
 tokens by channels in a vision transformer, but channels by length after a 1-D convolution. The
-operation that made a tensor is not, so both axes are followed from one operation to the next.
+operation that made a tensor is not, so both axes are tracked from one operation to the next.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Axes of a tensor; None where they are not known.
+    """Axes of a tensor; None if unknown.
 
     Parameters
     ----------
     channel, batch : int or None
         `GONE` if the axis was removed.
     sampled : bool or None
-        True if it depends on the model's input, and so differs from sample to sample.
+        True if the tensor depends on the model's input, and so differs from sample to sample.
     """
 
     channel: int | None
@@ -81,7 +81,7 @@ class Layouts:
     ) -> None:
         """Set the layout of an input, with samples along its first axis, and of constants.
 
-        Constants are the model's parameters and buffers. What is computed from them alone is
+        Constants are the model's parameters and buffers. Tensors computed from constants alone are
         constant too.
         """
         for constant in constants:
@@ -97,7 +97,7 @@ class Layouts:
         return self._layouts.get(tensor, _UNKNOWN).sampled is True
 
     def channel(self, tensor: Tensor) -> int | None:
-        """Return the axis of a tensor's channels; None if it is not known."""
+        """Return the channel axis of a tensor; None if unknown."""
         axis = self._layouts.get(tensor, _UNKNOWN).channel
         return axis if axis is not None and 0 <= axis < tensor.ndim else None
 
@@ -109,17 +109,17 @@ class Layouts:
     def of(self, tensor: Tensor) -> tuple[int, int, bool]:
         """Return a tensor's batch axis, its channel axis, and True if the latter is assumed.
 
-        If the channel axis is not known, a tensor of three axes is assumed to be (batch, tokens,
+        If the channel axis is unknown, a tensor of three axes is assumed to be (batch, tokens,
         channels), and a larger one (batch, channels, ...). Up to two axes leave no choice.
 
-        If the batch axis is not known, it is the first, provided that its size is a multiple of
-        the batch's: samples, or the windows or tokens of all samples. A single entry that does
-        not depend on the model's input, such as a table of positions, is one row.
+        If the batch axis is unknown, it is the first, provided that its size is a multiple of the
+        batch size: samples, or the windows or tokens of all samples. A first axis of size 1 is also
+        accepted if the tensor doesn't depend on the model's input, as positional embeddings.
 
         Raises
         ------
         nlbench.Undefined
-            If the batch axis is not found.
+            If there is no such axis.
         """
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
@@ -140,7 +140,7 @@ class Layouts:
         return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
 
     def follow(self, call: FunctionCall, output: object) -> None:
-        """Set the layout of a call's output, or of each output of several."""
+        """Set the layouts of a call's outputs."""
         outputs = output if isinstance(output, tuple | list) else (output,)
         if not any(isinstance(tensor, Tensor) for tensor in outputs):
             return
@@ -182,14 +182,14 @@ class Layouts:
                 merged = layout.batch == 0 and operation.arranges == "reshapes" and output.ndim > 0
                 is_folded = merged and source.ndim > 0 and len(source) != self._batch
                 if is_folded and len(output) == self._batch:
-                    # Tokens of all samples are tokens of samples again.
+                    # A merged axis of samples and tokens is split again.
                     batch = 0
                 if batch is None and merged and self._holds(len(output)):
                     batch = 0
                 if batch not in (None, GONE) and not self._holds(output.shape[batch]):
                     batch = GONE
         if batch == GONE and operation.combines == "joins":
-            # Single samples may have been joined again.
+            # The batch may have been split into samples, which are joined again.
             batch = None
         if channels == "second":
             channel = 1
@@ -198,8 +198,8 @@ class Layouts:
         ):
             channel = output.ndim - 1
         elif channels == "product":
-            # A two-dimensional weight on the right makes channels of the last axis, one on the
-            # left of the last but one.
+            # The channels are on the last axis after a two-dimensional weight on the right, and on
+            # the second-to-last after one on the left.
             channel = None
             if len(sources) == 2:
                 first, second = sources if call.name != "rmatmul" else sources[::-1]
@@ -216,7 +216,7 @@ class Layouts:
 
 
 def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> bool | None:
-    """Return True if an output depends on the model's input, and None if that is not known."""
+    """Return True if an output depends on the model's input, and None if that is unknown."""
     if any(layout.sampled for layout in known):
         return True
     are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
@@ -225,8 +225,7 @@ def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> 
 
 def _lost(rows: int, batch: int) -> Undefined:
     return Undefined(
-        f"its first axis has {rows} entries, the batch {batch}: "
-        "which axis holds the samples is not known"
+        f"its first axis has {rows} entries, the batch {batch}: the batch axis is unknown"
     )
 
 
@@ -235,7 +234,7 @@ def channel_axes(
 ) -> list[int]:
     """Find the axis of each input that the first layer takes as channels.
 
-    The network runs until that is known. The caller restores what it changes.
+    The pass ends as soon as all are known. The caller restores any state that the network changes.
 
     Parameters
     ----------
@@ -257,9 +256,9 @@ def channel_axes(
     [2]
     """
     finder = _ChannelAxisFinder(inputs)
-    if finder.open:
-        # An error of the network itself is raised again when it is recorded.
-        with contextlib.suppress(_AllFound, Exception), finder:
+    if finder.pending:
+        # An error of the network occurs again when the network is recorded.
+        with contextlib.suppress(_StopPass, Exception), finder:
             run(inputs)
     return [finder.axes.get(number, 1) for number in range(len(inputs))]
 
@@ -272,23 +271,23 @@ def _channel_axis(operation: Operation, rank: int) -> int | None:
     return rank - 1 if is_last else None
 
 
-class _AllFound(BaseException):
-    """Ends a pass; not an Exception, so that a network that catches exceptions can't catch it."""
+class _StopPass(BaseException):
+    """Ends a pass; not an Exception, which a network might catch."""
 
 
 class _ChannelAxisFinder(TorchFunctionMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.open: set[int] = set()
+        self.pending: set[int] = set()
         self.axes: dict[int, int] = {}
-        # For a tensor, the input that it comes from, and the place of that input's axes in it.
+        # For each tensor: the input that it comes from, and its own axis for each of the input's.
         self._places: MutableMapping[Tensor, tuple[int, list[int | None]]] = (
             WeakTensorKeyDictionary()
         )
         for number, tensor in enumerate(inputs):
             if tensor.ndim > 2 and tensor.is_floating_point():
                 self._places[tensor] = number, list(range(tensor.ndim))
-                self.open.add(number)
+                self.pending.add(number)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
@@ -311,5 +310,5 @@ class _ChannelAxisFinder(TorchFunctionMode):
         number, places = self._places[tensor]
         if number not in self.axes:
             self.axes[number] = places.index(axis) if axis in places else 1
-        if self.axes.keys() == self.open:
-            raise _AllFound
+        if self.axes.keys() == self.pending:
+            raise _StopPass

@@ -117,7 +117,7 @@ def _refuse_difference(
         if not _same_rows(values, group[name], position, size, tolerance_eps):
             raise Undefined(
                 f"{name}: a sample's numbers depend on the other samples of its batch, or "
-                f"which axis holds the samples is not known, and {because}"
+                f"the batch axis is unknown, and {because}"
             )
 
 

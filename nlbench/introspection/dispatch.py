@@ -36,7 +36,7 @@ def modes_disabled() -> AbstractContextManager[object]:
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
-    """Return a weak reference to a tensor's storage; None if it has none, as a sparse one."""
+    """Return a weak reference to a tensor's storage; None for tensors without one, if sparse."""
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Calls of PyTorch's functions, as modes see them."""
+"""Calls of PyTorch functions, as function modes see them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 class FunctionCall:
     """A call of a PyTorch function.
-
-    Parameters
-    ----------
-    function : callable
-    args : tuple
-    kwargs : dict, optional
 
     Attributes
     ----------

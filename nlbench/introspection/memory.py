@@ -219,7 +219,6 @@ class SampleLimit:
     ----------
     sizes : mutable mapping
         Limits of earlier passes, to read and to extend.
-    model : torch.nn.Module
     purpose : str
         Computation that the limit is for.
     batch : tensor of shape (n, ...)
@@ -268,24 +267,16 @@ T = TypeVar("T")
 def halve_on_oom(
     attempt: Callable[[int], T], size: int, device: torch.device, *, min_size: int = 1
 ) -> tuple[T, int]:
-    """Call a function with a size, halving the size each time that memory runs out.
+    """Call a function with a size, halved each time that memory runs out.
+
+    Return its result, and the size that succeeded.
 
     Parameters
     ----------
-    attempt : callable
-        Called with the size.
     size : int
         First size to try.
-    device : torch.device
     min_size : int
         Smallest size to try; if it fails, the error is raised.
-
-    Returns
-    -------
-    result
-        Result of the first attempt that succeeded.
-    size : int
-        Size of that attempt.
 
     Examples
     --------
@@ -322,7 +313,7 @@ def release_gpu_cache(device: torch.device) -> None:
 def microbatch_sizes(samples: int, limit: int) -> list[int]:
     """Split a number of samples into microbatches of at most `limit`, not all of one size.
 
-    Two sizes distinguish the axis of samples from one that happens to be as long.
+    Two sizes distinguish the batch axis from one that happens to be as long.
 
     Examples
     --------

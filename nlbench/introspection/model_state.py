@@ -248,7 +248,7 @@ def changed_parameters(model: nn.Module, checksums: Mapping[str, int]) -> list[s
 
 
 def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
-    """List the layers of batch norm that track statistics."""
+    """List the batch-norm layers that track statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 

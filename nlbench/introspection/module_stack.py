@@ -88,7 +88,6 @@ class HandwrittenCall:
 
     Parameters
     ----------
-    module : torch.nn.Module
     source : tensor
         Its input.
     names : list of SiteName
@@ -305,7 +304,7 @@ class SiteNames(TorchFunctionMode):
         return output
 
     def called(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch, with `current` set to its name."""
+        """Call a PyTorch function, with `current` set to its name."""
         kind = self.kind_of(call)
         before = self.current
         self.current = self.name(kind) if kind and kind != "softmax" else None
@@ -317,7 +316,7 @@ class SiteNames(TorchFunctionMode):
         return output
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch, for subclasses to override."""
+        """Call a PyTorch function, for subclasses to override."""
         return call.run()
 
     @property

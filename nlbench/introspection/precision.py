@@ -112,7 +112,6 @@ class _Float32:
 
     @contextmanager
     def requested(self, tf32: bool) -> Iterator[None]:
-        """Request TF32, or else full float32."""
         request = object()
         with self._lock:
             if not self._requests:
@@ -146,16 +145,14 @@ class _Settings:
         self._cudnn = cudnn.deterministic, cudnn.benchmark
 
     def set(self, tf32: bool) -> None:
-        """Set full float32, or TF32 on a GPU."""
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
     def restore(self) -> None:
-        """Restore the user's settings."""
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self._cudnn
 
 
 class _OldSettings(_Settings):
-    """Settings of PyTorch before 2.9."""
+    """PyTorch's settings before version 2.9."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +174,7 @@ class _OldSettings(_Settings):
 
 
 class _NewSettings(_Settings):
-    """Settings of PyTorch from 2.9 on, for each operation of each backend, and the older ones.
+    """PyTorch's settings since version 2.9, per operation and backend, and the older ones.
 
     An operation inherits from its backend, and a backend from the generic setting. PyTorch refuses
     to read the older settings if they contradict the newer ones, so both are set. What inherits

@@ -1,4 +1,4 @@
-"""Settings and functions of the process that a model can change for all later ones."""
+"""Process-wide settings and functions, which a model can change for all later models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_hooks
 
 
 class ProcessChanges:
-    """Names of what a block changed in the process, known when the block ends."""
+    """Names of the process state that a block changed, known when the block ends."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -47,17 +47,17 @@ def restored_process_state() -> Iterator[ProcessChanges]:
     (torch.float32, 'torch.get_default_dtype')
     """
     changes = ProcessChanges()
-    of_thread = _read(_THREAD_SETTINGS)
+    thread_values = _read(_THREAD_SETTINGS)
     _SHARED.enter()
     try:
         yield changes
     finally:
-        changes.names += _restore(_THREAD_SETTINGS, of_thread)
+        changes.names += _restore(_THREAD_SETTINGS, thread_values)
         changes.names += _SHARED.leave()
 
 
 class _SharedState:
-    """The state that all threads share, saved by the first of overlapping blocks."""
+    """State shared by all threads, saved by the first of overlapping blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class _Snapshot:
             with contextlib.suppress(OSError):
                 os.chdir(self._folder)
         for (name, owner), functions in zip(_OWNERS.items(), self._functions, strict=True):
-            if vars(owner) != functions:  # Compares by identity first, and thus fast.
+            if vars(owner) != functions:  # Fast, since identity is compared first.
                 yield from _restore_functions(name, owner, functions)
         yield from self._restore_forwards()
 
@@ -120,14 +120,14 @@ class _Snapshot:
                 del os.environ[name]
             else:
                 os.environ[name] = before
-            yield f"the variable {name} of the environment"
+            yield f"the environment variable {name}"
 
     def _restore_forwards(self) -> Iterator[str]:
         if _forwards() == self._forwards:
             return
         for (name, kind), before in zip(_CLASSES.items(), self._forwards, strict=True):
             if vars(kind).get("forward") is not before:
-                _put_back(kind, "forward", before)
+                _restore_attribute(kind, "forward", before)
                 yield f"{name}.forward"
 
 
@@ -145,14 +145,14 @@ def _restore_functions(name: str, owner: Any, functions: Mapping[str, object]) -
             yield f"{name}.{attribute}"
     if isinstance(owner, type):
         for attribute in current.keys() - functions.keys():
-            # It hides a function of a base class.
+            # Only functions that shadow one of a base class.
             if callable(current[attribute]) and hasattr(super(owner, owner), attribute):
                 delattr(owner, attribute)
                 yield f"{name}.{attribute}"
 
 
 def _is_wrapped_by_torch(now: object, before: object) -> bool:
-    """Return True for a wrapper of PyTorch, such as that of `torch.manual_seed` for compilers."""
+    """Return True for a wrapper by PyTorch, such as that of `torch.manual_seed` for compilers."""
     code = getattr(now, "__code__", None)
     is_of_torch = code is not None and code.co_filename.startswith(_TORCH_FOLDER)
     return is_of_torch and getattr(now, "__wrapped__", None) is before
@@ -161,7 +161,7 @@ def _is_wrapped_by_torch(now: object, before: object) -> bool:
 _TORCH_FOLDER = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared with a file name
 
 
-def _put_back(kind: type, name: str, before: object) -> None:
+def _restore_attribute(kind: type, name: str, before: object) -> None:
     if before is None:
         delattr(kind, name)
     else:

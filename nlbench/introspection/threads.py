@@ -18,21 +18,16 @@ MAX_THREADS_PER_CELL = 4
 
 
 def default_threads() -> int:
-    """Return the number of PyTorch's threads for a cell, independent of the number of workers."""
+    """Return the number of PyTorch threads for a cell, independent of the number of workers."""
     return min(MAX_THREADS_PER_CELL, torch.get_num_threads())
 
 
 @contextmanager
 def torch_threads(number: int | None = None) -> Iterator[None]:
-    """Set the number of PyTorch's threads, and restore it on exit.
+    """Set the number of PyTorch threads, if one is given, and restore it on exit.
 
     The last bits of a sum may depend on it. A number set in any thread becomes the default of
     threads that start later, so code whose threads set their own restores it with this too.
-
-    Parameters
-    ----------
-    number : int, optional
-        Without one, the number is only restored.
 
     Examples
     --------
@@ -67,7 +62,7 @@ def overlap_pays(device: torch.device) -> bool:
 def measure_threads(device: torch.device) -> int:
     """Return the number of threads for measures that run in parallel with the forward pass.
 
-    With a GPU, it is all of PyTorch's threads, which the network does not need; with a network on
+    With a GPU, it is all PyTorch threads, which the network does not need; with a network on
     the CPU, one.
 
     Examples

@@ -56,7 +56,7 @@ class Manifest(Mapping[str, Any]):
     environment : mapping
         See `nlbench.execution.machine.describe_environment`.
     device, dtype : str
-        Of the models.
+        Those of the models.
     seconds : float
         Total time of all calls.
     calls : tuple of RunCall

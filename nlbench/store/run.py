@@ -132,7 +132,7 @@ class Run:
         full: bool = False,
         reference: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals; checkpoints of a training in order of their steps.
+        """Rank the subjects, with intervals; checkpoints of a training run in order of their steps.
 
         Parameters
         ----------

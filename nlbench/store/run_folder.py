@@ -153,7 +153,7 @@ class RunFolder(LockedFolder):
         Parameters
         ----------
         keys, identities : collection
-            Of the requested cells.
+            Those of the requested cells.
         """
         for record in list(self.records.values()):
             if not record.is_done and record.key not in keys and record.identity in identities:
@@ -166,7 +166,7 @@ class RunFolder(LockedFolder):
         Parameters
         ----------
         manifest : Manifest
-            Of one call; those of earlier calls are added.
+            Manifest of one call, to which earlier calls are added.
         order : iterable of str
             Keys of the cells in the order of the table.
         """

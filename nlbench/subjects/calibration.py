@@ -1,4 +1,4 @@
-"""Batch norm's statistics, calibrated on samples."""
+"""Batch-norm statistics, calibrated on samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
-    """Set batch norm's statistics to those of samples, averaged over batches.
+    """Set batch-norm statistics to those of samples, averaged over batches.
 
-    Only the layers of batch norm are in training mode during the pass, not dropout, for example.
+    Only batch-norm layers are in training mode during the pass; dropout, for example, is not.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     try:
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # The mean over all batches.
+            layer.momentum = None  # Selects the mean over all batches.
             layer.train()
         with torch.no_grad():
             for batch in batches:

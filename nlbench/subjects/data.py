@@ -114,7 +114,7 @@ class Dataset:
         `shape` in [0, 1], not yet normalised, and the label an int. Three methods are optional:
         ``__getitems__(indices)``, PyTorch's protocol for several items at a time;
         ``read_labels()``, which returns all labels without reading images; and ``check()``,
-        which raises for damaged files before a training starts.
+        which raises for damaged files before training starts.
     shape : tuple of int
         Shape of one item: channels, height, width for images.
     classes : int

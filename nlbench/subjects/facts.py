@@ -30,7 +30,7 @@ class SubjectFacts:
     samples : int
     sample_hash : str
     batch_norm : str
-        Origin of batch norm's statistics if they are not trained.
+        Origin of the batch-norm statistics if they are not trained.
     weights_hash : str
         Hash of parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
     key : str

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 CALIBRATION_BATCH = 128
-"""Samples in a batch that calibrates batch norm's statistics."""
+"""Samples in a batch that calibrates batch-norm statistics."""
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
@@ -168,7 +168,7 @@ def model_source(spec: SubjectSpec) -> ModelSource:
 def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """Build the model, load its weights and draw its samples.
 
-    The model is run only to calibrate batch norm's statistics.
+    The model is run only to calibrate batch-norm statistics.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from .spec import SubjectSpec
 
 _SEED = re.compile(r"seed[-_= ]?\d+$", re.IGNORECASE)
 FRESH_WEIGHTS = ("init", "calibrated")
-"""Weights drawn from the seed; ``calibrated`` takes batch norm's statistics from the samples."""
+"""Weights drawn from the seed; ``calibrated`` takes batch-norm statistics from the samples."""
 
 
 @dataclass(frozen=True)

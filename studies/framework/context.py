@@ -222,7 +222,7 @@ class Context:
         nlbench.RequestError
             If a checkpoint exists that was trained differently.
         nlbench.NlbenchError
-            If a training fails, once the others have finished.
+            If a training run fails, once the others have finished.
         """
         if not self.pending:
             return

@@ -30,13 +30,13 @@ class Findings:
     ----------
     verdicts : sequence of Verdict
     tables : mapping of str to DataFrame
-        By title, in the order of the page.
+        Keyed by title, in the order of the page.
     figures : mapping of str to matplotlib.figure.Figure
-        By title.
+        Keyed by title.
     remarks : sequence of str
         Caveats for the reader: random weights, small data.
     headline : sequence of str
-        The answer in words. Figures and the first table then precede the verdicts.
+        The answer in prose. Figures and the first table then precede the verdicts.
     """
 
     verdicts: Sequence[Verdict]

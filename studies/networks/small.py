@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("relu", "gelu", "tanh")
 IMAGE_SIDE = 8
-"""Side in pixels to which images are averaged."""
+"""Side in pixels of the images after average pooling."""
 _NAME = re.compile(rf"({'|'.join(ACTIVATIONS)})-w([1-9]\d*)-d([1-9]\d?)")
 
 
@@ -32,13 +32,7 @@ class Small(Family):
         return tuple(f"{name}-w32-d2" for name in ACTIVATIONS)
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no network of that name.
-        """
+        """Return the function that builds a network."""
         match = _NAME.fullmatch(name)
         if not match:
             hint = nearest(name, self.names(), "small/")

@@ -56,7 +56,7 @@ class Rung:
     model : str
         Registered name.
     weights : str
-        ``init`` or the name of a training, see `weights_of`.
+        ``init`` or the name of a training run, see `weights_of`.
     """
 
     label: str

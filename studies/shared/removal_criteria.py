@@ -1,4 +1,4 @@
-"""Criteria of removal that need gradients or weights, and the curves of a network by criterion."""
+"""Removal criteria from gradients and weights, and a network's removal curves."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
 CRITERIA = ("residual", "change", "taylor", "fisher", "senet", "depth", "size", "random")
-"""Statistics of `call_criteria`."""
+"""Criteria that `call_criteria` computes."""
 
-LARGEST_WEIGHTS = 0.1
-"""Share of the weights that SENet's criterion keeps."""
+LARGE_WEIGHT_SHARE = 0.1
+"""Share of a network's weights that SENet's criterion counts as large."""
 
 
 def call_criteria(
@@ -33,34 +33,33 @@ def call_criteria(
     *,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Compute criteria for which calls matter; a larger value predicts a larger cost.
+    """Score the importance of calls; a higher score predicts a higher cost of removal.
 
     Parameters
     ----------
     model : torch.nn.Module
         In evaluation mode.
-    calls : sequence of ReplaceableCall
     inputs : tensor of shape (n, ...)
     labels : tensor of shape (n,)
     seed : int
-        Of the random criterion.
+        Seed of the random criterion.
 
     Returns
     -------
     dict of str to dict of str to float
-        By call and criterion, with g the gradient of a sample's cross-entropy by the output y and
-        ŷ the best map per channel. ``residual``: mean square of y − ŷ. ``change``: mean norm of
-        y − x over that of x. ``taylor``: |E g·(ŷ − y)|, the first-order change of the loss.
-        ``fisher``: E (g·(ŷ − y))². ``senet``: 1 − the share of the weights before the call among
-        the largest tenth of all weights, SENet's sensitivity with magnitudes for its pruning.
+        Keyed by call and criterion. ŷ is the best affine map per channel of the input x, and g the
+        gradient of a sample's cross-entropy with respect to the output y. ``residual``: mean
+        square of y − ŷ. ``change``: mean of ‖y − x‖ / ‖x‖. ``taylor``: |E g·(ŷ − y)|, the
+        first-order change of the loss. ``fisher``: E (g·(ŷ − y))². ``senet``: 1 − the share of
+        large weights in the preceding layer, SENet's sensitivity with magnitude pruning.
         ``depth``: number of calls that follow. ``size``: number of channels. ``random``.
     """
-    seen = gradients_at_calls(model, calls, inputs, labels)
+    recorded = gradients_at_calls(model, calls, inputs, labels)
     draws = random.Random(seed)
     density = _weight_density(model)
     table = {}
     for number, call in enumerate(calls):
-        x, y, gradient = seen[call.name]
+        x, y, gradient = recorded[call.name]
         fit = AffineFit()
         fit.add(rows_of(x, call.channel_axis), rows_of(y, call.channel_axis))
         error = fit.per_channel()(x, call.channel_axis) - y
@@ -82,12 +81,12 @@ def call_criteria(
 def gradients_at_calls(
     model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor, labels: Tensor
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Return input, output, and the gradient of each sample's cross-entropy by the output.
+    """Return inputs, outputs, and the gradients of the cross-entropy with respect to the outputs.
 
     Returns
     -------
     dict of str to tuple of three tensors
-        By call.
+        Keyed by call.
     """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     by_call = {call.call: call for call in calls}
@@ -96,7 +95,7 @@ def gradients_at_calls(
         if identity not in by_call:
             return compute()
         before = x.detach().clone()
-        # A new tensor: the network may go on to overwrite the output.
+        # The network may overwrite the output later.
         y = compute().clone()
         y.retain_grad()
         seen[by_call[identity].name] = before, y
@@ -116,14 +115,14 @@ def gradients_at_calls(
 
 
 def _weight_density(model: nn.Module) -> dict[str, float]:
-    """Return, for each module, the density of large weights in the layer before it."""
+    """Return the share of large weights in the layer before each module."""
     layers = {
         path: module.weight.detach().abs().flatten()
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     }
     everything = torch.cat(list(layers.values()))
-    threshold = torch.quantile(everything, 1 - LARGEST_WEIGHTS)
+    threshold = torch.quantile(everything, 1 - LARGE_WEIGHT_SHARE)
     density, latest = {}, 0.0
     for path, _ in model.named_modules():
         if path in layers:
@@ -133,7 +132,7 @@ def _weight_density(model: nn.Module) -> dict[str, float]:
 
 
 class _SubjectMeasure(Measure):
-    """Base class of measures of one network, which need more than a probe observes."""
+    """Base class for measures that run the network themselves."""
 
     probe = "function"
     train: ClassVar[Subject]
@@ -166,20 +165,20 @@ def criteria_measure(train: Subject, seed: int) -> type[Measure]:
 def curves_measure(
     train: Subject, test: Subject, criteria: Mapping[str, Mapping[str, float]]
 ) -> type[Measure]:
-    """Return a measure of a network's curves of removal.
+    """Return a measure of a network's removal curves.
 
     Parameters
     ----------
     train, test : Subject
         Samples to fit on and to measure on.
     criteria : mapping of str to mapping of str to float
-        By criterion and call; the smallest value is removed first.
+        Keyed by criterion and call; the call with the smallest value is removed first.
     """
 
     class RemovalCurves(_SubjectMeasure):
-        """Areas under the curves of removal: ``value`` of the accuracy, ``kl`` of the divergence.
+        """Areas under the removal curves: ``value`` of the accuracy, ``kl`` of the divergence.
 
-        The parts are the curves over the calls left, from all to none.
+        ``parts`` has the accuracies as calls are removed, from none to all.
         """
 
         name = "removal-curves"

@@ -1,4 +1,4 @@
-"""Single activations: their settings, their recorded scores, and their scores in theory."""
+"""Single activations: their settings, their recorded scores, and their theoretical scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-NINE = (
+PAPER_ACTIVATIONS = (
     "sigmoid",
     "relu",
     "gelu",
@@ -25,7 +25,7 @@ NINE = (
 )
 """The paper's activations, as ``functions/NAME``."""
 
-NORMAL = {
+PUBLISHED_NORMAL_SCORES = {
     "sigmoid": 0.91,
     "tanh": 0.81,
     "hardtanh": 0.78,
@@ -36,7 +36,7 @@ NORMAL = {
     "relu6": 0.62,
     "gelu": 0.61,
 }
-"""Scores of activations of many numbers at once, from the slides."""
+"""Scores of activations on many independent normal inputs, from the slides."""
 
 
 def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:
@@ -70,9 +70,9 @@ def summary_values(run: Run, measure: str = "affinity") -> pd.DataFrame:
 def correlation_score(r: float) -> float:
     """Compute the affinity 1 - √(1 - r) of a map that optimal transport matches pointwise.
 
-    On a line this holds for every increasing map, and for many independent numbers for every map,
-    because points in many dimensions are nearest to their own images. r is the correlation of x
-    and y; with T scaling var x to var y, W2² = 2 var(y) (1 - r).
+    In one dimension this holds for every increasing map, and in many independent dimensions for
+    every map, because there each point is nearest to its own image. r is the correlation of x and
+    y; with T scaling var x to var y, W2² = 2 var(y) (1 - r).
 
     Examples
     --------
@@ -83,7 +83,7 @@ def correlation_score(r: float) -> float:
 
 
 def normal_score(function: str) -> float:
-    """Compute the affinity of an activation of many independent standard normal numbers.
+    """Compute the affinity of an activation on many independent standard normal inputs.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _function(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
-    """Compute the affinity of ReLU on the uniform distribution of an interval containing 0.
+    """Compute the affinity of ReLU on the uniform distribution on an interval containing 0.
 
     The result is the transport distance, its bound √(2 var y), and the score.
 

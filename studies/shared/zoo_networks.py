@@ -21,7 +21,7 @@ def measure_zoo(
     measures: Sequence[str] = ("affinity",),
     weights: Sequence[str] = ("trained",),
 ) -> dict[str, Run]:
-    """Measure the networks whose packages are installed, as part ``zoo``; no part if none is."""
+    """Measure the networks whose packages are installed, if any, as part ``zoo``."""
     models = tuple(f"zoo/{name}" for name in names if not MEMBERS[name].problem)
     if not models:
         return {}

@@ -21,7 +21,7 @@ def test_frames_are_orthonormal_and_centred():
     v = (vertices[:, 1] - x[:, None]).flatten(2) / 0.3
     torch.testing.assert_close(v @ v.mT, torch.eye(4, dtype=torch.float64).expand(5, -1, -1))
     assert not torch.equal(v[0], v[1])
-    with pytest.raises(RequestError, match="at most as many as inputs: 6"):
+    with pytest.raises(RequestError, match="at most 6, one per input"):
         star_of(x, 7, 0.3)
 
 
@@ -94,7 +94,7 @@ def test_stars_beyond_the_budget_are_not_traced():
     assert traced.summary["boundaries"] > 80
     assert "boundaries" not in refused.summary
     assert refused.summary["value"] == traced.summary["value"]
-    assert "on a segment, more than local-complexity.budget" in refused.reason
+    assert "per segment, more than local-complexity.budget" in refused.reason
 
 
 def test_networks_without_kinks_have_no_boundaries_and_without_activations_no_value():

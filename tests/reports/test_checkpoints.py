@@ -95,7 +95,7 @@ def test_a_page_of_checkpoints_opens_with_the_place_that_changed_most(training):
     first, second, *rest = findings(rows, scores, measures, [], {})
     assert first.startswith("By affinity, net.3 changed most: 0.91")
     assert "between epoch 0 and epoch 10" in first
-    assert second.startswith("The whole network changed clearly by affinity (")
+    assert second.startswith("The whole network changed clearly in affinity (")
     assert rest == []
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from nlbench.reports.layout import NamedRun
-from nlbench.reports.linearised import compared, families, tradeoffs
+from nlbench.reports.linearised import comparison_sentences, families, tradeoffs
 from nlbench.store.table import COLUMNS
 
 
@@ -70,13 +70,13 @@ def test_the_table_has_means_and_spreads_over_seeds():
 def test_modes_are_compared_at_the_same_path_length(accuracy, said):
     # Halfway between path lengths 2 and 4 post-training is at 85.5 %.
     (family,) = families([run([*POST, ("from-start", 0.5, 0, accuracy, 3)])])
-    (sentence,) = compared(family)
+    (sentence,) = comparison_sentences(family)
     assert said in sentence
 
 
 def test_networks_without_a_penalty_are_no_win_for_either():
     (family,) = families([run([*POST, ("random", 0.0, 0, 0.1, 3), ("random", 0.5, 0, 0.8, 3)])])
-    (sentence,) = compared(family)
+    (sentence,) = comparison_sentences(family)
     assert "with random units linear at 1 of 1 value of ω" in sentence
 
 
@@ -87,7 +87,7 @@ def test_a_single_seed_has_no_spread():
 
 def test_modes_without_a_common_path_length_are_not_compared():
     (family,) = families([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
-    assert list(compared(family)) == [
+    assert list(comparison_sentences(family)) == [
         "Networks linearised from the start share no path length with those linearised after "
         "training."
     ]

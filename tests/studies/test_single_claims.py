@@ -7,15 +7,15 @@ from paths_of_networks import record, run_of
 from scipy import stats
 
 from nlbench.studies.activations import CENTRED_WIDTHS, SHAPES, _at_zero
-from nlbench.studies.asymmetry import _independent, _of_independent
+from nlbench.studies.asymmetry import _independent_verdict, _measure_independent
 from nlbench.studies.definitions import _sampled
 from nlbench.studies.framework import Context
 from nlbench.studies.shared.single_functions import normal_score
 
 
 def test_score_of_independent_numbers_is_one_where_zero_was_claimed(tmp_path):
-    run = _independent(Context(tmp_path, "asymmetry"))
-    verdict = _of_independent(run)
+    run = _measure_independent(Context(tmp_path, "asymmetry"))
+    verdict = _independent_verdict(run)
     assert verdict.word == "no"
     values = {r.measure.name: r.result.summary["value"] for r in run.records}
     # Both sides are the same numbers in another order.

@@ -13,7 +13,7 @@ def qualified_name(func: Any) -> str:
     Parameters
     ----------
     func : callable
-        A function, method, overload or property of PyTorch, or an autograd function.
+        A PyTorch function, method, overload or property, or an autograd function.
 
     Examples
     --------
@@ -39,18 +39,13 @@ def qualified_name(func: Any) -> str:
 
 
 def _plain_name(func: Any) -> str:
-    """Name an operation of PyTorch; the getter or setter of a property is named after it."""
+    """Name a PyTorch operation; the getter or setter of a property is named after it."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
         return str(getattr(getattr(func, "__self__", None), "__name__", ""))
     if name.startswith("__"):
         return str(name.strip("_"))
     return str(name.removesuffix("_"))
-
-
-def is_library_operation(op: Any) -> bool:
-    """Return True for an operation of ``torch.library`` or ``torch.ops``."""
-    return isinstance(op, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
 
 
 def in_each_dimension(*names: str) -> tuple[str, ...]:

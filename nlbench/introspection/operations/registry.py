@@ -52,7 +52,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "last": "returns channels along the last axis",
         "normalized": "returns channels along the last axis if it normalises only that",
         "product": "multiplies matrices; a weight on the right makes channels of the last axis",
-        "mixed": "returns channels along an axis that is not known",
+        "mixed": "returns channels along an unknown axis",
     },
     "combines": {
         "product": "multiplies its operands elementwise",
@@ -78,7 +78,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "truth": "returns a Python bool computed from numbers",
         "number": "passes a number to Python",
         "values": "returns a tensor whose size or memory depends on numbers",
-        "memory": "passes the memory of its input to code outside of PyTorch",
+        "memory": "passes the memory of its input to code outside PyTorch",
     },
     "truth": {
         "comparison": "compares its operands elementwise",
@@ -112,7 +112,7 @@ class Operation:
     axes : callable or None
         Maps a call to the place of each input axis in the output; see `axis_rules`.
     acts, arranges, channels, combines, hides, reduces, takes, truth : str
-        Facts; see `FACTS`. Empty if the fact does not apply or is not known.
+        Facts; see `FACTS`. Empty if the fact does not apply or is unknown.
     refused : str
         Reason why it can't be traced exactly, if there is one.
     bends : str
@@ -222,7 +222,6 @@ def register_aspect(
         ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`.
     source : str
         Module and function, for messages.
-    caveat : str
     **values
         Attributes of `Operation` that make up the aspect.
 
@@ -310,58 +309,19 @@ def not_affine(*names: str, why: str = "not piecewise affine") -> None:
 
 
 def graph_rule(*names: str, caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
-    """Register a function as the rule of operations for channels.
-
-    Parameters
-    ----------
-    *names : str
-        Names of operations; see `Operation`. An operator has its function's name: ``mul`` for
-        ``*``.
-    caveat : str
-        Unsupported cases.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If one of them has a rule already; the message names both.
-    """
+    """Register a function as the rule of operations for channels, as `line_rule` does."""
     return _rule("graph", names, caveat)
 
 
 def axis_rule(*names: str, arranges: str = "") -> Callable[[RuleMaker], RuleMaker]:
-    """Register a function as the rule of operations for axes.
-
-    Parameters
-    ----------
-    *names : str
-        Names of operations; see `Operation`.
-    arranges : str
-        See `FACTS`.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If one of them has a rule already; the message names both.
-    """
+    """Register a function as the rule of operations for axes, as `line_rule` does."""
     return _rule("axes", names, arranges=arranges)
 
 
 def activation(
     kind: str, *names: str, modules: Sequence[type[nn.Module]] = (), gates: bool = False
 ) -> None:
-    """Register operations as activations: each call of one is a site.
-
-    Parameters
-    ----------
-    kind : str
-        Kind of the sites: ``relu``.
-    *names : str
-        Names of operations; by default the kind.
-    modules : sequence of type
-        Modules that only call it; their sites have the module's name.
-    gates : bool
-        True if its output may be the factor of a gate.
-    """
+    """Register operations, by default the one named as the kind: each call of one is a site."""
     for name in names or (kind,):
         register_aspect(name, "kind", __name__, kind=kind, modules=tuple(modules), gates=gates)
 
@@ -374,11 +334,6 @@ def fact(aspect: str, value: str, *names: str) -> None:
 
 def operation(func: Callable[..., Any]) -> Operation:
     """Return the operation of a callable.
-
-    Parameters
-    ----------
-    func : callable
-        As PyTorch passes it to a mode: a function, a method, an overload.
 
     Examples
     --------

@@ -26,16 +26,15 @@ def unit_activity(
 
     Parameters
     ----------
-    model : torch.nn.Module
     graph : ChannelGraph
-        Of the same model, at the same input size.
+        Graph of the same model, at the same input size.
     batches : iterable of tensor
         Samples, at least one, on the model's device.
 
     Returns
     -------
     dict of str to float64 tensor of shape (m,)
-        By site, for each of its units.
+        Keyed by site, with one entry for each of its units.
 
     Raises
     ------
@@ -62,7 +61,7 @@ def unit_activity(
                 parts = [observer.shares(sample) for sample in torch.split(batch, 1)]
             for site, total in totals.items():
                 if any(site not in shares for shares in parts):
-                    raise Undefined(f"{site}: it is not called on the samples")
+                    raise Undefined(f"{site} is not called on the samples")
                 total += sum(shares[site] for shares in parts) * (len(batch) / len(parts))
             samples += len(batch)
     return {site: total / samples for site, total in totals.items()}
@@ -90,16 +89,14 @@ class _ActivityObserver(SiteNames):
         return self._shares
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch, and compare input and output of a unit."""
         unit = next((self._units[name] for name in self.candidates if name in self._units), None)
         if unit is None:
             return call.run()
         if unit.site in self._shares:
-            raise Undefined(f"{unit.site}: it is called more often on the samples")
+            raise Undefined(f"{unit.site} is called more often on the samples than on the example")
         if self.current is not None and self.current.kind == "glu":
             self._shares[unit.site] = unit.active  # The sigmoid inside is nowhere the identity.
             return call.run()
-        # A copy if the call may overwrite it.
         overwrites = call.function_name.endswith("_") or any(
             argument is True for argument in (*call.args, *call.kwargs.values())
         )
@@ -133,12 +130,12 @@ def _mean_over_samples(differs: Tensor, unit: Units, samples: int) -> Tensor:
     ]
     if len(axes) != 1 or differs.shape[axes[0]] != samples * unit.shape[axes[0]]:
         raise Undefined(
-            f"{unit.site}: its shape is {tuple(differs.shape)} for {samples} samples, "
+            f"{unit.site} has shape {tuple(differs.shape)} for {samples} samples, "
             f"but {unit.shape} for one"
         )
     axis = axes[0]
     if unit.entries.ndim == len(unit.shape) and unit.entries.shape[axis] > 1:
         raise _AmbiguousOrder
-    # Windows or tokens share the axis of samples. They are averaged, so their order is irrelevant.
+    # Windows or tokens share the batch axis. They are averaged, so their order is irrelevant.
     split = (*unit.shape[:axis], samples, *unit.shape[axis:])
     return differs.float().reshape(split).mean(axis)

@@ -35,18 +35,14 @@ class ChannelCall(FunctionCall):
 
     Parameters
     ----------
-    call : FunctionCall
-    output
-        Output of the call.
     site : str
         Key of the call if it is an activation, else empty.
     nodes_of : callable
         Maps a tensor to its nodes; None for a constant.
     channel_of : callable
-        Maps a tensor to its channel axis; None if it is not known.
+        Maps a tensor to its channel axis; None if unknown.
     real : callable
         Maps a placeholder on the meta device to the parameter.
-    builder : Builder
     """
 
     def __init__(
@@ -569,7 +565,7 @@ def _concatenated(call: ChannelCall) -> Tensor:
 
 @graph_rule("stack")
 def _stacked(call: ChannelCall) -> Tensor:
-    """Follow stacking, which makes an axis of channels."""
+    """Follow stacking, which makes a channel axis."""
     axis = call.argument(1, "dim", 0) % call.output.ndim
     nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
     return side_by_side(_with_new_copies(call.builder, nodes), axis)

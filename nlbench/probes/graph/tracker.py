@@ -26,11 +26,6 @@ class ChannelTracker(SiteNames):
 
     Parameters
     ----------
-    model : torch.nn.Module
-    inputs : sequence of tensor
-        Arguments of the model.
-    axes : sequence of int
-        Channel axis of each input.
     real : mapping of int to tensor
         Parameters by the identity of their placeholders on the meta device.
     memory : DependentMemory
@@ -109,7 +104,7 @@ class ChannelTracker(SiteNames):
         return site
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch, and follow nodes through it."""
+        """Call a PyTorch function, and follow nodes through it."""
         operands, operation = call.tensors, call.operation
         if operation.takes != "metadata":
             self._add_inputs(operands)

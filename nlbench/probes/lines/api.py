@@ -69,7 +69,7 @@ def trace_segment(
     model : torch.nn.Module
         Piecewise affine in eval mode. It is copied, not changed, and runs on its own device.
     start, end : tensor of shape (...)
-        One input each, without the axis of samples.
+        One input each, without the batch axis.
     method : {"exact", "adaptive", "sampling"}
         ``exact`` finds all breakpoints, layer by layer. ``adaptive`` steps from one to the
         next and skips regions shorter than `sensitivity`, which it counts.
@@ -232,7 +232,7 @@ def estimate_segment(
     model : torch.nn.Module
         It is copied, not changed, and runs in eval mode on its own device.
     start, end : tensor of shape (...)
-        One input each, without the axis of samples.
+        One input each, without the batch axis.
     tolerance : float
         Grids are halved until the standard error of the crossings, relative to them, and the
         error of the deviations, relative to theirs (Euclidean norms over logits), are within it.

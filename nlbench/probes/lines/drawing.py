@@ -1,4 +1,4 @@
-"""The drawing of a path on a run's page, as plain values."""
+"""Data for drawing a path on a run's page, as plain values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SIGNIFICANT_DIGITS = 5
 
 
 def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
-    """Return the data that a path is drawn from: plain values, and rows of numbers as text.
+    """Return the data for drawing a path: plain values, and rows of numbers as text.
 
     ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum; ``logits``, those
-    furthest from their chords; ``curves``, one row per segment and logit, at even steps from end to
+    furthest from their chords; ``curves``, one row per segment and logit, evenly spaced from end to
     end; and, if there are breakpoints, ``sites`` and ``breakpoints``, one row per site with their
     number in each of 160 equal parts of the drawn path. If there are more than 24 sites,
     neighbours share a row.
@@ -49,7 +49,7 @@ def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
     lengths = np.array([observation.trace.length for observation in observations])
     deviation = lengths @ np.abs(curves - chords).mean(1)
-    # Ties by index, so that the choice is the same on all machines.
+    # Ties are broken by index, so that the choice is the same on all machines.
     logits = sorted(np.argsort(-deviation, kind="stable")[:MAX_LOGITS].tolist())
     methods = dict.fromkeys(observation.trace.method for observation in observations)
     drawing = {
@@ -85,7 +85,7 @@ def _breakpoints(
 
 
 def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.float64]:
-    """Evaluate the network at even steps along a segment: (points, k)."""
+    """Evaluate the network at evenly spaced points of a segment: (points, k)."""
     t, values = trace.t.cpu().numpy(), trace.values.cpu().numpy()
     even = np.linspace(0, 1, points)
     if isinstance(trace, SegmentEstimate):

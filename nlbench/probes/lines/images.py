@@ -36,7 +36,7 @@ class SiteImages:
         return double_copy(self._model)
 
     def lengths(self, start: Tensor, end: Tensor, t: Tensor) -> dict[str, float]:
-        """Return the length of each site's outputs, joined by straight lines between points.
+        """Return the length of each site's image, as a polygonal chain through the points.
 
         Exact if `t` contains all breakpoints of a piecewise-affine network, and a lower bound
         otherwise.
@@ -68,7 +68,7 @@ class SiteImages:
 
 
 class SegmentImage:
-    """The images of one segment at all sites, measured when a measure asks for them."""
+    """The images of one segment at all sites, measured on first access."""
 
     def __init__(self, images: SiteImages, start: Tensor, end: Tensor, t: Tensor) -> None:
         self._images, self._points = images, (start, end, t)

@@ -1,4 +1,4 @@
-"""Paths through input space for the probe `lines`, made from data."""
+"""Paths through input space for the probe `lines`, built from data."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
 def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int = 0) -> Tensor:
     """Build an open path from each image through weak augmentations of it.
 
-    The path starts at the image and visits `anchors` copies of it, with edges replicated. Each
-    translation is drawn uniformly from those by whole pixels within the radius, except the one
-    before. The path doesn't return.
+    The path starts at the image and visits `anchors` translated copies of it, with edges
+    replicated. Each translation is drawn uniformly from those by whole pixels within the radius,
+    except the previous one. The path is not closed.
 
     Parameters
     ----------
@@ -138,8 +138,8 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
     within = _within(radius, width - 1, height - 1)
     if len(within) < 2:
         raise RequestError(
-            f"a radius of {radius:g} for images of {height} × {width}: there is no translation by "
-            "a whole pixel, expected a radius of 1 or more"
+            f"a radius of {radius:g} for images of {height} × {width}: there is no whole-pixel "
+            "translation, expected a radius of 1 or more"
         )
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([_random_walk(image, anchors, within, generator) for image in images])
@@ -179,7 +179,7 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     Parameters
     ----------
     inputs : tensor of shape (n, *input)
-        The data: at least two samples, floats.
+        At least two samples, floats.
     number : int
         Number of paths.
     anchors : int
@@ -212,12 +212,12 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     if not inputs.is_floating_point():
         raise RequestError(f"inputs of dtype {inputs.dtype}, expected floats")
     data = inputs.detach().cpu().double()
-    centre, reach = data.mean(0), math.sqrt(3) * data.std(0, correction=0)
+    centre, half_width = data.mean(0), math.sqrt(3) * data.std(0, correction=0)
     generator = torch.Generator().manual_seed(seed)
     paths = []
     for _ in range(number):
-        share = torch.rand(anchors, *centre.shape, dtype=torch.float64, generator=generator)
-        points = centre + (2 * share - 1) * reach
+        uniform = torch.rand(anchors, *centre.shape, dtype=torch.float64, generator=generator)
+        points = centre + (2 * uniform - 1) * half_width
         paths.append(torch.cat([points, points[:1]]))
     return torch.stack(paths).to(inputs.dtype).to(inputs.device)
 
@@ -296,9 +296,9 @@ def direction_paths(
         Uniform on the sphere; every element changed by the same amount, up or down at random; along
         the gradients of the largest outputs, in descending order.
     seed : int
-        For the first two kinds. The directions of a sample depend on its position only.
+        Seed of the first two kinds. The directions of a sample depend on its position only.
     model : torch.nn.Module, optional
-        For gradients, in eval mode.
+        Needed for gradients; in evaluation mode.
 
     Returns
     -------
@@ -322,18 +322,18 @@ def direction_paths(
     x = inputs.detach()
     if kind == "gradient":
         if model is None:
-            raise RequestError("directions of gradients need a model")
-        away = torch.stack([_gradients(model, sample, directions) for sample in x])
+            raise RequestError("gradient directions need a model")
+        vectors = torch.stack([_gradients(model, sample, directions) for sample in x])
     else:
         generator = torch.Generator().manual_seed(seed)
-        away = torch.stack([_random_directions(s, directions, kind, generator) for s in x])
+        vectors = torch.stack([_random_directions(s, directions, kind, generator) for s in x])
     # (n, directions, *input)
-    length = torch.linalg.vector_norm(away.flatten(2).double(), dim=2)
+    length = torch.linalg.vector_norm(vectors.flatten(2).double(), dim=2)
     if not bool((length > 0).all()):
         raise RequestError("a direction has length 0: the output does not depend on the input")
-    size = (radius / length).reshape(*length.shape, *[1] * (x.ndim - 1))
-    start = x.to(away.device)[:, None].expand(-1, directions, *x.shape[1:])
-    end = (start.double() + size * away.double()).to(x.dtype)
+    scale = (radius / length).reshape(*length.shape, *[1] * (x.ndim - 1))
+    start = x.to(vectors.device)[:, None].expand(-1, directions, *x.shape[1:])
+    end = (start.double() + scale * vectors.double()).to(x.dtype)
     return torch.stack([start, end], 2).flatten(0, 1).to(x.device)
 
 
@@ -352,7 +352,7 @@ def _gradients(model: nn.Module, sample: Tensor, directions: int) -> Tensor:
         outputs = model(x).flatten()
         if len(outputs) < directions:
             raise RequestError(
-                f"{directions} directions of gradients, but the network has {len(outputs)} outputs"
+                f"{directions} gradient directions, but the network has {len(outputs)} outputs"
             )
         gradients = torch.stack(
             [

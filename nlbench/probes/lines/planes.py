@@ -42,9 +42,9 @@ class Plane:
     outputs : float32 tensor of shape (h, w, k)
         The network's output at each pixel.
     right : mapping of str to int64 tensor of shape (h, w - 1)
-        By site, the number of units on a different piece at the pixel to the right.
+        For each site, the number of units on a different piece at the pixel to the right.
     up : mapping of str to int64 tensor of shape (h - 1, w)
-        By site, the number of units on a different piece at the pixel above.
+        For each site, the number of units on a different piece at the pixel above.
     """
 
     u: Tensor

@@ -38,7 +38,7 @@ _COEFFICIENTS_OF_VALUES: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGRE
 _FIRST_OF_TAIL = 2 * DEGREE // 3 + 1
 _BISECTIONS = 40
 _BLOCK_SIZE = 2**21
-"""Numbers computed at a time."""
+"""Elements computed at a time."""
 
 
 class IntervalIntegrals(NamedTuple):

@@ -196,7 +196,7 @@ class SegmentEstimate:
     twice : int
         Units observed to cross a boundary twice within a step of the last grid but one.
     undecided : int
-        Units within rounding of a boundary at a point, whose side is not known.
+        Units within rounding of a boundary at a point, whose side is unknown.
     evaluations : int
         Number of evaluations of the network.
     tolerance : float

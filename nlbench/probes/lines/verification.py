@@ -30,9 +30,9 @@ CHECKED_BREAKPOINTS = 2
 MAX_RELATIVE_ROUNDING = 1e-3
 """Rounding error of a step, relative to its largest value, above which a trace is refused."""
 RELATIVE_KINK_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Distance from a kink, relative to a step's largest value, within which a side is not known."""
+"""Distance from a kink, relative to a step's largest value, within which a side is unknown."""
 MEASURED_ERROR_FACTOR = 32
-"""Distance within which a side is not known, as a multiple of the measured rounding error."""
+"""Distance within which a side is unknown, as a multiple of the measured rounding error."""
 
 
 def check_trace(
@@ -48,7 +48,7 @@ def check_trace(
     Parameters
     ----------
     program : nlbench.probes.lines.recording.program.Program
-        Of the network.
+        Recorded from the network.
     network : torch.nn.Module
         In the dtype of the points.
     points : tensor of shape (2, *input)

@@ -143,7 +143,6 @@ class _PlaceNames(SiteNames):
         self._begun: dict[int, _NamedCall] = {}
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch, and record it if it is an activation."""
         if self.current is None:
             return call.run()
         x = activation_input(call)
@@ -161,7 +160,6 @@ class _PlaceNames(SiteNames):
         return batch, channel
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
-        """Record the call of a possible handwritten activation."""
         batch, channel = self._axes(handwritten.source)
         self._begun[id(handwritten)] = _NamedCall(
             SiteName("", "", ""),

@@ -35,10 +35,10 @@ EXAMPLE_SAMPLES = 2
 """Samples of the passes that find places and what can be cached."""
 
 MAX_OUTPUT_BYTES = 2**28
-"""Size of the outputs of a pass: those of a language model are larger than its layers'."""
+"""Limit on the outputs of a pass, which can be larger than the activations in a language model."""
 
 PASSES_IN_MEMORY = 2
-"""Outputs and their replacements are in memory with a forward pass."""
+"""Memory of a pass in forward passes, since outputs and their replacements are kept."""
 
 MAX_FITTING_SHARE = 0.5
 """Share of the memory for the moments and the full maps of places; the rest is for passes."""
@@ -87,7 +87,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Fit maps on every other sample, and pass on the outputs with each on the remaining ones."""
+    """Fit maps on every other sample, and observe the outputs with each map on the others."""
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
@@ -124,11 +124,11 @@ def observe(
         most_outputs = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
         # Half of a batch is used for fitting, or for evaluation.
         size, limit = min(size, 2 * most_outputs), min(limit, most_outputs)
-        most = int(options["judged"]) or None
+        max_evaluated = int(options["judged"]) or None
         # Modules have no limit: they are few, and by default only a full map replaces them.
         full_channels = int(options["affine"]) if of == "activations" else None
         full_channels = full_channels if "affine" in names else 0
-        judged: dict[int, int] = {}
+        evaluated: dict[int, int] = {}
         reasons: list[str] = []
         for group in _groups(places, full_channels, MAX_FITTING_SHARE * memory):
             numbers = itertools.count()
@@ -136,24 +136,24 @@ def observe(
                 fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
                 fits = fit_places(model, group, fitted, full_channels=full_channels)
                 reasons += (_why_unfitted(names[0], place, fits[place.name]) for place in group)
-                # The moments of a place are freed once its maps are made.
+                # The moments of a place are freed as soon as its maps are computed.
                 maps = [
                     (place, name, new)
                     for place in group
                     for name, new in maps_of(place, fits.pop(place.name), names)
                 ]
-                batches = _first(_halves(samples, size, 1 - half, device, step), most)
+                batches = _first(_halves(samples, size, 1 - half, device, step), max_evaluated)
                 for part in _split(batches, limit) if maps else ():
                     number = next(numbers)
-                    judged[number] = len(part[0])
+                    evaluated[number] = len(part[0])
                     for observation in _with_maps(prefix, maps, names[0], part, number):
                         for listener in listeners:
                             listener.update(observation)
-    if not judged:
-        few = "there are no samples to judge maps on: at least 4 are needed"
-        raise Undefined(next(filter(None, reasons), few))
+    if not evaluated:
+        no_samples = "there are no samples to evaluate maps on: at least 4 are needed"
+        raise Undefined(next(filter(None, reasons), no_samples))
     facts.update(
-        samples=sum(judged.values()),
+        samples=sum(evaluated.values()),
         sites=len(places),
         kinds={place.name: place.kind for place in places},
         is_prefix_shared=prefix.is_cached,
@@ -177,7 +177,7 @@ def _halves(
 
 
 def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
-    """Yield batches up to a number of samples, and run through the others."""
+    """Yield batches up to a number of samples, and exhaust the iterator."""
     for inputs, labels in batches:
         taken = slice(count)
         if count is not None:
@@ -254,13 +254,12 @@ def fit_places(
     *,
     full_channels: int | None = 0,
 ) -> dict[str, AffineFit]:
-    """Accumulate the moments of places over the positions of batches that are not padding.
+    """Accumulate the moments of places over all positions of batches except padding.
 
     Parameters
     ----------
     model : torch.nn.Module
         In evaluation mode.
-    places : sequence of ReplaceableCall
     batches : iterator of tensor
         On the model's device.
     full_channels : int or None
@@ -269,7 +268,7 @@ def fit_places(
     Returns
     -------
     dict of str to AffineFit
-        By name of the place.
+        Keyed by place.
 
     Raises
     ------
@@ -324,7 +323,7 @@ def maps_of(
         if name in ("channel", "identity") and not fit.keeps_channels:
             continue
         if name == "identity":
-            # A copy: the network may go on to change it in place.
+            # A copy, since the network may change it in place.
             yield name, torch.clone
         elif (affine := fitted[name]()) is not None:
             yield name, partial(_apply, affine, place.channel_axis)

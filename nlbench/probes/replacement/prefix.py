@@ -1,7 +1,7 @@
-"""Run a network many times with one call replaced, and compute what comes before it once.
+"""Repeated passes of a network with one call replaced, which share the computation before it.
 
 The outputs of module calls before the replaced one come from a recorded pass. Operations
-between modules are run again: they are cheap, and those that work in place keep their effect.
+between modules are run again, which is cheap and repeats the effects of those that work in place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .interception import (
 )
 
 Replacement = Callable[[Tensor], Tensor]
-"""Maps a place's input to its output."""
+"""Maps the input of a call to its new output."""
 
 
 def run_replaced(
@@ -35,19 +35,18 @@ def run_replaced(
 ) -> Any:
     """Run a model with the outputs of some calls replaced, and return its output.
 
-    A call that works in place writes the replacement into its input.
+    An in-place call writes the replacement into its input.
     """
 
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-        return replaced(x, compute, maps[call]) if call in maps else compute()
+        return replace_output(x, compute, maps[call]) if call in maps else compute()
 
     return interception.run(inputs.clone(), replace)
 
 
-def replaced(x: Tensor, compute: Callable[[], Any], new: Replacement) -> Any:
+def replace_output(x: Tensor, compute: Callable[[], Any], new: Replacement) -> Any:
     """Replace the output of a call, keeping its other outputs and its effect on the input."""
-    # Read first: the call may overwrite its input.
-    replacement = new(x)
+    replacement = new(x)  # Before the call, which may overwrite its input.
     output = compute()
     tensor = first_tensor((output,))
     assert tensor is not None
@@ -58,11 +57,11 @@ def replaced(x: Tensor, compute: Callable[[], Any], new: Replacement) -> Any:
 
 @dataclass
 class _ModuleCall:
-    """One module call of the structure, with the times of its beginning and its end."""
+    """A module call, with the times at which it begins and ends."""
 
     begin: int
     end: int = 0
-    is_cachable: bool = True
+    is_cacheable: bool = True
     is_changed_later: bool = False
     bytes: int = 0
     parents: tuple[CallId, ...] = ()
@@ -71,15 +70,14 @@ class _ModuleCall:
 
 
 class SharedPrefix:
-    """A network whose passes with one call replaced share what comes before the call.
+    """A network for passes with one call replaced, which share the outputs of earlier calls.
 
     Parameters
     ----------
     model : torch.nn.Module
         In evaluation mode.
-    places : sequence of ReplaceableCall
     example : tensor
-        A few inputs, for a pass that finds what can be cached.
+        A few inputs, for the pass that determines what can be cached.
 
     Attributes
     ----------
@@ -100,11 +98,11 @@ class SharedPrefix:
         self._calls: dict[CallId, _ModuleCall] = {}
         self._times: dict[CallId, int] = {}
         self._clock = 0
-        wanted = {place.call for place in places}
+        replaceable = {place.call for place in places}
         before = rng_state(example.device)
         with preserve_rng_state(example.device):
             running: list[CallId] = []
-            output = self._interception.run(example.clone(), self._structure(wanted, running))
+            output = self._interception.run(example.clone(), self._structure(replaceable, running))
             self.is_cached = rng_state(example.device) == before
         for call in self._calls.values():
             call.is_changed_later = any(t._version != version for t, version in call.versions)
@@ -120,7 +118,7 @@ class SharedPrefix:
             self.disable()
 
     def _is_exact(self, places: Sequence[ReplaceableCall]) -> bool:
-        """Return True if passes with cached outputs, and nothing replaced, give the output."""
+        """Return True if cached passes without a replacement reproduce the output."""
         expected = self.record(self._inputs)
         try:
             return all(
@@ -128,34 +126,34 @@ class SharedPrefix:
                 for place in places
             )
         except Exception:
-            # A module that reads state that a skipped one would have set can raise anything.
+            # A module may fail in any way if it depends on state that a skipped module sets.
             return False
 
     def disable(self) -> None:
-        """Run the whole network at every pass from now on."""
+        """Disable the cache, so that every later pass runs the whole network."""
         self.is_cached = False
         self._needed = set()
         self._outputs = {}
 
     def _structure(
-        self, wanted: set[CallId], running: list[CallId]
+        self, replaceable: set[CallId], running: list[CallId]
     ) -> Callable[[CallId, Tensor, Callable[[], Any]], Any]:
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             self._clock += 1
-            if call in wanted:
+            if call in replaceable:
                 self._times[call] = self._clock
             if call.position is not None:
                 return compute()
             entry = self._calls[call] = _ModuleCall(self._clock, parents=tuple(running))
             running.append(call)
-            # The first tensor is the one that modules change in place, if any.
+            # Modules that work in place do so on their first tensor.
             version = x._version
             output = compute()
             running.pop()
             self._clock += 1
             entry.end = self._clock
             tensors = list(tensors_in((output,))) if _is_plain(output) else []
-            entry.is_cachable = (
+            entry.is_cacheable = (
                 bool(tensors)
                 and x._version == version
                 and not any(shares_memory(tensor, x) for tensor in tensors)
@@ -168,13 +166,13 @@ class SharedPrefix:
         return replace
 
     def _needed_calls(self) -> set[CallId]:
-        """Return the calls whose own outputs some pass takes from the cache."""
+        """Return the calls whose outputs are read from the cache in some pass."""
         times = self._times.values()
         needed = set()
         for call, entry in self._calls.items():
             ends = (self._calls[parent] for parent in reversed(entry.parents))
-            until = next((parent.end for parent in ends if parent.is_cachable), self._clock + 1)
-            if entry.is_cachable and any(entry.end < time < until for time in times):
+            until = next((parent.end for parent in ends if parent.is_cacheable), self._clock + 1)
+            if entry.is_cacheable and any(entry.end < time < until for time in times):
                 needed.add(call)
         return needed
 
@@ -194,7 +192,7 @@ class SharedPrefix:
 
     def run(self, place: ReplaceableCall, new: Replacement) -> Any:
         """Run the network on the recorded batch with one call replaced."""
-        return self._run_from(place.call, lambda x, compute: replaced(x, compute, new))
+        return self._run_from(place.call, lambda x, compute: replace_output(x, compute, new))
 
     def _run_from(
         self, place: CallId, substitute: Callable[[Tensor, Callable[[], Any]], Any]

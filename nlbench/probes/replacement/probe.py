@@ -80,7 +80,7 @@ class Replacements(LazyProbe):
         ),
         "judged": Option(
             0,
-            "most samples to judge maps on; 0: all that none is fitted on",
+            "maximum number of samples to evaluate maps on; 0: all that no map is fitted on",
             minimum=0,
             maximum=1e9,
         ),

@@ -29,7 +29,7 @@ from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActiva
 from .rows import PositionSelector
 
 # Activations that multiply the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
-_GATED_UNITS = ("gelu", "relu", "silu")
+GATED_UNITS = ("gelu", "relu", "silu")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ class SiteCall:
 
     Parameters
     ----------
-    site : SiteName
     pending : PendingCall
         Its input.
     y : Side or None
@@ -140,8 +139,6 @@ class CallInterceptor(SiteNames):
 
     Parameters
     ----------
-    model : torch.nn.Module
-    policy : CapturePolicy
     on_call : callable
         Called with each activation call, in order, as soon as its role is final.
     on_unseen : callable
@@ -194,7 +191,7 @@ class CallInterceptor(SiteNames):
         return super().__torch_function__(func, types, args, kwargs)
 
     def called(self, call: FunctionCall) -> Any:
-        """Call a function of PyTorch, and capture its input and output if it is an activation."""
+        """Call a PyTorch function, and capture its input and output if it is an activation."""
         hides, kind = call.operation.hides, self.kind_of(call)
         if kind is None or (kind == "softmax" and not self.policy.attention):
             is_attention = self.policy.attention and hides == "softmax"
@@ -217,7 +214,7 @@ class CallInterceptor(SiteNames):
         site_call = SiteCall(site, pending, self._end(pending, output))
         if kind == "softmax":
             site_call.problem = self._problem_of_logits(source)
-        if call.operation.gates or kind in _GATED_UNITS:
+        if call.operation.gates or kind in GATED_UNITS:
             site_call.trackers.append(self._gates.begin(source, output))
         elif kind == "glu":
             site_call.role = "gate"
@@ -309,7 +306,7 @@ class CallInterceptor(SiteNames):
         if handwritten is None or self.policy.selects(label, kind):
             return self.policy.selects(label, kind)
         # Inside a handwritten activation the call may turn out to be the module's only operation:
-        # it then has the module's name, and a kind that is not known yet.
+        # it then has the module's name, and a kind that is still unknown.
         return self.policy.selects(self.next(self._paths[handwritten.module]), None)
 
     def _add(self, call: SiteCall) -> None:
@@ -346,7 +343,7 @@ class CallInterceptor(SiteNames):
         else:
             assert state.pending is not None
             call = SiteCall(name, state.pending, self._end(state.pending, output))
-            if name.kind in _GATED_UNITS:
+            if name.kind in GATED_UNITS:
                 call.trackers.append(self._gates.begin(handwritten.source, output))
             self._waiting.append(call)
 

@@ -18,6 +18,7 @@ from nlbench.introspection.workers import BackgroundWorkers
 from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
 from .float64 import float64_copy_if_needed
+from .intercept import GATED_UNITS
 from .observation import channel_note, observe_sites
 from .places_and_rows import RowPolicy
 from .probe import COMPARED_SAMPLES
@@ -25,9 +26,6 @@ from .reduce import Function, Unreduced
 from .rows import drawn_rows
 from .shared import Borrowed, Shared
 from .site import Site, SiteBatch
-
-# Kinds of activations that multiply the other half of a gated unit.
-_GATED = ("gelu", "relu", "silu")
 
 QUEUE_BYTES = 2**28
 """Bytes of observations that may wait for the measures."""
@@ -160,10 +158,11 @@ def _facts(
     if unseen:
         facts["unseen"] = list(unseen)
         remarks.append(f"activations not seen: {_abbreviated(unseen)}")
-    gated = [name for name, site in sites.items() if site.role == "gate" and site.kind in _GATED]
+    gates = {name: site.kind for name, site in sites.items() if site.role == "gate"}
+    gated = [name for name, kind in gates.items() if kind in GATED_UNITS]
     if gated:
         facts["gated"] = gated
-        remarks.append(f"products of gates are no places: at {_abbreviated(gated, 2)}")
+        remarks.append(f"products of gates are not measured: at {_abbreviated(gated, 2)}")
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)
@@ -200,7 +199,7 @@ def _declared_functions(
     Returns
     -------
     functions : mapping of str to callable
-        By key.
+        Keyed as in `keys`.
     keys : sequence of mapping of str to str
         For each listener, from its own names to keys.
     """

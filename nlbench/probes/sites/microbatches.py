@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nlbench.errors import Undefined
 from nlbench.introspection.memory import microbatch_sizes
 from nlbench.introspection.model_state import preserve_attributes
 
-from .intercept import CapturePolicy, SiteCall
+from .intercept import CallInterceptor, CapturePolicy, SiteCall
+from .module_calls import ModuleInterceptor
 from .reduce import Side, joined
 
-
-class Interceptor(Protocol):
-    """Runs a model and reports the calls of its sites."""
-
-    policy: CapturePolicy
-
-    @property
-    def model(self) -> nn.Module:
-        """The model."""
-
-    def hooked(self) -> AbstractContextManager[None]:
-        """Set hooks, and remove them on exit."""
-
-    def run(self, inputs: Tensor) -> None:
-        """Run the model."""
-
+Interceptor = CallInterceptor | ModuleInterceptor
+"""Runs a model and reports the calls of its sites."""
 
 CallIdentity = tuple[str, str, Hashable]
 """Name and kind of a call, and where the network's code makes it."""
@@ -105,7 +90,7 @@ class Microbatches:
         is_ambiguous = max(self._sizes) == 1 and rows_per_sample != {1.0}
         if len(rows) != len(self._sizes) or len(rows_per_sample) > 1 or is_ambiguous:
             raise Undefined(
-                f"{call.name}: the axis of the samples is not known, and the batch does not fit "
+                f"{call.name}: the batch axis is unknown, and the batch does not fit "
                 "into memory as a whole"
             )
         return joined([x for x, _ in sides]), joined([y for _, y in sides])

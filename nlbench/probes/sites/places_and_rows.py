@@ -82,7 +82,7 @@ class RowPolicy:
 
     @property
     def description(self) -> str:
-        """The rows in words; empty for all positions of all samples as means."""
+        """Description of the rows; empty for all positions of all samples as means."""
         if not self.tokens:
             return f"without the first {self.skip} positions" if self.skip else ""
         number = f"{self.count} tokens of each sample" if self.count else "tokens"

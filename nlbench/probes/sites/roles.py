@@ -5,7 +5,7 @@ products of two tensors that both depend on the input, and its output enters a s
 such product. A soft cap is c tanh(x / c), which changes only the largest logits.
 
 An activation that is written out inside a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
-has no separate call: at most one of its operations is a site. It is noticed as an elementwise
+has no separate call: at most one of its operations is a site. It is detected as an elementwise
 operation that is not affine, or as an elementwise product of two tensors computed from one, if the
 result is used at full size. If only its mean is used, or if it scales a larger tensor, it belongs
 to a normalisation or a gate.
@@ -33,18 +33,12 @@ class _LiveCopies:
         self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
 
     def add_copies(self, outputs: Sequence[Tensor]) -> None:
-        """Follow tensors computed from the output as well."""
+        """Also follow copies computed from the output."""
         self._live.update(dict.fromkeys(outputs))
 
 
 class GateTracker(_LiveCopies):
-    """Follows the use of a sigmoid's output.
-
-    Parameters
-    ----------
-    source, output : tensor
-        Input and output of the sigmoid.
-    """
+    """Follows the use of a sigmoid's output."""
 
     def __init__(self, source: Tensor, output: Tensor) -> None:
         super().__init__(output)
@@ -92,7 +86,7 @@ class GateRoles:
         self._trackers: MutableMapping[Tensor, GateTracker] = WeakTensorKeyDictionary()
 
     def begin(self, source: Tensor, output: Tensor) -> GateTracker:
-        """Follow a sigmoid's output from here on."""
+        """Start following a sigmoid's output."""
         tracker = self._trackers[output] = GateTracker(source, output)
         return tracker
 
@@ -117,11 +111,10 @@ class GateRoles:
 
 
 class RoleTracker(_LiveCopies):
-    """Follows the use of a call's output on logits.
+    """Follows the output of a call on logits.
 
     Parameters
     ----------
-    output : tensor
     is_product : bool
         True if the call's input comes from a product of two tensors.
     divisor : float or None
@@ -159,7 +152,7 @@ class LogitRoles:
         self._trackers: MutableMapping[Tensor, RoleTracker] = WeakTensorKeyDictionary()
 
     def begin(self, kind: str, source: Tensor, output: Tensor) -> list[RoleTracker]:
-        """Follow a call's output from here on, if it may be in attention or a soft cap."""
+        """Start following a call's output if it may be in attention or a soft cap."""
         is_product = source in self._products and source.ndim > 2
         divisor = self._divisors.get(source) if kind == "tanh" else None
         if not is_product and divisor is None:
@@ -221,11 +214,11 @@ class UnseenActivations:
     """
 
     def __init__(self) -> None:
-        # The tensor that each was computed from elementwise.
+        # For each tensor, the one that it was computed from elementwise.
         self._roots: MutableMapping[Tensor, object] = WeakTensorKeyDictionary()
         # Tensors that depend on the input's shape only.
         self._constants: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
-        # Results of nonlinear operations whose use is open.
+        # Results of nonlinear operations that have not been used yet.
         self._open: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
         self.operations: dict[PlacedOperation, None] = {}
 
@@ -283,7 +276,7 @@ class UnseenActivations:
                     self._open[output] = origin
             elif outputs[0].numel() <= tensor.numel():
                 self.operations[origin] = None
-            # An in-place operation has overwritten the open tensor.
+            # An in-place operation has overwritten the result.
             if any(tensor is output for output in outputs):
                 del self._open[tensor]
 
@@ -299,9 +292,9 @@ class UnseenActivations:
         Parameters
         ----------
         since : int
-            Number of operations before it.
+            Number of operations before the activation.
         place : str
-            Path of the module. An operation before it, whose result it uses, is kept.
+            Path of the module. An earlier operation whose result the activation uses is kept.
         output : tensor
             Output of the activation.
         """

@@ -70,7 +70,7 @@ class Selection:
         return cls(tuple(_parse(part) for part in parts if part != "*"))
 
     def may_take(self, name: str, kind: str | None) -> bool:
-        """Return True if a site may be selected; a kind of None is not known yet."""
+        """Return True if a site may be selected; a kind of None is still unknown."""
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
 
     def check(self, sites: Iterable[Site]) -> None:

@@ -92,7 +92,9 @@ def test_synthetic_images_have_variance_one():
 
 
 def test_a_huge_tensor_is_refused():
-    with pytest.raises(RequestError, match=r"30,000,000,000 numbers, expected at most 268,435,456"):
+    with pytest.raises(
+        RequestError, match=r"30,000,000,000 elements, expected at most 268,435,456"
+    ):
         random_tensors("3x100000x100000")
 
 

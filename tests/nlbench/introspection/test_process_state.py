@@ -24,8 +24,8 @@ CHANGES = {
     "torch.backends.cudnn.enabled": lambda: setattr(torch.backends.cudnn, "enabled", False),
     "torch.backends.cuda.flash_sdp_enabled": lambda: torch.backends.cuda.enable_flash_sdp(False),
     "numpy.geterr": lambda: np.seterr(over="raise"),
-    "the variable NLBENCH_TEST of the environment": lambda: os.environ.update(NLBENCH_TEST="1"),
-    "the variable PATH of the environment": lambda: os.environ.pop("PATH"),
+    "the environment variable NLBENCH_TEST": lambda: os.environ.update(NLBENCH_TEST="1"),
+    "the environment variable PATH": lambda: os.environ.pop("PATH"),
     "the working directory": lambda: os.chdir("/"),
     "torch.nn.modules.module._global_forward_hooks": (
         lambda: nn.modules.module.register_module_forward_hook(print)

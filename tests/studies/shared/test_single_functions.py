@@ -17,7 +17,12 @@ from nlbench.studies import activations, pooling, shrinkage
 from nlbench.studies.framework import Context
 from nlbench.studies.networks.functions import ACTIVATIONS
 from nlbench.studies.polynomials import in_theory
-from nlbench.studies.shared.single_functions import NINE, NORMAL, normal_score, relu_on_uniform
+from nlbench.studies.shared.single_functions import (
+    PAPER_ACTIVATIONS,
+    PUBLISHED_NORMAL_SCORES,
+    normal_score,
+    relu_on_uniform,
+)
 
 
 def changed(runs, change):
@@ -43,7 +48,7 @@ def answers(study, runs):
     return [verdict.agrees for verdict in study.analyse(runs).verdicts]
 
 
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", PAPER_ACTIVATIONS)
 def test_the_score_of_many_normals_is_the_slides(name):
     # By Gauss-Hermite quadrature of PyTorch's own function; kinks cost it digits.
     x, weights = np.polynomial.hermite_e.hermegauss(200)
@@ -53,7 +58,7 @@ def test_the_score_of_many_normals_is_the_slides(name):
     expected = 1 - math.sqrt(1 - weights @ (x * y) / math.sqrt(weights @ (y * y)))
     assert normal_score(name) == pytest.approx(expected, abs=2e-3)
     # The slides round, and draw.
-    assert normal_score(name) == pytest.approx(NORMAL[name], abs=0.006)
+    assert normal_score(name) == pytest.approx(PUBLISHED_NORMAL_SCORES[name], abs=0.006)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (-4.9, 0.1), (0, 5), (-0.2, 3)])
@@ -116,8 +121,12 @@ def test_activations_differ_in_depth_and_width(tmp_path, monkeypatch):
 
 
 def test_shrinkage_keeps_the_slides_scores_at_all_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(shrinkage, "NINE", ("relu", "gelu", "sigmoid"))
-    monkeypatch.setattr(shrinkage, "NORMAL", {n: NORMAL[n] for n in shrinkage.NINE})
+    monkeypatch.setattr(shrinkage, "PAPER_ACTIVATIONS", ("relu", "gelu", "sigmoid"))
+    monkeypatch.setattr(
+        shrinkage,
+        "PUBLISHED_NORMAL_SCORES",
+        {n: PUBLISHED_NORMAL_SCORES[n] for n in shrinkage.PAPER_ACTIVATIONS},
+    )
     monkeypatch.setattr(shrinkage, "ENDS", {"sigmoid": 0.95, "gelu": 0.78})
     study, runs = study_of("shrinkage", tmp_path)
     findings = study.analyse(runs)
@@ -134,7 +143,7 @@ def test_shrinkage_keeps_the_slides_scores_at_all_sizes(tmp_path, monkeypatch):
 def test_pooling_keeps_the_score_of_noise_of_many_channels_alone(tmp_path, monkeypatch):
     names = ("sigmoid", "relu")
     monkeypatch.setattr(pooling, "SAMPLES", 128)
-    monkeypatch.setattr(pooling, "NINE", names)
+    monkeypatch.setattr(pooling, "PAPER_ACTIVATIONS", names)
     monkeypatch.setattr(pooling, "PUBLISHED", {n: pooling.PUBLISHED[n] for n in names})
     study, runs = study_of("pooling", tmp_path)
     assert answers(study, runs) == [True, True, False, False]

@@ -42,15 +42,20 @@ class CrossingTable:
         distance from the kink, those of a window its leaders at the left end and at the right end.
     segments, steps : int
     has_windows : bool tensor of shape (sites,)
-    flats : tensor
+    resting_values : tensor
         Values at which many units rest.
     """
 
     def __init__(
-        self, log: CrossingLog, segments: int, steps: int, has_windows: Tensor, flats: Tensor
+        self,
+        log: CrossingLog,
+        segments: int,
+        steps: int,
+        has_windows: Tensor,
+        resting_values: Tensor,
     ) -> None:
         self.segments, self.steps = segments, steps
-        self._has_windows, self._flats = has_windows, flats
+        self._has_windows, self._resting_values = has_windows, resting_values
         crossings, values, noise = log.columns()
         side = crossings[0] % 2
         crossings[0] //= 2
@@ -164,7 +169,7 @@ class CrossingTable:
         is_known = values[:, 0] != _UNKNOWN
         # Of the leader at the one end, the value at the other.
         others = torch.stack([values[0, 1], values[1, 0]])
-        rests = torch.isin(others, self._flats) & is_known
+        rests = torch.isin(others, self._resting_values) & is_known
         is_resolved = self._noise <= MAX_TIE_SHARE * gaps.sum(0)
         return (gaps <= self._noise).any(0) & is_resolved | (rests | ~is_known).all(0)
 

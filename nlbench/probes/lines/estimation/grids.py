@@ -239,8 +239,8 @@ class GridGroup:
         if crossings.needed <= self._capacity:
             has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
             has_windows[[self._site_index[output] for output in self._leads]] = True
-            flats = self._evaluator.piecewise.flats.cpu().double()
-            self._table = CrossingTable(crossings, count, steps, has_windows, flats)
+            resting_values = self._evaluator.piecewise.resting_values.cpu().double()
+            self._table = CrossingTable(crossings, count, steps, has_windows, resting_values)
             self._switches[-1], self._repeats[-1], self.doubtful = self._table.counts()
 
     def _evaluate_middles(self, crossings: CrossingLog, switches: CrossingLog) -> None:
@@ -463,7 +463,7 @@ class GridGroup:
             segment, place = divmod(at, nodes)
             if place:
                 before[i] = leads[segment, place - 1]
-                windows.keep(before[i : i + 1], slice(i, i + 1))
+                windows.keep_leaders(before[i : i + 1], slice(i, i + 1))
             leads[segment, place] = windows.state[i]
         self._settle_tie(step, windows, s, before, self._rows_at(rows, nodes, 1), 0)
         self._log_switches(step, windows, before, s * FIRST_GRID_STEPS + node - 1, switches)
@@ -486,7 +486,7 @@ class GridGroup:
         """Log switches on both sides of middles; return the number of doubtful leaders, (P,)."""
         steps, leads = self.steps, self._leads[step.output]
         left = leads[s, i]
-        doubtful = windows.keep(left, slice(None)) * windows.is_coarse
+        doubtful = windows.keep_leaders(left, slice(None)) * windows.is_coarse
         right = leads[s, i + 1]
         self._settle_tie(step, windows, s, left, self._rows_at(rows, steps, 0), 0)
         self._settle_tie(step, windows, s, right, self._rows_at(rows, steps, steps - 1), 1)
@@ -524,10 +524,10 @@ class GridGroup:
         side: int,
     ) -> None:
         """Log the windows whose leaders differ at the two ends of a step; this is one end."""
-        row, group, is_set = crossings.positions(pack(windows.led_by_others(other)))
+        row, group, is_set = crossings.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
-        mine, theirs = windows.of_leaders(other, row, group)
+        mine, theirs = windows.leader_values(other, row, group)
         own, others = windows.state[row, group].long(), other[row, group].long()
         if side:
             values, leaders = torch.stack([theirs, mine], 1), (others, own)
@@ -547,11 +547,15 @@ class GridGroup:
         Windows whose other leader rests on a kink here are skipped, and so are equal leaders, such
         as units that all rest: the change is then due to the crossing of an earlier unit.
         """
-        row, group, is_set = switches.positions(pack(windows.led_by_others(other)))
+        row, group, is_set = switches.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
-        mine, theirs = windows.of_leaders(other, row, group)
-        moving = ~torch.isin(theirs, self._evaluator.piecewise.flats) & (mine != theirs) & is_set
+        mine, theirs = windows.leader_values(other, row, group)
+        moving = (
+            ~torch.isin(theirs, self._evaluator.piecewise.resting_values)
+            & (mine != theirs)
+            & is_set
+        )
         values = torch.stack([mine, theirs], 1)
         noise = windows.noise.flatten()[row]
         site = self._site_index[step.output]

@@ -60,7 +60,7 @@ class PiecewiseNetwork:
     program : Program
     pieces : mapping of int to Pieces
         By the number of the value that a step makes.
-    flats : tensor
+    resting_values : tensor
         Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
         included, as minima are compared as maxima of negatives.
     is_direct : bool
@@ -72,7 +72,7 @@ class PiecewiseNetwork:
 
     program: Program
     pieces: dict[int, Pieces]
-    flats: Tensor
+    resting_values: Tensor
     is_direct: bool
     may_coincide: bool = True
 
@@ -120,8 +120,8 @@ class PiecewiseNetwork:
     def _patterns(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]
         if isinstance(pieces, Leaders):
-            return [Windows.of(pieces, x, self.flats)]
-        return margins_of(pieces, x, self.flats)
+            return [Windows.of(pieces, x, self.resting_values)]
+        return margins_of(pieces, x, self.resting_values)
 
     def measure_rounding(self, point: Tensor) -> MeasuredRounding:
         """Measure rounding errors at a point (1, *input) by perturbing all last digits."""
@@ -203,8 +203,8 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
     is_direct = example.dtype == torch.float32 or example.device.type != "cpu"
     kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.numbers} | {0.0}
     signed = sorted({sign * c for c in kinks for sign in (1, -1)})
-    flats = torch.tensor(signed, dtype=example.dtype, device=example.device)
-    return PiecewiseNetwork(program, pieces, flats, is_direct, _may_coincide(program, pieces))
+    resting = torch.tensor(signed, dtype=example.dtype, device=example.device)
+    return PiecewiseNetwork(program, pieces, resting, is_direct, _may_coincide(program, pieces))
 
 
 def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MIN_NUMBERS_ROWWISE = 8192
-"""Numbers per point from which a CPU interpolates points faster one by one than together."""
+MIN_ELEMENTS_ROWWISE = 8192
+"""Elements per point above which a CPU interpolates row by row faster than in one batch."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Live values at P points, (P, ...), and their rounding errors, by number."""
+    """Live values at P points, (P, ...), and their rounding errors, keyed by value number."""
 
     tensors: dict[int, Tensor]
     bounds: dict[int, Tensor]
@@ -23,22 +23,22 @@ class Values:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive points of one or more segments, on their way through the program.
+    """Consecutive points of one or more segments, before a step of the program.
 
-    Its values before step `step` are not stored: they are interpolated between the points of a
-    parent, which several chunks may share.
+    Their values are not stored but interpolated between the points of a parent, which several
+    chunks may share.
 
     Parameters
     ----------
     step : int
         The next step.
     t, origins, owner : tensor of shape (P,)
-        Place, site and segment of each point.
+        Position, site and segment of each point.
     parent : Values
-    left, share : tensor of shape (P,)
-        Point r lies `share[r]` of the way from the parent's point `left[r]` to the next.
+    left, weight : tensor of shape (P,)
+        Point r lies `weight[r]` of the way from the parent's point `left[r]` to the next.
     new_rows : tensor of shape (m,), optional
-        Points that are not the parent's; by default those with a share.
+        Points that the parent doesn't have; by default those with a nonzero weight.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Chunk:
     owner: Tensor
     parent: Values
     left: Tensor
-    share: Tensor
+    weight: Tensor
     new_rows: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> Chunk:
@@ -60,24 +60,24 @@ class Chunk:
             self.owner[part],
             self.parent,
             self.left[part],
-            self.share[part],
+            self.weight[part],
         )
 
     def values(self) -> Values:
         """Interpolate the values at its points."""
-        new = self.share.nonzero().squeeze(1) if self.new_rows is None else self.new_rows
-        left, share = self.left[new], self.share[new]
-        columns = [] if share.is_cuda else [column.tolist() for column in (new, left, share)]
+        new = self.weight.nonzero().squeeze(1) if self.new_rows is None else self.new_rows
+        left, weights = self.left[new], self.weight[new]
+        columns = [] if weights.is_cuda else [column.tolist() for column in (new, left, weights)]
 
         def at_rows(x: Tensor) -> Tensor:
             result = x.index_select(0, self.left)
-            if x[:1].numel() >= MIN_NUMBERS_ROWWISE and not x.is_cuda:
+            if x[:1].numel() >= MIN_ELEMENTS_ROWWISE and not x.is_cuda:
                 # Avoids copies of the values on both sides.
                 rows, ends = result.unbind(), x.unbind()
                 for row, before, weight in zip(*columns, strict=True):
                     rows[row].lerp_(ends[before + 1], weight)
             elif len(new):
-                weight = share.to(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1))
+                weight = weights.to(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1))
                 between = x.index_select(0, left)
                 between.lerp_(x.index_select(0, left + 1), weight)
                 result.index_copy_(0, new, between)
@@ -95,47 +95,47 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     Parameters
     ----------
     chunk : Chunk
-        Its `left` and `share` (m,) are those of the new breakpoints.
+        Its `left` and `weight` (m,) are those of the new breakpoints.
     site : int
         Site of the new breakpoints.
     min_gap : float
-        Breakpoints closer than this in t to others are left out.
+        Minimum distance in t; closer breakpoints are dropped.
 
     Returns
     -------
     Chunk
-        With the longer `t`, `origins` and `owner`.
+        With the new breakpoints in `t`, `origins` and `owner`.
     """
     t, origins, owner = chunk.t, chunk.origins, chunk.owner
-    interval, share = chunk.left, chunk.share.double()
+    interval, weight = chunk.left, chunk.weight.double()
     # Synchronising with a GPU costs more than an unnecessary sort by owner.
     several = owner.is_cuda or bool(owner[0] != owner[-1])
     before, after = t[interval], t[interval + 1]
-    new = before + share * (after - before)
+    new = before + weight * (after - before)
     apart = (new - before > min_gap) & (after - new > min_gap)
     if several:
         # Nothing lies between the end of a segment and the start of the next.
         apart &= owner[interval] == owner[interval + 1]
     chosen = apart.nonzero().squeeze(1)
-    interval, share, new = interval[chosen], share[chosen], new[chosen]
+    interval, weight, new = interval[chosen], weight[chosen], new[chosen]
     order = _order(new, owner[interval]) if several else new.argsort()
-    new, interval, share = new[order], interval[order], share[order]
+    new, interval, weight = new[order], interval[order], weight[order]
     distinct = spaced(new, min_gap, owner[interval])
     if distinct is not None:
-        interval, share, new = interval[distinct], share[distinct], new[distinct]
-    # After the left end of its interval and the breakpoints inserted before.
+        interval, weight, new = interval[distinct], weight[distinct], new[distinct]
+    # A breakpoint comes after the left end of its interval and all previous breakpoints.
     place = interval + torch.arange(1, len(new) + 1, device=t.device)
     is_old = torch.ones(len(t) + len(new), dtype=torch.bool, device=t.device)
     is_old.index_fill_(0, place, False)
     left = is_old.cumsum(0) - 1
     t = t[left].index_copy_(0, place, new)
     origins = origins[left].index_fill_(0, place, site)
-    whole = torch.zeros_like(t).index_copy_(0, place, share)
-    return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, whole, place)
+    weights = torch.zeros_like(t).index_copy_(0, place, weight)
+    return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, weights, place)
 
 
 def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
-    """Select increasing numbers, segment by segment, with a minimal gap: (m,).
+    """Select from increasing numbers of each segment those with a minimum gap: (m,).
 
     Each is farther than `gap` from the last selected one, not only from its neighbour, so that a
     long run of close numbers is thinned and not merged into one. Returns None to select all.
@@ -154,11 +154,11 @@ def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     last, places = -1, t.tolist()
     for i in (close.nonzero().squeeze(1) + 1).tolist():
         if i - 1 > last or is_selected[i - 1]:
-            anchor = i - 1  # The last selected number.
-        if places[i] - places[anchor] <= gap:
+            selected = i - 1
+        if places[i] - places[selected] <= gap:
             is_selected[i] = False
         else:
-            anchor = i
+            selected = i
         last = i
     return torch.tensor(is_selected, device=t.device)
 

@@ -68,7 +68,7 @@ def trace_exactly(
     ----------
     program : nlbench.probes.lines.recording.program.Program
     segments : iterable of (start, end), tensors of shape (*input)
-        Of the dtype in which the program was recorded.
+        In the dtype in which the program was recorded.
     memory : int, optional
         Bytes in addition to the model and the traces; by default a share of the free memory.
     limit : int, optional

@@ -140,7 +140,7 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
 
 
 def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a step; raise if it doesn't keep the axis of samples."""
+    """Run a step; raise if it doesn't keep the batch axis."""
     try:
         output = step.rule.apply(inputs)
     except RuntimeError as error:

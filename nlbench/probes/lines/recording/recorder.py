@@ -487,7 +487,7 @@ class Recorder(DispatchMode):
         return self._names.current or self._names.name((self._composites or [name])[0])
 
 
-_MOVES_SAMPLES = "it moves or drops the axis of samples"
+_MOVES_SAMPLES = "it moves or drops the batch axis"
 _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 
 

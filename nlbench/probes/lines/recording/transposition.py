@@ -64,7 +64,7 @@ def with_samples_first(
         return (*map(_transposed, summand), second, first.mT), dict(kwargs)
     selects = name in ("max", "min") and not isinstance(args[1], (Input, Tensor))
     if not known(name).acts or selects:
-        raise NotAffine("it moves or drops the axis of samples")
+        raise NotAffine("it moves or drops the batch axis")
     return tuple(tree_map(_transposed, list(args))), tree_map(_transposed, dict(kwargs))
 
 

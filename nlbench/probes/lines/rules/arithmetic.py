@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nlbench.introspection.operations import known, line_rule, not_affine
+from nlbench.introspection.pytree import tree_map
 
 from .rounding import (
     Bound,
@@ -31,7 +32,7 @@ MAX_PEAK_TO_MEAN = 1e3
 
 
 def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the bound of a term: its own if it is traced, that of adding it for a constant."""
+    """Return the error bound of a traced term, or of the addition of a constant one."""
     if isinstance(term, Input):
         bound = bounds[term.index]
         return bound if bound.ndim == like.ndim else largest_bound([bound], like.ndim)
@@ -39,8 +40,8 @@ def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
     return size.reshape((1,) * (like.ndim - size.ndim) + tuple(size.shape))
 
 
-def _even(term: Any, channels: Sequence[int]) -> Any:
-    """Replace a constant with positions by its channels' maxima, if its numbers are similar."""
+def _channel_maxima(term: Any, channels: Sequence[int]) -> Any:
+    """Reduce a constant with positions to its maxima per channel, if its magnitudes are similar."""
     if not isinstance(term, Tensor) or term.ndim != len(channels) or term.is_meta:
         return term
     positions = list(range(2, term.ndim))
@@ -54,15 +55,15 @@ def _even(term: Any, channels: Sequence[int]) -> Any:
 @line_rule("add", "sub", "rsub", "subtract")
 def sum_of_two(call: RecordedCall) -> Rule:
     alpha = abs(float(call.kwargs.get("alpha", 1)))
-    first, second = (_even(term, call.shape) for term in call.args[:2])
+    first, second = (_channel_maxima(term, call.shape) for term in call.args[:2])
     if isinstance(first, Input) and first == second:
         # The errors of two equal terms add up.
         return Rule(call.apply, lambda x, bounds, output: bounds[0] * (1 + alpha))
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         error, added = (term_error(term, bounds, output) for term in (first, second))
-        whole = root_sum_squares([error, alpha * added])
-        return whole.expand(len(output), *(-1,) * (output.ndim - 1))
+        total = root_sum_squares([error, alpha * added])
+        return total.expand(len(output), *(-1,) * (output.ndim - 1))
 
     return Rule(call.apply, bound)
 
@@ -97,19 +98,17 @@ def interpolated(call: RecordedCall) -> Rule:
     first, second, weight = call.args[:3]
     if isinstance(weight, Input):
         raise NotAffine("a product of two values that both depend on the input")
-    share = torch.as_tensor(weight)
+    weight = torch.as_tensor(weight)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        part = share.to(output.device, output.dtype).abs()
-        rest = (1 - share.to(output.device, output.dtype)).abs()
-        return root_sum_squares(
-            [rest * term_error(first, bounds, output), part * term_error(second, bounds, output)]
-        )
+        w = weight.to(output.device, output.dtype)
+        errors = term_error(first, bounds, output), term_error(second, bounds, output)
+        return root_sum_squares([(1 - w).abs() * errors[0], w.abs() * errors[1]])
 
     return Rule(call.apply, bound)
 
 
-@line_rule("addcmul", "addcdiv", caveat="one factor is constant, or the divisor")
+@line_rule("addcmul", "addcdiv", caveat="with a constant factor or divisor")
 def product_added(call: RecordedCall) -> Rule:
     summand, first, second = call.args[:3]
     if isinstance(second, Input) and (isinstance(first, Input) or call.name == "addcdiv"):
@@ -126,21 +125,14 @@ def product_added(call: RecordedCall) -> Rule:
     return Rule(call.apply, bound)
 
 
-@line_rule("where", caveat="with a constant mask")
+@line_rule("where", "masked_fill", caveat="with a constant mask")
 def choice(call: RecordedCall) -> Rule:
-    return _chosen(call, *call.args[:3])
-
-
-@line_rule("masked_fill", caveat="with a constant mask")
-def masking(call: RecordedCall) -> Rule:
-    base, mask, value = call.args[:3]
-    return _chosen(call, mask, value, base)
-
-
-def _chosen(call: RecordedCall, mask: Any, first: Any, second: Any) -> Rule:
     """Create the rule of a choice: one term where a mask is true, another where it is false."""
+    mask, first, second = call.args[:3]
+    if call.name == "masked_fill":
+        second, mask, first = call.args[:3]
     if isinstance(mask, Input):
-        raise NotAffine("what it chooses depends on the input")
+        raise NotAffine("its mask depends on the input")
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         return torch.where(
@@ -160,7 +152,7 @@ not_affine(
     "sgn", "heaviside", "floor", "ceil", "round", "trunc", "fix", "frac", "floor_divide", "fmod",
     "remainder", "logical_and", "logical_or", "logical_not", "logical_xor", "argmax", "argmin",
     "argsort", "isnan", "isinf", "isfinite", "signbit", "copysign", "bitwise_and", "bitwise_or",
-    why="not piecewise affine, as it jumps",
+    why="not continuous",
 )  # fmt: skip
 not_affine(
     "reciprocal", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10",
@@ -173,30 +165,22 @@ not_affine(
 
 
 MAX_UNFOLDED_BYTES = 4 * 2**20
-"""Unfolded inputs of a convolution that fit the cache of a core (2 to 8 MiB differ little)."""
+"""Limit on a convolution's unfolded inputs, for a core's cache (2 to 8 MiB differ little)."""
 MAX_SEPARATE_INPUTS = 8192
-"""Inputs of a layer up to which each has its own error; of more, groups share the largest."""
+"""Maximum inputs of a layer with separate errors; above it, groups share the largest error."""
 
 
+# Computed for the first bound only: values don't need the sums, which may take as much memory as
+# the weights.
 Squares = Callable[[], tuple[Tensor, float]]
 """Returns sums of squares of a layer's weights, divided by the square of a size, and that size."""
 
 
-def _squares(weight: Tensor, kernel: int) -> Squares:
-    """Return a function that sums squares over the last `kernel` axes.
-
-    It is called with the first bound: values alone need none, and the sums may take as much memory
-    as the weights.
-    """
-
-    def sums() -> tuple[Tensor, float]:
-        if weight.is_meta or not weight.numel():
-            return weight.flatten(weight.ndim - kernel).sum(-1) if kernel else weight, 1.0
-        size = float(weight.abs().max()) or 1.0
-        squares = (weight / size).square_()
-        return (squares.flatten(weight.ndim - kernel).sum(-1) if kernel else squares), size
-
-    return sums
+def _squares(weight: Tensor) -> tuple[Tensor, float]:
+    """Sum squares over all axes but the first two."""
+    size = float(weight.abs().max()) or 1.0
+    squares = (weight / size).square_()
+    return (squares.flatten(2).sum(-1) if weight.ndim > 2 else squares), size
 
 
 def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
@@ -209,11 +193,10 @@ def linear(call: RecordedCall) -> Rule:
     weight, bias = call.args[1], call.argument(2, "bias")
     inputs = weight.shape[-1]
     group = -(-inputs // MAX_SEPARATE_INPUTS)
-    by_input = _squares(weight.reshape(-1, inputs), 0)
 
     @functools.cache
     def sums_of_squares() -> tuple[Tensor, float]:
-        squares, size = by_input()
+        squares, size = _squares(weight.reshape(-1, inputs))
         if group > 1:
             padded = functional.pad(squares, (0, -inputs % group))
             squares = padded.reshape(len(padded), -1, group).sum(-1)
@@ -255,12 +238,11 @@ def convolution(call: RecordedCall) -> Rule:
         convolve = across_samples or call.apply
         return torch.cat([convolve([few]) for few in torch.split(x, part)])
 
-    squares = _squares(weight, weight.ndim - 2)
     groups, inputs = call.shapes[0][1] // max(1, weight.shape[1]), weight.shape[1]
 
     @functools.cache
     def by_group() -> tuple[Tensor, float]:
-        sums, size = squares()
+        sums, size = _squares(weight)
         return sums.reshape(groups, -1, inputs), size
 
     bound = _channels(by_group, groups, inputs, terms, bias)
@@ -323,11 +305,10 @@ def transposed_convolution(call: RecordedCall) -> Rule:
     stride, groups = per_axis(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
     reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
-    squares = _squares(weight, axes)
 
     @functools.cache
     def by_group() -> tuple[Tensor, float]:
-        sums, size = squares()
+        sums, size = _squares(weight)
         return sums.reshape(groups, -1, sums.shape[1]).mT, size
 
     terms = inputs * math.prod(reached)
@@ -335,7 +316,7 @@ def transposed_convolution(call: RecordedCall) -> Rule:
 
 
 def per_axis(value: Any, axes: int) -> list[int]:
-    """Return a setting for each axis; a single value is for all."""
+    """Expand a setting to one value per axis."""
     values = [value] if isinstance(value, int) else list(value)
     return values * axes if len(values) == 1 else values
 
@@ -343,7 +324,7 @@ def per_axis(value: Any, axes: int) -> list[int]:
 def _channels(
     by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
 ) -> Bound:
-    """Return the bound of a convolution; `by_group` are (groups, outputs, inputs)."""
+    """Return the bound of a convolution; `by_group` returns (groups, outputs, inputs)."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         squares, size = channel_squares(x[0], bounds[0], 1, terms)
@@ -371,11 +352,12 @@ def batch_norm(call: RecordedCall) -> Rule:
     return Rule(call.apply, lambda x, bounds, output: torch.hypot(bounds[0] * slope, offset))
 
 
-@line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="one factor is constant")
+@line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="with a constant factor")
 def contraction(call: RecordedCall) -> Rule:
     """Create the rule of a matrix product with a constant, or of einsum."""
     operands = call.args[1] if call.name == "einsum" else call.args[-2:]
-    if sum(isinstance(a, Input) for a in operands) > 1:
+    traced = [a.index for a in operands if isinstance(a, Input)]
+    if len(traced) > 1:
         raise NotAffine("a product of two values that both depend on the input")
     if call.name == "addmm":
         return _sum_and_product(call)
@@ -384,9 +366,21 @@ def contraction(call: RecordedCall) -> Rule:
         call = replace(call, name="matmul", function=torch.matmul)
     constants = [a for a in operands if isinstance(a, Tensor)]
     size = math.prod(float(_largest(a)) for a in constants)
-    squared = [(a / _largest(a)).square() if isinstance(a, Tensor) else a for a in operands]
+    squared = [(a / _largest(a)).square() if isinstance(a, Tensor) else Input(0) for a in operands]
     args = (call.args[0], squared) if call.name == "einsum" else tuple(squared)
-    return Rule(call.apply, _by_squares(replace(call, args=args).apply, _terms(call), size))
+
+    @functools.cache
+    def terms() -> int:
+        """Return the number of products that are summed per output element."""
+        ones = tree_map(lambda a: torch.ones(a.shape) if isinstance(a, Tensor) else a, call.args)
+        points = [torch.ones(shape) for shape in call.shapes]
+        return int(replace(call, args=ones).apply(points).max())
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        product_bound = _product_sum_bound(replace(call, args=args).apply, terms(), size)
+        return product_bound([x[traced[0]]], [bounds[traced[0]]], output)
+
+    return Rule(call.apply, bound)
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -397,28 +391,12 @@ def _largest(x: Tensor) -> Tensor:
     return torch.where(size > 0, size, 1)
 
 
-def _terms(call: RecordedCall) -> int:
-    """Return the number of products that are summed for one number of the output."""
-    if call.name != "einsum":
-        first = call.args[-2]
-        return (call.shapes[first.index] if isinstance(first, Input) else first.shape)[-1]
-    terms, _, result = str(call.args[0]).replace(" ", "").partition("->")
-    sizes: dict[str, int] = {}
-    for labels, operand in zip(terms.split(","), call.args[1], strict=True):
-        shape = call.shapes[operand.index] if isinstance(operand, Input) else operand.shape
-        start, dots, end = labels.partition("...")
-        sizes.update(zip(start, shape, strict=False))
-        if dots and end:
-            sizes.update(zip(end, shape[-len(end) :], strict=True))
-    if "->" not in str(call.args[0]):
-        result = "".join(label for label in sizes if terms.count(label) == 1)
-    return math.prod(n for label, n in sizes.items() if label not in result)
-
-
-def _by_squares(apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: float) -> Bound:
+def _product_sum_bound(
+    apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: float
+) -> Bound:
     """Return the bound of a sum of products.
 
-    `apply` sums products of squares, those of constants divided by the square of `size`.
+    `apply` sums products of squares; constants are divided by `size` before squaring.
     """
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -433,32 +411,14 @@ def _sum_and_product(call: RecordedCall) -> Rule:
     """Create the rule of ``addmm``: a product added to a tensor."""
     summand, first, second = call.args[:3]
     alpha, beta = (abs(float(call.kwargs.get(name, 1))) for name in ("alpha", "beta"))
-    of_product: Bound | None = None
-    if isinstance(first, Input) or isinstance(second, Input):
-        product = replace(call, name="matmul", function=torch.matmul, args=(first, second))
-        product = replace(product, kwargs={})
-        at = (first if isinstance(first, Input) else second).index
-        # The product alone, whose traced tensor is its first input.
-        alone = replace(
-            product,
-            args=tuple(Input(0) if isinstance(a, Input) else a for a in (first, second)),
-            shapes=(call.shapes[at],),
-        )
-        inner = contraction(alone).bound
-
-        def of_product(x: Any, bounds: Any, output: Tensor) -> Tensor:
-            return inner([x[at]], [bounds[at]], output)
+    product = replace(call, name="matmul", function=torch.matmul, args=(first, second), kwargs={})
+    product_bound = contraction(product).bound
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        errors = []
-        if isinstance(summand, Input):
-            error = bounds[summand.index]
-            errors.append(beta * error.reshape((1,) * (output.ndim - error.ndim) + error.shape))
-        elif isinstance(summand, Tensor):
-            errors.append((beta * summand.abs() / 2).expand_as(output[:1]))
-        if of_product is not None:
-            errors.append(alpha * of_product(x, bounds, output))
-        return root_sum_squares(errors)
+        error = beta * term_error(summand, bounds, output)
+        if isinstance(first, Input) or isinstance(second, Input):
+            error = root_sum_squares([error, alpha * product_bound(x, bounds, output)])
+        return error
 
     return Rule(call.apply, bound)
 
@@ -472,19 +432,26 @@ def sum_or_mean(call: RecordedCall) -> Rule:
         axes = list(range(len(shape)))
     axes = [axes] if isinstance(axes, int) else list(axes)
     terms = math.prod(shape[axis] for axis in axes)
-    divisor = max(1, terms) if call.name == "mean" else 1
-    keep = bool(call.argument(2, "keepdim", False))
+    bound = sum_bound(axes, bool(call.argument(2, "keepdim", False)))
+    if call.name == "sum":
+        return Rule(call.apply, bound)
+    return Rule(call.apply, lambda *arguments: bound(*arguments) / max(1, terms))
+
+
+def sum_bound(axes: list[int], keepdim: bool) -> Bound:
+    """Return the bound of sums over some axes of the first input."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        terms = math.prod(x[0].shape[axis] for axis in axes)
         error = torch.hypot(bounds[0].expand_as(x[0]), x[0] * (math.sqrt(terms) / 2))
-        norm: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=keep)
-        return norm / divisor
+        norm: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=keepdim)
+        return norm
 
-    return Rule(call.apply, bound)
+    return bound
 
 
 MAX_TILE_MEMBERS = 9
-"""Members of adjacent windows that a CPU adds up in half the time of average pooling."""
+"""Maximum size of a window for which a CPU adds slices in half the time of average pooling."""
 
 
 @line_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -504,7 +471,7 @@ def average_pooling(call: RecordedCall) -> Rule:
         or terms > MAX_TILE_MEMBERS
     ):
         return Rule(call.apply, _averages(axes, terms, divisor))
-    # The same sums, in the same order.
+    # Members are added in the same order as by average pooling.
     members: list[tuple[Any, ...]] = [
         (..., *(slice(first, None, k) for first, k in zip(firsts, kernel, strict=True)))
         for firsts in itertools.product(*map(range, kernel))
@@ -535,7 +502,7 @@ def adaptive_average_pooling(call: RecordedCall) -> Rule:
 def _averages(axes: int, terms: int, divisor: int) -> Bound:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         values, error = x[0], bounds[0]
-        if values.ndim == axes + 1:  # Without an axis of channels.
+        if values.ndim == axes + 1:  # Without a channel axis.
             values, error = values[:, None], error[:, None]
         squares, size = channel_squares(values, error, 1, terms)
         errors = squares.sqrt_().mul_(size * (math.sqrt(terms) / abs(divisor)))
@@ -544,12 +511,8 @@ def _averages(axes: int, terms: int, divisor: int) -> Bound:
     return bound
 
 
-_UPSAMPLED = "linear1d bilinear2d bicubic2d trilinear3d _bilinear2d_aa _bicubic2d_aa".split()  # noqa: SIM905
-
-
-@line_rule(
-    *(f"{'_' * name.startswith('_')}upsample_{name.removeprefix('_')}" for name in _UPSAMPLED)
-)
+@line_rule("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
+@line_rule("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 def interpolation(call: RecordedCall) -> Rule:
     """Create the rule of interpolation; cubic weights have a 2-norm of at most 1.3."""
     only_first_traced(call)
@@ -567,7 +530,7 @@ def interpolation(call: RecordedCall) -> Rule:
 def running_sum(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axis = inner_axis(call, 1)
-    return Rule(call.apply, _by_squares(call.apply, call.shape[axis], 1.0))
+    return Rule(call.apply, _product_sum_bound(call.apply, call.shape[axis], 1.0))
 
 
 @line_rule("col2im")
@@ -575,7 +538,7 @@ def folding(call: RecordedCall) -> Rule:
     """Create the rule of ``fold``: each position is a sum over the windows that contain it."""
     only_first_traced(call)
     return Rule(
-        call.apply, _by_squares(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)
+        call.apply, _product_sum_bound(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)
     )
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from nlbench.introspection.operations import line_rule
 
-from .arithmetic import per_axis, term_error
+from .arithmetic import per_axis, sum_bound, term_error
 from .kinks import kinked_units
 from .pieces import Crossings, Kinks, Leaders, Ranks, unit_crossings
 from .rounding import noise_of, root_sum_squares
@@ -123,18 +123,12 @@ def norm(call: RecordedCall) -> Rule:
 
 
 def _sum_of_magnitudes(call: RecordedCall, axes: list[int]) -> Rule:
-    keepdim = call.argument(3, "keepdim", False)
+    keepdim = bool(call.argument(3, "keepdim", False))
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         return points[0].abs().sum(axes, keepdim=keepdim)
 
-    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        terms = math.prod(call.shapes[0][axis] for axis in axes)
-        error = torch.hypot(bounds[0].expand_as(inputs[0]), inputs[0] * (math.sqrt(terms) / 2))
-        total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=keepdim)
-        return total
-
-    return kinked_units(apply, bound, Kinks(lambda x: x[0]))
+    return kinked_units(apply, sum_bound(axes, keepdim), Kinks(lambda x: x[0]))
 
 
 MAX_SORTED = 256
@@ -306,7 +300,7 @@ def _lead_of_pooling(call: RecordedCall, axes: int) -> Lead:
 
     def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = inputs[0]
-        if x.ndim == axes + 1:  # Without an axis of channels.
+        if x.ndim == axes + 1:  # Without a channel axis.
             x = x.unsqueeze(1)
         positions: Tensor = pool(x, return_indices=True, **settings)[1]
         return positions.flatten(2), x.flatten(2)

@@ -97,7 +97,7 @@ class Rule:
         it. At a breakpoint a unit is zero up to rounding; where all other units are off, the signs
         of this noise would affect the next layer.
     workspace : int
-        Numbers per point that `apply` or `bend` need in addition to inputs and output, if many.
+        Elements per point that `apply` or `bend` need in addition to inputs and output, if many.
     reserve : int
         Numbers that they need regardless of the number of points.
     pieces : Kinks, Leaders or Ranks, optional

@@ -106,7 +106,7 @@ def putting(call: RecordedCall) -> Rule:
 
     def filled(points: Sequence[Tensor]) -> tuple[Any, ...]:
         count = len(points[0])
-        # An index along one axis has no axis of samples; all else has.
+        # An index along one axis has no batch axis; all other operands have one.
         return tuple(
             repeat_samples(a, count) if isinstance(a, Tensor) and a.ndim == len(call.shape) else a
             for a in call.args

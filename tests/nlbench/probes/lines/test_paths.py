@@ -174,7 +174,7 @@ def test_noise_keeps_the_dtype():
     ("images", "radius"), [(torch.rand(1, 1, 8, 8), 0.9), (torch.rand(1, 3, 1, 1), 4.0)]
 )
 def test_an_open_path_that_can_not_move_is_refused(images, radius):
-    with pytest.raises(RequestError, match="no translation by a whole pixel"):
+    with pytest.raises(RequestError, match="no whole-pixel translation"):
         open_paths(images, radius=radius)
 
 

@@ -82,7 +82,7 @@ def test_the_gate_of_a_gated_mlp_has_the_role_gate_and_its_product_is_mentioned(
     (batch,) = _observed(_llama()).values()
     assert (batch.place, batch.site.role) == ("model.layers.0.mlp.act_fn", "gate")
     reason = nlbench.evaluate(_llama(), IDS, ["cka"])["cka"].reason
-    assert "products of gates are no places: at model.layers.0.mlp.act_fn" in reason
+    assert "products of gates are not measured: at model.layers.0.mlp.act_fn" in reason
 
 
 def test_padding_does_not_enter_the_means_of_a_language_model():

@@ -59,7 +59,7 @@ def test_a_model_without_weights_is_refused():
         (lambda m, x: x.cumprod(1), "cumprod at the network: not piecewise affine"),
         (lambda m, x: x.gather(1, x.argmax(1, True)), "argmax at the network: not piecewise"),
         (lambda m, x: x.half(), r"to at the network: it converts to torch\.float16"),
-        (lambda m, x: x[:, :1].T, "forward at the network: it moves or drops the axis of samples"),
+        (lambda m, x: x[:, :1].T, "forward at the network: it moves or drops the batch axis"),
         (lambda m, x: x.T @ torch.ones(1, 1), "matmul at the network: it mixes the samples"),
         (lambda m, x: (torch.ones(1, 3) @ x.T + x).T, "add at the network: it moves or drops"),
         (lambda m, x: (x.T + torch.ones(2)).T, "add at the network: it mixes the samples"),
