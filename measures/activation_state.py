@@ -14,7 +14,6 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
 from nlbench.options import Option
 
-from .papers import easier_paper
 from .path_measure import with_means
 from .statistics.prepared import Prepared, Samples, prepare, prepared
 
@@ -94,14 +93,12 @@ class _StateAccumulator(Accumulator):
         self._on: Tensor | None = None
 
     def add(self, x: Samples, y: Samples) -> None:
-        """Count one batch."""
         on, n = _counts(prepared(x, "x"), self._kink)
         if self._on is not None and len(self._on) != len(on):
             raise RequestError(f"a batch has {len(on)} units, earlier ones had {len(self._on)}")
         self._on, self._n = on if self._on is None else self._on + on, self._n + n
 
     def statistics(self) -> Mapping[str, float]:
-        """Return the mean entropy, and the shares of units that are always on one side."""
         if self._on is None:
             raise Undefined("no samples")
         return {
@@ -161,13 +158,24 @@ class ActivationState(PooledMeasure):
     name: ClassVar[str] = "activation-state"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "kink": Option(0.0, "input at which a unit's state changes", minimum=-1e6, maximum=1e6)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units")
     independent_sites: ClassVar[bool] = True
-    source: ClassVar[Source] = easier_paper("section 3, entropy of a neuron's state")
+    source: ClassVar[Source] = Source(
+        'V. Quétu, Z. Liao, E. Tartaglione, "The Simpler The Better: An Entropy-Based Importance '
+        "Metric To Reduce Neural Networks' Depth\", ECML PKDD 2024",
+        "section 3, entropy of a neuron's state",
+        """@inproceedings{quetu2024simpler,
+  title = {The Simpler The Better: An Entropy-Based Importance Metric To Reduce Neural
+           Networks' Depth},
+  author = {Qu{\\'e}tu, Victor and Liao, Zhu and Tartaglione, Enzo},
+  booktitle = {European Conference on Machine Learning and Principles and Practice of
+               Knowledge Discovery in Databases},
+  year = {2024}
+}""",
+    )
 
     def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
         """Return the inputs, one column per unit."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.measure import Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace
 
-from .papers import boundary_pieces_paper
 from .path_measure import PathMeasure
 
 
@@ -116,7 +116,18 @@ class BoundaryPieces(PathMeasure):
     name = "boundary-pieces"
     more_means = "neither"
     means = ("per_length",)
-    source = boundary_pieces_paper()
+    source = Source(
+        'P. Piwek, A. Klukowski, T. Hu, "Exact Count of Boundary Pieces of ReLU Classifiers: '
+        'Towards the Proper Complexity Measure for Classification", UAI 2023',
+        "boundary pieces, along paths",
+        """@inproceedings{piwek2023exact,
+  title = {Exact Count of Boundary Pieces of {ReLU} Classifiers: Towards the Proper Complexity
+           Measure for Classification},
+  author = {Piwek, Pawe{\\l} and Klukowski, Adam and Hu, Tianyang},
+  booktitle = {Conference on Uncertainty in Artificial Intelligence},
+  year = {2023}
+}""",
+    )
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathBoundaries:
         """Count the crossings of one segment."""

@@ -173,7 +173,6 @@ class _HSICTerms:
 
     Parameters
     ----------
-    xy, xx, yy : tensor, scalar
     size_x, size_y : tensor, scalar
         Scales of the rounding errors of xx and yy.
     unit_x, unit_y : float
@@ -204,7 +203,6 @@ class _HSICTerms:
         )
 
     def plus(self, other: _HSICTerms) -> _HSICTerms:
-        """Add the terms of another minibatch."""
         units = max(self.unit_x, other.unit_x), max(self.unit_y, other.unit_y)
         first, second = self.in_units(*units), other.in_units(*units)
         return _HSICTerms(
@@ -326,7 +324,6 @@ class _BiasedAccumulator(PairsAccumulator):
     """All batches of a site as one, in O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
-        """Return CKA of all samples together."""
         if self.pairs.n == 0:
             raise Undefined("no samples")
         moments = self.pairs.moments
@@ -353,7 +350,6 @@ class _SumsAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Add one batch, unless it is too small."""
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) < self._min_samples:
             self._skipped += 1
@@ -362,13 +358,11 @@ class _SumsAccumulator(Accumulator):
         self._sums = self._sums.plus(batch) if self._sums else batch
 
     def statistics(self) -> dict[str, float]:
-        """Return CKA of the sums."""
         if self._sums is None:
             raise Undefined(f"no batch of at least {self._min_samples} samples")
         return {"value": self._sums.alignment().item()}
 
     def remark(self) -> str:
-        """Return the number of batches that were too small."""
         note = f"batches of fewer than {self._min_samples} samples left out: {self._skipped}"
         return note if self._skipped else ""
 

@@ -13,7 +13,6 @@ from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, MoreMeans
 
-from .papers import effective_rank_paper
 from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import Samples, prepared
 
@@ -71,7 +70,6 @@ class _RankAccumulator(PairsAccumulator):
     """Samples of one site, stored as rows if there are few and as moments otherwise."""
 
     def statistics(self) -> Mapping[str, float]:
-        """Return the effective rank of the output of all batches."""
         _check_count(self.pairs.n)
         moments = self.pairs.moments
         if moments is None:
@@ -115,10 +113,20 @@ class EffectiveRank(PairsMeasure):
     name: ClassVar[str] = "effective-rank"
     bounds: ClassVar[tuple[float, float]] = (1.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
     independent_sites: ClassVar[bool] = True
-    source: ClassVar[Source] = effective_rank_paper()
+    source: ClassVar[Source] = Source(
+        'O. Roy, M. Vetterli, "The Effective Rank: A Measure of Effective Dimensionality", '
+        "EUSIPCO 2007",
+        "definition 1, of the centred samples",
+        """@inproceedings{roy2007effective,
+  title = {The Effective Rank: A Measure of Effective Dimensionality},
+  author = {Roy, Olivier and Vetterli, Martin},
+  booktitle = {European Signal Processing Conference},
+  pages = {606--610},
+  year = {2007}
+}""",
+    )
 
     def accumulator(self) -> Accumulator:
         """Create the samples of one site."""

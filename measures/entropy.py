@@ -73,17 +73,15 @@ def _entropies(values: Tensor, rounding: float) -> Tensor:
     if not torch.isfinite(width).all():
         raise NotFinite("the range of the values is too large for float64")
     if unknown := int(((width > 0) & ~varying(low, high, rounding)).sum()):
-        name, advice = ("float64", "") if rounding <= EPSILON else _FLOAT32
-        raise Undefined(f"the features of {unknown} samples are equal to {name}'s rounding{advice}")
+        is_double = rounding <= EPSILON
+        name = "float64's rounding" if is_double else "float32's rounding: try --precision float64"
+        raise Undefined(f"the features of {unknown} samples are equal to {name}")
     bins = ((values - low) / torch.where(width > 0, width, 1.0) * d).long().clamp_(max=d - 1)
     bins += torch.arange(n, device=values.device)[:, None] * d
     counts = torch.bincount(bins.flatten(), minlength=n * d).view(n, d).to(values.dtype)
     entropies = math.log(d) - torch.xlogy(counts, counts).sum(1) / d
     # The entropy of a single bin is exactly zero, without rounding.
     return torch.where(width[:, 0] > 0, entropies, 0.0)
-
-
-_FLOAT32 = ("float32", ": try --precision float64")
 
 
 class Entropy(PooledMeasure):

@@ -15,8 +15,6 @@ from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
 
-from .papers import geometric_complexity_paper
-
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
@@ -143,7 +141,6 @@ class GeometricComplexity(Measure):
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "directions": Option(
             16,
@@ -153,7 +150,18 @@ class GeometricComplexity(Measure):
         )
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
-    source: ClassVar[Source] = geometric_complexity_paper()
+    source: ClassVar[Source] = Source(
+        'B. Dherin, M. Munn, M. Rosca, D. Barrett, "Why neural networks find simple solutions: '
+        'the many regularizers of geometric complexity", NeurIPS 2022',
+        "definition of the geometric complexity, on the outputs",
+        """@inproceedings{dherin2022geometric,
+  title = {Why neural networks find simple solutions: the many regularizers of geometric
+           complexity},
+  author = {Dherin, Benoit and Munn, Michael and Rosca, Mihaela and Barrett, David},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2022}
+}""",
+    )
 
     def reset(self) -> None:
         """Discard all batches."""

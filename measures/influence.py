@@ -98,13 +98,11 @@ class _InfluenceAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Add one batch."""
         for number, values in enumerate(_changes(x, y)):
             self._counts[number] += len(values)
             self._sums[number] += values.sum().item()
 
     def statistics(self) -> dict[str, float]:
-        """Return the means over rows."""
         if not self._counts[0]:
             raise Undefined("all rows have an input or an output of zeros")
         turn, change = (s / n for s, n in zip(self._sums, self._counts, strict=True))

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
+from nlbench.citation import Source
 from nlbench.measure import MoreMeans, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
-from .papers import length_distortion_paper
 from .path_measure import PathMeasure
 
 
@@ -93,7 +93,16 @@ class LengthDistortion(PathMeasure):
     more_means: ClassVar[MoreMeans] = "neither"
     means = ("image", "length", "error")
     parts = ("site",)
-    source = length_distortion_paper()
+    source = Source(
+        'B. Hanin, R. Jeong, D. Rolnick, "Deep ReLU Networks Preserve Expected Length", ICLR 2022',
+        "length distortion; of trajectories first in Raghu et al., ICML 2017",
+        """@inproceedings{hanin2022deep,
+  title = {Deep {ReLU} Networks Preserve Expected Length},
+  author = {Hanin, Boris and Jeong, Ryan and Rolnick, David},
+  booktitle = {International Conference on Learning Representations},
+  year = {2022}
+}""",
+    )
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
         """Measure the outputs' image of one segment."""

@@ -118,8 +118,8 @@ def linearity_statistics(
     """
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
-    accumulator = _LinearityAccumulator(folds, has_branch=x.shape[1] == y.shape[1])
-    accumulator.add(x, y, owners)
+    accumulator = _LinearityAccumulator(folds)
+    accumulator.add(x, y, owners, has_branch=x.shape[1] == y.shape[1])
     return accumulator.statistics()
 
 
@@ -135,8 +135,8 @@ class _Frame:
 class _LinearityAccumulator(Accumulator):
     """Sums of the rows of each fold, about the means of the first batch, and some of the rows."""
 
-    def __init__(self, folds: int, rows: int = RESERVOIR_ROWS, *, has_branch: bool = False) -> None:
-        self._folds, self._has_branch = folds, has_branch
+    def __init__(self, folds: int, rows: int = RESERVOIR_ROWS) -> None:
+        self._folds, self._has_branch = folds, False
         self._reservoir = Reservoir(rows)
         self._frame: _Frame | None = None
         self._sums: dict[int, RegressionSums] = {}
@@ -153,30 +153,13 @@ class _LinearityAccumulator(Accumulator):
         owners: Tensor | None = None,
         samples: int | None = None,
         *,
-        has_branch: bool | None = None,
+        has_branch: bool = False,
     ) -> None:
-        """Add one batch.
-
-        Parameters
-        ----------
-        x, y : tensor of shape (n, d), (n, k)
-        owners : tensor of shape (n,), optional
-            Index of the sample of each row in the batch.
-        samples : int, optional
-            Number of samples in the batch.
-        has_branch : bool, optional
-            True if the place is a block.
-
-        Raises
-        ------
-        nlbench.NotFinite, nlbench.RequestError
-            For invalid rows, or if the number of columns changes.
-        """
+        """Add one batch, with the index of the sample of each row, and the number of samples."""
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
-        if has_branch is not None:
-            self._has_branch = has_branch
+        self._has_branch = has_branch
         self._note_extremes(x, y)
         if self._frame is None:
             means = x.values.mean(0), y.values.mean(0)
@@ -215,13 +198,7 @@ class _LinearityAccumulator(Accumulator):
         self._rounding = (max(self._rounding[0], x.rounding), max(self._rounding[1], y.rounding))
 
     def total(self) -> RegressionSums:
-        """Return the sums of all rows.
-
-        Raises
-        ------
-        nlbench.Undefined
-            For fewer than two rows, or a constant input or output.
-        """
+        """Return the sums of all rows."""
         rows = sum(part.n for part in self._sums.values())
         if rows < 2:
             raise Undefined(f"n = {rows}: at least 2 rows are needed")
@@ -239,13 +216,6 @@ class _LinearityAccumulator(Accumulator):
         return torch.maximum(low.abs(), high.abs()) / self._frame.unit, self._rounding[0]
 
     def statistics(self) -> dict[str, float]:
-        """Return the statistics of all rows.
-
-        Raises
-        ------
-        nlbench.Undefined
-            As `total`, or for samples of one fold only.
-        """
         total = self.total()
         if len(self._sums) < 2:
             raise Undefined("fewer than two samples, so that none can be held out")

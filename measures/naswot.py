@@ -14,7 +14,6 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
 
-from .papers import naswot_paper
 from .statistics.prepared import Samples, prepare, prepared
 
 if TYPE_CHECKING:
@@ -105,23 +104,6 @@ def _distinct_patterns(kernel: Tensor) -> int:
     return int((~is_repeated).sum())
 
 
-class _States:
-    """States of a site's units for the first samples."""
-
-    def __init__(self) -> None:
-        self._parts: list[Tensor] = []
-        self.n = 0
-
-    def add(self, on: Tensor) -> None:
-        """Append states (n, d)."""
-        self._parts.append(on)
-        self.n += len(on)
-
-    def kernel(self) -> Tensor:
-        """Return the kernel (n, n)."""
-        return _kernel(torch.cat(self._parts))
-
-
 class Naswot(Measure):
     r"""Logarithm of the determinant of the kernel of activation patterns.
 
@@ -167,36 +149,47 @@ class Naswot(Measure):
     probe: ClassVar[str] = "sites"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "samples": Option(SAMPLES, "first samples that are compared", minimum=2, maximum=10_000)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units")
     independent_sites: ClassVar[bool] = True
-    source: ClassVar[Source] = naswot_paper()
+    source: ClassVar[Source] = Source(
+        'J. Mellor, J. Turner, A. Storkey, E. J. Crowley, "Neural Architecture Search without '
+        'Training", ICML 2021',
+        "equation 2, and the logarithm of the kernel's determinant",
+        """@inproceedings{mellor2021neural,
+  title = {Neural Architecture Search without Training},
+  author = {Mellor, Joe and Turner, Jack and Storkey, Amos and Crowley, Elliot J.},
+  booktitle = {International Conference on Machine Learning},
+  year = {2021}
+}""",
+    )
 
     def reset(self) -> None:
         """Discard all states."""
-        self._sites: dict[str, _States] = {}
+        # States (n, d) of the first samples at each site, batch by batch.
+        self._sites: dict[str, list[Tensor]] = {}
         self._failed: dict[str, str] = {}
 
     def update(self, observation: SiteBatch) -> None:
         """Add one batch of one site."""
         place = observation.place
-        states = self._sites.setdefault(place, _States())
+        states = self._sites.setdefault(place, [])
         try:
             x, _ = observation.shared(prepare)
         except NotFinite as error:
             self._failed[place] = str(error)
             return
-        states.add(x.values[: int(self.settings["samples"]) - states.n] > 0)
+        missing = int(self.settings["samples"]) - sum(map(len, states))
+        states.append(x.values[:missing] > 0)
 
     def compute(self) -> Result:
         """Return the score of all sites together, and of each."""
         for place, reason in self._failed.items():
             value = Value.missing(place, "failed", reason)
             return Result.missing("failed", f"{place}: {reason}", (value,))
-        kernels = {place: states.kernel() for place, states in self._sites.items()}
+        kernels = {place: _kernel(torch.cat(states)) for place, states in self._sites.items()}
         values = tuple(_value(place, kernel) for place, kernel in kernels.items())
         if not values:
             return Result.missing("undefined", "no place to measure")

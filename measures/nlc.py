@@ -207,7 +207,6 @@ class NonlinearityCoefficient(Measure):
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
-    version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "directions": Option(
             4, "derivatives per sample, along differences of samples", minimum=1, maximum=1e6

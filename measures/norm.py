@@ -93,14 +93,12 @@ class _NormAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Add one batch."""
         before, after = _pair(x, y)
         self._n += len(before)
         self._change = math.hypot(self._change, _norm(before - after).item())
         self._size = math.hypot(self._size, _norm(before).item())
 
     def statistics(self) -> dict[str, float]:
-        """Return both norms of all samples together, the selected one as the value."""
         if self._n == 0:
             raise Undefined("no samples")
         absolute = self._change

@@ -35,8 +35,6 @@ class Moments:
 
     Parameters
     ----------
-    n : int
-        Number of samples.
     inputs : int
         d, the number of columns of x.
     origin : tensor of shape (d + k,)
@@ -197,9 +195,6 @@ class SamplePairs:
 
     Parameters
     ----------
-    n : int
-        Number of samples.
-    moments : Moments or None
     batches : tuple of pairs of Prepared
         The rows; empty if there are moments.
     widths : tuple of int, optional

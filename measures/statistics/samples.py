@@ -27,10 +27,6 @@ def as_samples(values: Tensor, name: str) -> Tensor:
     name : str
         Name for messages.
 
-    Returns
-    -------
-    tensor of shape (n, d), float64
-
     Raises
     ------
     nlbench.RequestError
@@ -150,7 +146,6 @@ def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
     ----------
     peaks : tensor of shape (d,)
         Largest magnitude of each column, offset included.
-    n : int
     rounding : float
         Spacing of the samples' type; see `Prepared`.
     """
@@ -180,7 +175,6 @@ def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
 
     Parameters
     ----------
-    role : {"input", "output"}
     rounding : float
         Spacing of the samples' type; see `Prepared`.
     equal : bool

@@ -61,17 +61,14 @@ class _Matching(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, precision: float) -> Tensor:
-        """Match."""
         return _matched(a, b, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Mark the indices as not differentiable."""
         ctx.mark_non_differentiable(output)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[None, None, None]:
-        """Return no gradients."""
         return None, None, None
 
 

@@ -154,7 +154,6 @@ class _SinglePrecisionBounds:
 
     Parameters
     ----------
-    points : _Points
     a, b : tensor of shape (n, k)
         Vectors with the lengths of the points, and with inner products at least as large.
     """

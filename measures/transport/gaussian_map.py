@@ -75,20 +75,17 @@ class _OptimalMap(torch.autograd.Function):
 
     @staticmethod
     def forward(source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        """Compute the factors, and A."""
         factors = _diagonalized(source.detach(), target.detach())
         matrix = gram((factors.outward * factors.roots.sqrt()).T)
         return matrix, factors.lower, factors.vectors, factors.roots, factors.outward
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        """Save the factors, and Σx and A for higher derivatives."""
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve for the gradients by Σx and Σy."""
         source, matrix, lower, vectors, roots, outward = ctx.saved_tensors
         gradient = (gradient + gradient.T) / 2
         inward = lower @ vectors
@@ -116,7 +113,6 @@ class _Lyapunov(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Save the factors of M, and the solution."""
         _, matrix, *parts = inputs
         ctx.save_for_backward(matrix, *parts, output)
 
