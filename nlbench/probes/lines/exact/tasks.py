@@ -19,18 +19,16 @@ import torch
 from nlbench.introspection.threads import torch_threads
 
 Task = TypeVar("Task")
-Result = TypeVar("Result")
-Work = Callable[[Task], tuple[Sequence[Task], Sequence[Result]]]
+Work = Callable[[Task], Sequence[Task]]
 
 
-class _Stack(Generic[Task, Result]):
-    """Waiting tasks, and the results and the error so far."""
+class _Stack(Generic[Task]):
+    """Waiting tasks, and the first error."""
 
     def __init__(
         self, first: Sequence[Task], depth: Callable[[Task], int], stopped: threading.Event
     ) -> None:
         self._stopped = stopped
-        self.results: list[Result] = []
         self.error: BaseException | None = None
         self._depth = depth
         # A heap: the deepest task first, then the latest.
@@ -40,16 +38,19 @@ class _Stack(Generic[Task, Result]):
         self._running = 0
         self._changed = threading.Condition()
 
-    def drain(self, work: Work[Task, Result]) -> None:
+    def drain(self, work: Work[Task]) -> None:
         """Run tasks until none is waiting or running."""
         while (task := self._take()) is not None:
             try:
-                more, results = work(task)
+                more = work(task)
             except BaseException as error:
                 # Raised again by `run_tasks`, in the caller's thread.
                 self.stop(error)
                 return
-            self._put(more, results)
+            with self._changed:
+                self._running -= 1
+                self._add(more)
+                self._changed.notify_all()
 
     def stop(self, error: BaseException) -> None:
         """Make every thread end after its current task."""
@@ -67,13 +68,6 @@ class _Stack(Generic[Task, Result]):
             self._running += 1
             return heapq.heappop(self._waiting)[-1]
 
-    def _put(self, more: Sequence[Task], results: Sequence[Result]) -> None:
-        with self._changed:
-            self._running -= 1
-            self._add(more)
-            self.results.extend(results)
-            self._changed.notify_all()
-
     def _add(self, tasks: Sequence[Task]) -> None:
         for task in reversed(tasks):
             heapq.heappush(self._waiting, (-self._depth(task), next(self._age), task))
@@ -81,11 +75,11 @@ class _Stack(Generic[Task, Result]):
 
 def run_tasks(
     first: Sequence[Task],
-    work: Work[Task, Result],
+    work: Work[Task],
     threads: int,
-    depth: Callable[[Task], int] = lambda task: 0,
-    stopped: threading.Event | None = None,
-) -> list[Result]:
+    depth: Callable[[Task], int],
+    stopped: threading.Event,
+) -> None:
     """Run tasks and the tasks that they return, deepest first, then latest first.
 
     So at each depth only tasks of at most `threads` parents are waiting, and the memory that they
@@ -96,19 +90,14 @@ def run_tasks(
     first : sequence of Task
         None is not a task.
     work : callable
-        Maps a task to further tasks and finished results.
+        Maps a task to further tasks.
     threads : int
         With 1, tasks run in the caller's thread, with PyTorch's own threads.
     depth : callable
         Progress of a task.
-    stopped : threading.Event, optional
-        Set when another task has failed or the caller was interrupted. The results of running
-        tasks are then ignored, so a long task may check it and return early.
-
-    Returns
-    -------
-    list
-        Results in the order in which they were finished.
+    stopped : threading.Event
+        Set when another task has failed or the caller was interrupted. A long task may check it
+        and return early.
 
     Raises
     ------
@@ -117,22 +106,24 @@ def run_tasks(
 
     Examples
     --------
+    >>> seen = []
     >>> def halve(n):
-    ...     return ([n // 2, n - n // 2], []) if n > 1 else ([], [n])
-    >>> run_tasks([10], halve, threads=2)
-    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    ...     seen.append(n)
+    ...     return [n // 2, n - n // 2] if n > 1 else []
+    >>> run_tasks([3], halve, 1, lambda n: -n, threading.Event())
+    >>> seen
+    [3, 1, 2, 1, 1]
     """
-    stack: _Stack[Task, Result] = _Stack(first, depth, stopped or threading.Event())
+    stack = _Stack(first, depth, stopped)
     if threads <= 1:
         stack.drain(work)
     else:
         _drain_in_threads(stack, work, threads)
     if stack.error is not None:
         raise stack.error
-    return stack.results
 
 
-def _drain_in_threads(stack: _Stack[Task, Result], work: Work[Task, Result], threads: int) -> None:
+def _drain_in_threads(stack: _Stack[Task], work: Work[Task], threads: int) -> None:
     def drain_alone() -> None:
         torch.set_num_threads(1)
         stack.drain(work)

@@ -142,14 +142,14 @@ def _trace_group(
         stopped = threading.Event()
         output_parts = _OutputParts()
 
-        def work(chunk: Chunk) -> tuple[Sequence[Chunk], Sequence[_Part]]:
+        def work(chunk: Chunk) -> Sequence[Chunk]:
             with torch.inference_mode():
                 result = _advance(program, chunk, limit, stopped)
                 if isinstance(result, Chunk):
-                    return split(result, limit), []
+                    return split(result, limit)
                 if result is not None:
                     output_parts.add(result)
-                return [], []
+                return []
 
         run_tasks(split(whole, limit), work, threads, lambda chunk: chunk.step, stopped)
     lengths = [segment_length(start, end) for start, end in group]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch.autograd import forward_ad
 
 from nlbench.introspection.operations import Operation, line_rule
 
-from .pieces import Crossings, Kinks, sign_changes
+from .pieces import Crossings, Kinks, unit_crossings
 from .rounding import MIN_NONZERO_SHARE, Bound, noise_of, scaled, unchanged
 from .rule import Apply, Input, NotAffine, RecordedCall, Rule, only_first_traced
 
@@ -32,10 +33,8 @@ def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         pairs = zip(kinks.distances(inputs), kinks.noises(inputs, bounds), strict=True)
-        crossings = [sign_changes(margin, noise) for margin, noise in pairs]
-        if len(crossings) == 1:
-            return crossings[0]
-        return torch.cat([i for i, _ in crossings]), torch.cat([s for _, s in crossings])
+        intervals, _, shares = zip(*itertools.starmap(unit_crossings, pairs), strict=True)
+        return torch.cat(intervals), torch.cat(shares)
 
     return Rule(apply, bound, bend, pieces=kinks)
 

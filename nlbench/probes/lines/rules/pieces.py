@@ -146,8 +146,8 @@ def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) 
     return changed[:, None].flatten(1).any(1)
 
 
-def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
-    """Find where units pass through zero.
+def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find which units pass through zero, and where.
 
     A value within the noise counts as zero: a unit that is zero at a point bends
     there, if at all, and a segment inside a unit's boundary has no crossings.
@@ -158,13 +158,6 @@ def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
         Affine between neighbouring points.
     noise : tensor of shape (P, ...), each axis of full size or 1
         Magnitude up to which a margin counts as zero.
-    """
-    interval, _, share = unit_crossings(margin, noise)
-    return interval, share
-
-
-def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find which units pass through zero, and where; see `sign_changes`.
 
     Returns
     -------

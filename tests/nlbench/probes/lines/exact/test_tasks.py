@@ -20,21 +20,29 @@ def threads_before():
     return set(threading.enumerate())
 
 
-def split(limit):
+def split(limit, finished=None):
     def work(interval):
         a, b = interval
-        if b - a <= limit:
-            return [], [interval]
-        middle = (a + b) // 2
-        return [(a, middle), (middle, b)], []
+        if b - a > limit:
+            middle = (a + b) // 2
+            return [(a, middle), (middle, b)]
+        if finished is not None:
+            finished.append(interval)
+        return []
 
     return work
+
+
+def run(first, work, threads, stopped=None):
+    run_tasks(first, work, threads, lambda task: 0, stopped or threading.Event())
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
 def test_nothing_is_lost_or_done_twice(size, limit, threads):
-    found = sorted(run_tasks([(0, size)], split(limit), threads))
+    found = []
+    run([(0, size)], split(limit, found), threads)
+    found.sort()
     assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
     assert found[-1][1] == size
 
@@ -46,7 +54,7 @@ def test_the_latest_task_runs_first():
         order.append(interval)
         return split(1)(interval)
 
-    run_tasks([(0, 4)], work, 1)
+    run([(0, 4)], work, 1)
     assert order == [(0, 4), (0, 2), (0, 1), (1, 2), (2, 4), (2, 3), (3, 4)]
 
 
@@ -58,7 +66,7 @@ def test_an_error_in_a_task_is_raised_and_ends_the_others(threads, threads_befor
         return split(1)(interval)
 
     with pytest.raises(KeyError, match="here"):
-        run_tasks([(0, 1000)], work, threads)
+        run([(0, 1000)], work, threads)
     assert set(threading.enumerate()) <= threads_before
 
 
@@ -70,10 +78,10 @@ def test_an_error_stops_long_tasks(threads_before):
         if number == 0:
             raise KeyError("here")
         assert stopped.wait(60)
-        return [2, 3], []
+        return [2, 3]
 
     with pytest.raises(KeyError, match="here"):
-        run_tasks([0, 1], work, 2, stopped=stopped)
+        run([0, 1], work, 2, stopped)
     assert set(threading.enumerate()) <= threads_before
 
 
@@ -85,10 +93,10 @@ def test_an_interrupt_of_the_caller_ends_all_threads(two_threads, threads_before
             _thread.interrupt_main()
         assert stopped.wait(60)
         ended.append(number)
-        return [2, 3], []
+        return [2, 3]
 
     with pytest.raises(KeyboardInterrupt):
-        run_tasks([0, 1], work, 2, stopped=stopped)
+        run([0, 1], work, 2, stopped)
     assert set(ended) <= {0, 1}
     assert set(threading.enumerate()) <= threads_before
     assert torch.get_num_threads() == two_threads
@@ -100,7 +108,7 @@ def test_an_interrupt_in_a_task_is_raised(threads, threads_before):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_tasks([0, 1], work, threads)
+        run([0, 1], work, threads)
     assert set(threading.enumerate()) <= threads_before
 
 
@@ -142,7 +150,7 @@ def test_torch_threads_are_restored(threads, two_threads):
         seen.append(torch.get_num_threads())
         return split(1)(interval)
 
-    run_tasks([(0, 50)], work, threads)
+    run([(0, 50)], work, threads)
     assert torch.get_num_threads() == two_threads
     assert set(seen) == ({two_threads} if threads == 1 else {1})
     fresh = []

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nlbench.probes.lines.rules.pieces import Kinks, Ranks, changes, sign_changes
+from nlbench.probes.lines.rules.pieces import Kinks, Ranks, changes, unit_crossings
 
 NOISE_UNIT = 8 * torch.finfo(torch.float64).eps
 
@@ -13,8 +13,8 @@ def column(*numbers):
 def test_a_margin_of_the_size_of_the_noise_is_zero():
     noise = column(0.5, 0.5)
     for ends in ((-1.0, 0.5), (1.0, -0.5), (0.5, -1.0), (-0.5, 1.0)):
-        assert len(sign_changes(column(*ends), noise)[0]) == 0
-    assert sign_changes(column(-1.0, 0.75), noise)[0].tolist() == [0]
+        assert len(unit_crossings(column(*ends), noise)[0]) == 0
+    assert unit_crossings(column(-1.0, 0.75), noise)[0].tolist() == [0]
 
 
 @pytest.mark.parametrize(

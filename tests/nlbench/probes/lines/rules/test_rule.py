@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nlbench.probes.lines.rules.pieces import sign_changes
+from nlbench.probes.lines.rules.pieces import unit_crossings
 from nlbench.probes.lines.rules.rounding import channel_squares, peak, squared_errors
 
 
@@ -16,7 +16,7 @@ def test_sign_changes_are_found(seed, points, units, other):
     # Of all layouts in memory, and with whole numbers, so that some are zero.
     margin = torch.randn(units, points, other, dtype=torch.float64).mul(2).round().transpose(0, 1)
     noise = torch.full((points, 1, 1), 0.5, dtype=torch.float64)
-    interval, share = sign_changes(margin, noise)
+    interval, _, share = unit_crossings(margin, noise)
     expected = []
     for i in range(points - 1):
         for a, b in zip(
@@ -30,7 +30,7 @@ def test_sign_changes_are_found(seed, points, units, other):
 def test_a_value_within_the_noise_is_zero():
     margin = torch.tensor([[1.0, 1e-3, 1e-3, 1.0], [-1e-3, -1e-3, -1.0, -1.0]])
     noise = torch.tensor([[0.01], [0.01]])
-    interval, share = sign_changes(margin, noise)
+    interval, _, share = unit_crossings(margin, noise)
     assert (interval.tolist(), share.tolist()) == ([0], [0.5])
 
 
@@ -40,11 +40,11 @@ def test_a_value_within_the_noise_is_zero():
 def test_shared_noise_equals_expanded_noise(shape):
     torch.manual_seed(0)
     margin, noise = torch.randn(6, 4, 3), 2 * torch.rand(shape)
-    shared = sign_changes(margin, noise)
-    alone = sign_changes(margin, noise.expand_as(margin).contiguous())
-    assert 0 < len(shared[0]) < len(sign_changes(margin, torch.zeros_like(noise))[0])
+    shared = unit_crossings(margin, noise)
+    alone = unit_crossings(margin, noise.expand_as(margin).contiguous())
+    assert 0 < len(shared[0]) < len(unit_crossings(margin, torch.zeros_like(noise))[0])
     assert torch.equal(shared[0], alone[0])
-    assert torch.equal(shared[1], alone[1])
+    assert torch.equal(shared[2], alone[2])
 
 
 def test_the_peak_is_the_largest_magnitude_of_each_point():
