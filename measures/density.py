@@ -25,18 +25,6 @@ class _PathCrossings:
     error: float
     is_estimate: bool
 
-    @classmethod
-    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
-        sites: dict[str, float] = dict(trace.contributions)
-        if isinstance(trace, SegmentEstimate):
-            if trace.crossings is None:
-                raise Undefined(trace.refused or "the network is not piecewise affine")
-            return cls(
-                (trace.crossings,), trace.length, None, sites, trace.at_least, trace.error, True
-            )
-        count, changes = trace.crossings, _known_slope_changes(trace)
-        return cls((float(count),), trace.length, changes, sites, count, 0.0, False)
-
     def __add__(self, other: _PathCrossings) -> _PathCrossings:
         changes = None
         if self.slope_changes is not None and other.slope_changes is not None:
@@ -137,14 +125,15 @@ class Density(PathMeasure):
     source = traced_regions("section 2.2")
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
-        """Count the crossings of one segment.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the network is not piecewise affine, with the operation as the reason.
-        """
-        return _PathCrossings.of(trace)
+        """Count the crossings of one segment."""
+        length, sites = trace.length, dict(trace.contributions)
+        if isinstance(trace, SegmentEstimate):
+            if trace.crossings is None:
+                raise Undefined(trace.refused or "the network is not piecewise affine")
+            counts = (trace.crossings,)
+            return _PathCrossings(counts, length, None, sites, trace.at_least, trace.error, True)
+        count, changes = trace.crossings, _known_slope_changes(trace)
+        return _PathCrossings((float(count),), length, changes, sites, count, 0.0, False)
 
     def value_of(self, place: str, path: _PathCrossings) -> Value:
         """Return the number of crossings of a path."""

@@ -219,10 +219,10 @@ class _LinearityAccumulator(Accumulator):
         total = self.total()
         if len(self._sums) < 2:
             raise Undefined("fewer than two samples, so that none can be held out")
-        whole = total.fit(*self.rounding_of_inputs)
-        in_sample = total.squared_errors(whole)
-        null = min(1.0, whole.rank / (total.n - 1))
-        del whole
+        fit_of_all = total.fit(*self.rounding_of_inputs)
+        in_sample = total.squared_errors(fit_of_all)
+        null = min(1.0, fit_of_all.rank / (total.n - 1))
+        del fit_of_all
         x, y, owner = self._reservoir.columns
         x, y = self._framed(*(side.to(torch.float64, copy=True) for side in (x, y)))
         predicted, held_out = torch.zeros_like(y), 0.0

@@ -6,7 +6,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -110,29 +109,20 @@ def _changes(states: Tensor) -> int:
     return int(states.any(0).logical_and(~states.all(0)).sum())
 
 
-@dataclass(frozen=True)
-class StarBoundaries:
-    """Boundaries of linear regions on a star's segments from x - r v to x + r v.
-
-    Parameters
-    ----------
-    count : int
-    nearest : float
-        Distance from x to the nearest boundary; infinite if there is none.
-    """
-
-    count: int
-    nearest: float
-
-
-def star_boundaries(model: nn.Module, vertices: Tensor) -> list[StarBoundaries]:
-    """Trace the segments of stars exactly.
+def star_boundaries(model: nn.Module, vertices: Tensor) -> list[tuple[int, float]]:
+    """Trace the segments from x - r v to x + r v of stars exactly.
 
     Parameters
     ----------
     model : torch.nn.Module
         Piecewise affine.
     vertices : tensor of shape (n, 2, p, *input)
+
+    Returns
+    -------
+    list of tuple
+        For each star the number of boundaries of linear regions, and the distance from x to the
+        nearest one, infinite if there is none.
 
     Raises
     ------
@@ -143,14 +133,14 @@ def star_boundaries(model: nn.Module, vertices: Tensor) -> list[StarBoundaries]:
     return [_boundaries(itertools.islice(traces, vertices.shape[2])) for _ in range(len(vertices))]
 
 
-def _boundaries(star: Iterable[SegmentTrace]) -> StarBoundaries:
+def _boundaries(star: Iterable[SegmentTrace]) -> tuple[int, float]:
     count, nearest = 0, math.inf
     for trace in star:
         count += trace.crossings
         distances = (trace.t[1:-1] - 0.5).abs() * trace.length
         if len(distances):
             nearest = min(nearest, float(distances.min()))
-    return StarBoundaries(count, nearest)
+    return count, nearest
 
 
 class LocalComplexity(Measure):
@@ -236,7 +226,8 @@ class LocalComplexity(Measure):
     def reset(self) -> None:
         """Discard all samples."""
         self._counts: list[float] = []
-        self._stars: list[StarBoundaries] = []
+        # Boundaries of each traced star, and the distance to the nearest.
+        self._stars: list[tuple[int, float]] = []
         self._untraced_reason = ""
         self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
 
@@ -277,8 +268,8 @@ class LocalComplexity(Measure):
         if len(counts) > 1:
             summary["error"] = statistics.stdev(counts) / math.sqrt(len(counts))
         if traced:
-            nearest = [star.nearest for star in traced if math.isfinite(star.nearest)]
-            summary["boundaries"] = statistics.fmean(star.count for star in traced)
+            nearest = [distance for _, distance in traced if math.isfinite(distance)]
+            summary["boundaries"] = statistics.fmean(count for count, _ in traced)
             summary["near"] = len(nearest) / len(traced)
             if nearest:
                 summary["nearest"] = statistics.fmean(nearest)

@@ -1,4 +1,4 @@
-"""Base class of the measures of lines: segments are summed to paths, with their method noted."""
+"""Base class of the measures of lines, which sums segments to paths and reports their method."""
 
 from __future__ import annotations
 

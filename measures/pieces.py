@@ -22,7 +22,7 @@ from .path_measure import PathMeasure
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 
-# Vertices tested at once, numbers in memory at once, and vertices above which a hull is formed.
+# Vertices tested at once, elements in memory at once, and vertices above which a hull is formed.
 BLOCK_VERTICES, BLOCK_NUMBERS, MIN_HULL_VERTICES = 32, 2**21, 512
 
 Array: TypeAlias = npt.NDArray[np.float64]

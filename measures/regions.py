@@ -168,13 +168,7 @@ class Regions(PathMeasure):
     )
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> tuple[RegionCounts, ...]:
-        """Count the regions of one segment.
-
-        Raises
-        ------
-        nlbench.Undefined
-            Without exact breakpoints.
-        """
+        """Count the regions of one segment."""
         if isinstance(trace, SegmentEstimate):
             hint = "breakpoints are estimated; --set lines.method=exact traces them"
             raise Undefined(trace.refused or hint)

@@ -15,7 +15,7 @@ from nlbench.options import Settings
 from nlbench.store.run import Run
 
 TIME_SHARE = 0.05
-"""Share of the training's time that measuring takes with the default spacing."""
+"""Share of training time that measuring takes with the default spacing."""
 
 
 class Monitor:
@@ -80,7 +80,7 @@ class Monitor:
         self._next_time = 0.0
 
     def step(self) -> Run | None:
-        """Count a step of the training and measure if it is time; return the measured step."""
+        """Count a training step, and measure and return it if a measurement is due."""
         self.steps += 1
         if self._every is not None:
             return self.measure() if self.steps % self._every == 0 else None

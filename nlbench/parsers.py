@@ -1,4 +1,4 @@
-"""Parsers of what users type: numbers, sizes, names, seeds, paths and settings.
+"""Parsers of user input: numbers, sizes, names, seeds, paths and settings.
 
 `nlbench.options` validates the parsed values, `nlbench.settings` assigns settings to their owners.
 """

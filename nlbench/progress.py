@@ -112,13 +112,7 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """A progress bar on standard error, inside of a ``with``.
-
-    Parameters
-    ----------
-    visible : bool, optional
-        By default True if standard error is a terminal.
-    """
+    """A progress bar on standard error, inside of a ``with``; by default on a terminal only."""
 
     def __init__(self, visible: bool | None = None) -> None:
         self._visible = sys.stderr.isatty() if visible is None else visible
@@ -213,8 +207,10 @@ class PlainProgress:
             return
         self._printed = now
         rate = self._count / max(now - self._start, 1e-9)
-        left = max(self._total - self._count, 0) / rate
-        self._print(f"{self._count}/{self._total} steps, {rate:.1f}/s, {left:.0f} s left: {text}")
+        remaining = max(self._total - self._count, 0) / rate
+        self._print(
+            f"{self._count}/{self._total} steps, {rate:.1f}/s, {remaining:.0f} s left: {text}"
+        )
 
     def warn(self, message: str) -> None:
         """Show a warning of one line."""

@@ -43,14 +43,12 @@ from .plugin_loading import load_probe
 
 @dataclass(frozen=True)
 class Preview:
-    """The cells of a plan, grouped by what a run does with them.
+    """The cells of a plan, by whether a run would measure them.
 
     Parameters
     ----------
-    plan : Plan
     new : tuple of Cell
         To be measured, including failed ones to be repeated.
-    recorded : tuple of Cell
     impossible : tuple of Cell
         To be recorded as skipped, with the reason in ``cell.subject.impossible``.
     """
@@ -87,11 +85,6 @@ def preview(
 ) -> Preview:
     """Plan a run without measuring or writing anything.
 
-    Parameters
-    ----------
-    request, out, execution, progress
-        As for `run`.
-
     Raises
     ------
     nlbench.RequestError, nlbench.PluginError
@@ -112,18 +105,8 @@ def forecast(
 ) -> dict[str, dict[str, str]]:
     """Predict the cost of a preview's new cells, for probes that support it.
 
-    Each subject is loaded and run in a few forward passes; nothing is measured or written.
-
-    Parameters
-    ----------
-    preview : Preview
-    execution, progress
-        As for `run`.
-
-    Returns
-    -------
-    dict
-        One line per subject key and probe; subjects without a prediction are left out.
+    Each subject is loaded and run in a few forward passes; nothing is measured or written. The
+    predictions are lines of text by subject's key and probe.
     """
     execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
     unit_runner = UnitRunner(threads=execution.threads or default_threads())
@@ -213,7 +196,7 @@ def _plan(request: Request, monitor: ProgressMonitor) -> Plan:
     with restored_process_state() as changes:
         plan = make_plan(request, _device(request), monitor.warn)
     if changes:
-        monitor.warn(f"importing plugins changed {changes}; since restored")
+        monitor.warn(f"importing plugins changed {', '.join(changes)}; since restored")
     return plan
 
 

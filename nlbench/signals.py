@@ -85,7 +85,7 @@ def check_interruption() -> None:
 
 @contextmanager
 def interruptions_first() -> Iterator[None]:
-    """Raise an interruption of `interruptible` instead of the error that other code made of it."""
+    """Raise an interruption of `interruptible` that other code has converted to another error."""
     try:
         yield
     except (Exception, SystemExit):

@@ -1,4 +1,4 @@
-"""Names of checkpoints: the training, the step and the seed."""
+"""Names of checkpoints: the training run, the step and the seed."""
 
 from __future__ import annotations
 

@@ -111,11 +111,11 @@ def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
     """Return the subjects whose places fit the page, first seeds in order of rank first."""
     order = [row.subjects[0] for row in rows]
     order += [subject for row in rows for subject in row.subjects[1:]]
-    chosen, left = set(), MAX_PLACE_VALUES
+    chosen, remaining = set(), MAX_PLACE_VALUES
     for subject in order:
         cells = (scores[subject.label, name] for name in scores.measures)
-        left -= sum(len(place.statistics) for cell in cells for place in cell.places)
-        if left < 0:
+        remaining -= sum(len(place.statistics) for cell in cells for place in cell.places)
+        if remaining < 0:
             break
         chosen.add(subject.label)
     return chosen

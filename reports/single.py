@@ -55,16 +55,16 @@ def strip_fields(cell: TableCell, sense: int) -> list[dict[str, Any]]:
 
 def cards(row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]) -> list[Card]:
     """Return a card for each measure of a network."""
-    found = []
+    network_cards = []
     for name in scores.measures:
         about = measures.get(name, {})
         entry, cells = row.entries[name], [scores[s.label, name] for s in row.subjects]
         description = str(about.get("description", "")).strip()
         if entry.status != "ok":
-            found.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
+            network_cards.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
             continue
-        found.append(_card(name, description, entry, cells, about))
-    return found
+        network_cards.append(_card(name, description, entry, cells, about))
+    return network_cards
 
 
 def _card(

@@ -106,7 +106,7 @@ class TableSubject:
 
     @property
     def weights_text(self) -> str:
-        """The weights without their seed; a checkpoint by its training and step."""
+        """The weights without their seed; a checkpoint by its training run and step."""
         if self.checkpoint is None:
             return self.group[2]
         training = self.checkpoint.training

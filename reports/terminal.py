@@ -130,12 +130,12 @@ def _fitting(
 ) -> list[str]:
     """Return the measures that fit next to the subject's columns, at least one."""
     limit = max(12, width // 3)
-    left = width - sum(min(_width([name, *texts]), limit) for name, texts in subjects.items())
+    remaining = width - sum(min(_width([name, *texts]), limit) for name, texts in subjects.items())
     shown: list[str] = []
     for name, texts in columns.items():
-        if not shown or _width(texts) <= left:
+        if not shown or _width(texts) <= remaining:
             shown.append(name)
-            left -= _width(texts)
+            remaining -= _width(texts)
     return shown
 
 

@@ -115,18 +115,18 @@ class Definitions(Study):
 
 def _sampled(runs: Runs, regions: float) -> Verdict:
     """Compare the boundaries that uniform sampling finds with those of the exact method."""
-    found = {}
+    shares = {}
     for part, run in runs.items():
         if part.startswith("sampled"):
             (record,) = run.records
             steps = int(part.removeprefix("sampled"))
-            found[steps] = record.result.summary["value"] / (regions - 1)
-    listed = (f"{share:.1%} at {steps:,} steps" for steps, share in found.items())
+            shares[steps] = record.result.summary["value"] / (regions - 1)
+    listed = (f"{share:.1%} at {steps:,} steps" for steps, share in shares.items())
     return Verdict(
         "Uniform sampling misses regions",
         "might miss small regions if the step is large",
         f"{', '.join(listed)} a segment",
-        below(list(found.values()), 1 - MIN_MISSED),
+        below(list(shares.values()), 1 - MIN_MISSED),
         f"share of the boundaries on the path of VGG8; agrees if each misses {MIN_MISSED:.0%}",
     )
 

@@ -1,4 +1,4 @@
-"""Whether random networks stretch paths: Raghu's growth against Hanin's."""
+"""Length distortion of random networks: Raghu's growth against Hanin's."""
 
 from __future__ import annotations
 

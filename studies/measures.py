@@ -203,9 +203,9 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
         for name, order in by_ladder.items():
             kinds[LADDERS[name].kind][name] = order
         # Regimes have no order to test.
-        found = {n: replace(o, mark=o.mark or "regime") for n, o in kinds["regime"].items()}
-        found |= adjusted(kinds["planted"]) | adjusted(kinds["published"])
-        orders |= {(str(measure), name): found[name] for name in by_ladder}
+        judged = {n: replace(o, mark=o.mark or "regime") for n, o in kinds["regime"].items()}
+        judged |= adjusted(kinds["planted"]) | adjusted(kinds["published"])
+        orders |= {(str(measure), name): judged[name] for name in by_ladder}
     return orders
 
 

@@ -59,7 +59,7 @@ NEARLY_ALL = 0.9
 FEW = 1 - NEARLY_ALL
 OTHER_SEEDS = "different seeds"
 Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], Correlation]
-"""By pair of settings, measure, and True for networks of one seed."""
+"""Keyed by pair of settings, measure, and True for networks of one seed."""
 
 
 class Paired(ColumnPaths):
@@ -74,14 +74,8 @@ class Paired(ColumnPaths):
             if part not in runs:
                 continue
             values = {name: path_values(runs[part], name) for name in MEASURES}
-            pairs = _pairs(sorted_settings(values["absdev"].setting))
-            shares = {
-                (pair, name, same): share_of_paths(table, *pair, same_seed=same)
-                for pair in pairs
-                for name, table in values.items()
-                for same in (True, False)
-            }
-            verdicts += _verdicts(network, shares)
+            shares = path_shares(values)
+            verdicts += share_verdicts(network, shares)
             tables.append(_table(network, shares))
             remarks += [size_remark(values["absdev"], network), *unfitted_remarks(runs[part])]
         table = pd.concat(tables, ignore_index=True)
@@ -103,7 +97,19 @@ class Paired(ColumnPaths):
         )
 
 
-def _verdicts(network: str, shares: Shares) -> list[Verdict]:
+def path_shares(values: Mapping[str, pd.DataFrame]) -> Shares:
+    """Compute the shares of paths of all pairs of settings from the `path_values` by measure."""
+    settings = sorted_settings(next(iter(values.values())).setting)
+    return {
+        (pair, name, same): share_of_paths(table, *pair, same_seed=same)
+        for pair in _pairs(settings)
+        for name, table in values.items()
+        for same in (True, False)
+    }
+
+
+def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
+    """Judge a column of table 2, and whether density separates networks of different seeds."""
     published, prefix = PUBLISHED[network], "" if network == "VGG8" else f"{network}: "
     verdicts = [
         _is_above(prefix, pair, name, published.get(pair, ("", ""))[MEASURES.index(name)], share)

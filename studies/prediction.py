@@ -255,7 +255,7 @@ def _measures(table: pd.DataFrame) -> list[str]:
 def association(
     table: pd.DataFrame, measure: str, outcome: str, controls: Sequence[str] = CONTROLS
 ) -> Association:
-    """Correlate a measure with an outcome within tasks, given controls other than itself.
+    """Correlate a measure with an outcome within tasks, controlled controls other than itself.
 
     Networks of one shape are a cluster, in all tasks.
     """
@@ -263,13 +263,13 @@ def association(
     for task in TASKS:
         rows = table[table.task == task]
         # The activation is one indicator for each function but the first.
-        given = [
+        controlled = [
             (rows[name] == word).astype(float) if word else rows[name]
             for name in controls
             if name != measure
             for word in (sorted(set(rows[name]))[1:] if name == "activation" else [""])
         ]
-        groups.append((rows[measure], rows[outcome], given, list(rows["shape"])))
+        groups.append((rows[measure], rows[outcome], controlled, list(rows["shape"])))
     return associate(groups)
 
 

@@ -54,7 +54,7 @@ LABELS = {
 
 
 class Removal(Study):
-    """Which activations can go: criteria of eleven papers' kinds against the measured cost."""
+    """Criteria of eleven papers for removing activations, against the measured cost."""
 
     question = "Which criterion predicts the cost of making an activation affine?"
     source = Source(
@@ -67,7 +67,7 @@ class Removal(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure criteria on training samples, costs on test samples, and curves of removal."""
+        """Measure criteria on training samples, costs on test samples, and removal curves."""
         networks = {
             (task, seed): _trained(context, task, seed)
             for task in TASKS

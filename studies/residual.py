@@ -154,7 +154,7 @@ def _separated(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict
 
 
 def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
-    """Count modes without using which ReLU a score belongs to."""
+    """Count modes without knowing to which ReLU a score belongs."""
     verdicts = []
     for model, published in (("resnet20", "two modes"), ("plain20", "one mode")):
         networks = trained[trained.model == model].groupby("seed").value

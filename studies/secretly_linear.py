@@ -34,7 +34,7 @@ PUBLISHED_SCORE = 0.99
 RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
 """Held-out R² of MLPs in one published network (Whipp 2026)."""
 MAX_PERPLEXITY_COST = 0.037
-"""Of the best affine map of any MLP of GPT-2 Large (Balogh 2026)."""
+"""Published cost of the best affine map of any MLP of GPT-2 Large (Balogh 2026)."""
 SIGNIFICANCE = 0.05
 DECIDED_ERRORS = 2.0
 """Standard errors by which the costs of two blocks differ if one of them costs more."""

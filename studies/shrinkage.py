@@ -34,7 +34,7 @@ SHRINKAGES = ("ledoit-wolf", "none")
 
 
 class Shrinkage(Study):
-    """Affinity of nine activations of many normal numbers, with and without shrinkage."""
+    """Affinity of nine activations on many normal inputs, with and without shrinkage."""
 
     question = "Does shrinkage make the affinity independent of samples and dimensions?"
     source = AFFINITY

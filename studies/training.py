@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 NEARLY_LINEAR = 0.95
 Signatures = Mapping[tuple[str, str, int], np.ndarray]
-"""By state, model and seed."""
+"""Keyed by state, model and seed."""
 Pairs = Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
-"""Signatures before and after training by model and seed."""
+"""Signatures before and after training, keyed by model and seed."""
 
 
 class Training(Study):

@@ -33,9 +33,9 @@ class Reservoir:
         new = self._random.random(len(columns[0]))
         old = len(self._priorities)
         priorities = np.concatenate([self._priorities, new])
-        kept = np.sort(np.argsort(priorities, kind="stable")[: self._limit])
-        earlier = torch.from_numpy(kept[kept < old])
-        later = torch.from_numpy(kept[kept >= old] - old)
+        selected = np.sort(np.argsort(priorities, kind="stable")[: self._limit])
+        earlier = torch.from_numpy(selected[selected < old])
+        later = torch.from_numpy(selected[selected >= old] - old)
         rows = [
             column[later.to(column.device)].to(dtype)
             for column, dtype in zip(columns, types or [c.dtype for c in columns], strict=True)
@@ -45,4 +45,4 @@ class Reservoir:
                 torch.cat([held[earlier.to(held.device)], row])
                 for held, row in zip(self.columns, rows, strict=True)
             ]
-        self._priorities, self.columns = priorities[kept], tuple(rows)
+        self._priorities, self.columns = priorities[selected], tuple(rows)

@@ -23,10 +23,10 @@ FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 # Largest share of unproved rows for which double precision is tried.
 MAX_DOUBTFUL_SHARE = 1 / 8
 
-# From this many coordinates on, a proof is first tried with the strongest third of them.
+# Number of coordinates from which a proof is first tried with the strongest third of them.
 MIN_SHORTENED_COORDINATES, COORDINATES_PER_STRONGEST = 64, 3
 
-# From potentials u (n,) to lower bounds of min_j (c_ij - c_jj + u_j), at most u_i.
+# Maps potentials u (n,) to lower bounds of min_j (c_ij - c_jj + u_j), at most u_i.
 Lowering = Callable[[Tensor], Tensor]
 
 
@@ -96,11 +96,6 @@ def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bo
         Both centred.
     allowed : float
         Largest gap that is accepted, in squared distance per sample.
-
-    Returns
-    -------
-    bool
-        True is a proof; False is inconclusive.
     """
     if not has_exact_float32_products(a):
         return False

@@ -61,9 +61,9 @@ def _generate() -> tuple[InMemoryItems, InMemoryItems]:
     except ImportError as error:
         raise RequestError(f"mnist1d can't be imported: {error}") from error
     with preserve_rng_state(torch.device("cpu")):
-        made = data.make_dataset()
+        arrays = data.make_dataset()
     train, test = (
-        InMemoryItems(torch.from_numpy(made[f"x{end}"]).float(), made[f"y{end}"].tolist())
+        InMemoryItems(torch.from_numpy(arrays[f"x{end}"]).float(), arrays[f"y{end}"].tolist())
         for end in ("", "_test")
     )
     return train, test

@@ -166,7 +166,7 @@ def replace_calls_of(owner: nn.Module, layers: Mapping[int, nn.Module]) -> None:
 
 
 def track_calls(model: nn.Module) -> None:
-    """Let every module with removed calls inside count its calls, in place."""
+    """Make every module that contains removed calls count its calls, in place."""
     for module in list(model.modules()):
         if any(REMOVED in inner._modules for inner in module.modules()):
             module.__class__ = _tracking_class(type(module))  # type: ignore[arg-type]

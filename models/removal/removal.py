@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.options import OptionValue
@@ -23,40 +21,6 @@ from .network import removed_network, transform_metadata
 
 SHARE_TOLERANCE = 1e-9
 """Rounding of a share that is computed as a sum."""
-
-
-@dataclass(frozen=True)
-class RemovalRequest:
-    """A request to remove calls.
-
-    Parameters
-    ----------
-    criterion : str
-        See `nlbench.models.removal.criteria.removal_order`.
-    keep : float
-        Share of the network that is left.
-    share : {"calls", "units", "flops"}
-        Weight of the calls in the share.
-    is_reversed : bool
-        Remove in the opposite order.
-    seed : int
-        Seed of a random order.
-    settings : mapping of str to value
-        Options of the criterion.
-    of : str
-        Kind of places, as for ``sites.of``.
-    has_curve : bool
-        Measure the network after each removal, including those beyond the requested share.
-    """
-
-    criterion: str
-    keep: float = 0.5
-    share: str = "calls"
-    is_reversed: bool = False
-    seed: int = 0
-    settings: Mapping[str, OptionValue | str] = field(default_factory=dict)
-    of: str = "activations"
-    has_curve: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,20 +68,46 @@ class RemovalResult:
 
     def write_curve(self, file: Path) -> None:
         """Write the rows as CSV."""
-        rows, text = self.rows(), io.StringIO()
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(file, text.getvalue().encode())
+        import pandas as pd
+
+        write_atomically(file, pd.DataFrame(self.rows()).to_csv(index=False))
 
 
-def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> RemovalResult:
+def run_removal(
+    train: Subject,
+    test: Subject,
+    criterion: str,
+    *,
+    keep: float,
+    share: str,
+    is_reversed: bool,
+    seed: int,
+    settings: Mapping[str, OptionValue | str],
+    of: str,
+    has_curve: bool,
+) -> RemovalResult:
     """Remove a subject's calls one after another.
 
     Parameters
     ----------
     train, test : Subject
         The same network with samples to rank and to fit on, and to measure on.
+    criterion : str
+        See `nlbench.models.removal.criteria.removal_order`.
+    keep : float
+        Share of the network that is left.
+    share : {"calls", "units", "flops"}
+        Weight of the calls in the share.
+    is_reversed : bool
+        Remove in the opposite order.
+    seed : int
+        Of a random order.
+    settings : mapping of str to value
+        Options of the criterion.
+    of : str
+        Kind of places, as for ``sites.of``.
+    has_curve : bool
+        Measure the network after each removal, including those beyond the requested share.
 
     Raises
     ------
@@ -130,42 +120,30 @@ def run_removal(train: Subject, test: Subject, request: RemovalRequest) -> Remov
             f"the network is already transformed ({transform}); remove calls from the original"
         )
     model, example = train.model, train.inputs[:2]
-    calls, is_full = find_calls(model, example, of=request.of), request.of != "activations"
+    calls, is_full = find_calls(model, example, of=of), of != "activations"
     if not calls:
         raise RequestError("the network calls no known activation function")
     order = removal_order(
-        request.criterion,
+        criterion,
         model,
         calls,
         train.inputs,
         train.labels,
-        seed=request.seed,
-        settings={"sites.of": request.of, **request.settings},
+        seed=seed,
+        settings={"sites.of": of, **settings},
     )
-    order = order[::-1] if request.is_reversed else order
-    device = example.device
-    labels = _class_labels(test, device)
-    inputs = train.inputs.to(device), test.inputs.to(device)
-    removal = Removal(model, calls, *inputs, labels, is_full=is_full)
-    limit = request.keep + SHARE_TOLERANCE
+    order = order[::-1] if is_reversed else order
+    labels = test.labels
+    labels = None if labels is None or labels.is_floating_point() else labels
+    removal = Removal(model, calls, train.inputs, test.inputs, labels, is_full=is_full)
+    limit = keep + SHARE_TOLERANCE
     counts = range(len(order) + 1)
-    count = next(n for n in counts if removal.left(order[:n])[request.share] <= limit)
+    count = next(n for n in counts if removal.left(order[:n])[share] <= limit)
     removed = order[:count]
-    steps = (
-        removal.curve(order)
-        if request.has_curve
-        else [removal.step(names) for names in ([], removed)]
-    )
+    steps = removal.curve(order) if has_curve else [removal.step(names) for names in ([], removed)]
     maps = removal.maps(removed)
-    metadata = {**(train.facts.weights_metadata or {}), "removed_by": request.criterion}
+    metadata = {**(train.facts.weights_metadata or {}), "removed_by": criterion}
     if removed:
-        metadata |= transform_metadata(list(maps), request.of)
-    network = removed_network(model, maps, example, request.of)
+        metadata |= transform_metadata(list(maps), of)
+    network = removed_network(model, maps, example, of)
     return RemovalResult(order, steps, removed, network, metadata)
-
-
-def _class_labels(subject: Subject, device: Any) -> Tensor | None:
-    labels = subject.labels
-    if labels is None or labels.is_floating_point():
-        return None
-    return labels.to(device)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .training_request import TrainingRequest
 
 MAX_DIGITS = 20
-"""Digits of an epoch's number that are parsed; no training has as many epochs."""
+"""Digits of an epoch's number that are parsed; no training run has as many epochs."""
 
 Checkpoint = Annotated[
     Path, typer.Option(help="The checkpoint to write (safetensors), or a folder for several seeds.")
@@ -62,7 +62,7 @@ CheckpointInterval = Annotated[
 CheckpointEpochs = Annotated[
     str, typer.Option(help="Keep checkpoints after these epochs, separated by commas.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted training.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted training run.")]
 
 
 def train(

@@ -104,7 +104,7 @@ class LinearisingRequest:
     def training(
         self, recipe: str, seed: int, weights: str, changes: Mapping[str, Any]
     ) -> TrainingRequest:
-        """Return the request for the training of one network."""
+        """Return the request to train one network."""
         return TrainingRequest(
             self.model,
             self.data,

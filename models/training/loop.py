@@ -140,7 +140,7 @@ def train(
     ------
     nlbench.RequestError
         If the seed is out of bounds, the network doesn't return one logit per class, or the
-        state belongs to another training.
+        state belongs to another training run.
     nlbench.NotFinite
         If the loss or a logit is NaN or infinite.
 

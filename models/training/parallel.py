@@ -134,7 +134,7 @@ def train_in_worker(call: Mapping[str, Any], send: Send) -> None:
     ----------
     call : mapping
         A JSON object with ``request``, ``file``, ``command``, and ``waits``, which is true if the
-        training starts from the checkpoint of another training.
+        training starts from the checkpoint of another run.
     send : callable
         Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error's class}``.
     """

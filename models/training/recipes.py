@@ -114,7 +114,7 @@ class Recipe:
             raise RequestError(f"recipe {self.name}: {name} is {value}, expected {expected}")
 
     def learning_rate_at(self, epoch: int, step: int) -> float:
-        """Return the learning rate in an epoch at a step, both counted from 0 over the training.
+        """Return the learning rate in an epoch at a step, both counted from 0 over the run.
 
         Examples
         --------

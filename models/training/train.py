@@ -37,7 +37,7 @@ def run_training(
     out : Path
         The checkpoint, ``NAME.safetensors``; the folder ``NAME.training`` is created next to it.
     resume : bool
-        Resume an interrupted training. A finished one is not repeated.
+        Resume an interrupted training run. A finished one is not repeated.
     keep_epochs : collection of int
         Epochs after which a checkpoint is kept.
     keep_every : int
@@ -96,12 +96,12 @@ def run_training(
 
 
 def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | None:
-    """Return the summary of a finished training; None if it is not finished.
+    """Return the summary of a training run; None if it is not finished.
 
     Raises
     ------
     nlbench.RequestError
-        If another training wrote the checkpoint, or it was changed since.
+        If another run wrote the checkpoint, or it was changed since.
     """
     return TrainingFolder(out, request, load_recipe(request), "").finished()
 

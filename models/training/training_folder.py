@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Summary of a finished training.
+    """Summary of a finished training run.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class _RecordedResult:
 
 @dataclass(frozen=True)
 class _RecordedCall:
-    """A call of the training in a manifest."""
+    """A call of ``nlbench train`` in a manifest."""
 
     started: str = ""
     command: str = ""
@@ -118,7 +118,7 @@ class TrainingFolder(LockedFolder):
         Raises
         ------
         nlbench.RequestError
-            If another training wrote the checkpoint, or it was changed since.
+            If another run wrote the checkpoint, or it was changed since.
         """
         recorded = self._recorded_manifest()
         result = recorded.get("result")
@@ -143,21 +143,21 @@ class TrainingFolder(LockedFolder):
         Raises
         ------
         nlbench.RequestError
-            If there is a checkpoint, or an interrupted training that differs or is not to be
+            If there is a checkpoint, or an interrupted run that differs or is not to be
             resumed.
         """
         if self.state.exists() and not resume:
             raise RequestError(
-                f"{self.path} holds an interrupted training; resume it with --resume, or remove "
-                f"{self.state} to start again"
+                f"{self.path} holds an interrupted training run; resume it with --resume, or "
+                f"remove {self.state} to start again"
             )
         recorded = self._recorded_manifest()
         if self.out.exists() and not (resume and recorded):
             raise RequestError(f"{self.out} exists; remove it or choose another --out")
         if self.state.exists() and recorded and (difference := self._difference(recorded)):
             raise RequestError(
-                f"{self.path} holds another interrupted training ({difference}); choose another "
-                f"--out, or remove {self.state}"
+                f"{self.path} holds another interrupted training run ({difference}); choose "
+                f"another --out, or remove {self.state}"
             )
 
     @contextmanager
@@ -262,7 +262,7 @@ class TrainingFolder(LockedFolder):
         }
 
     def _difference(self, recorded: Mapping[str, Any]) -> str:
-        """Describe how a recorded training differs, on any device; empty if it doesn't."""
+        """Describe how a recorded run differs, on any device; empty if it doesn't."""
         ours, theirs = _as_json(asdict(self.request)), dict(recorded.get("request", {}))
         changed = [name for name in changed_keys(theirs, ours) if name != "device"]
         # One file may have several paths, and the content of a path may change.

@@ -1,4 +1,4 @@
-"""The state file of an interrupted training."""
+"""The state file of an interrupted training run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
             f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in changed[:3]
         )
         raise RequestError(
-            f"{path} belongs to another training: {difference}; remove it to train again"
+            f"{path} belongs to another training run: {difference}; remove it to train again"
         )
     content: dict[str, Any] = state
     return content

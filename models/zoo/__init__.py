@@ -1,1 +1,1 @@
-"""Trained networks that other packages carry, with the inputs that suit them."""
+"""Trained networks that other packages ship, with suitable inputs."""

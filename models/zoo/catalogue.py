@@ -90,7 +90,7 @@ class Member:
 
 
 class Zoo(Family):
-    """Trained networks that other packages carry."""
+    """Trained networks that other packages ship."""
 
     @property
     def description(self) -> str:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""RXNMapper's ALBERT, and reactions for it."""
+"""RXNMapper's ALBERT, with reactions as its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silero's voice activity detector, and tones and noise for it."""
+"""Silero's voice activity detector, with tones and noise as its inputs."""
 
 from __future__ import annotations
 

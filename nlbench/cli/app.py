@@ -87,14 +87,7 @@ app.command("check-measure")(check_measure)
 
 
 def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
-    """Add the commands of plugins; skip and report those that are broken or not unique.
-
-    Parameters
-    ----------
-    app : typer.Typer
-    points : iterable of EntryPoint
-        Functions by command name, of the group ``nlbench.commands``.
-    """
+    """Add the commands of plugins; skip and report those that are broken or not unique."""
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
@@ -130,11 +123,11 @@ def main() -> None:
 def _exit(status: int) -> NoReturn:
     """Exit, without waiting for threads that a plugin has left running."""
     main_thread = threading.main_thread()
-    left = [t for t in threading.enumerate() if t is not main_thread and not t.daemon]
+    remaining = [t for t in threading.enumerate() if t is not main_thread and not t.daemon]
     deadline = time.monotonic() + THREAD_SECONDS
-    for thread in left:
+    for thread in remaining:
         thread.join(max(0.0, deadline - time.monotonic()))
-    if any(thread.is_alive() for thread in left):
+    if any(thread.is_alive() for thread in remaining):
         # Python would wait for them without end.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -204,10 +197,7 @@ def _status() -> int:
 def _run_command() -> object:
     """Run a command and return its status, unless it is 0.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        Even if other code swallowed it, or raised another error because of it.
+    An interruption is raised even if other code swallowed it, or made another error of it.
     """
     with interruptions_first():
         _check_lengths(sys.argv[1:])

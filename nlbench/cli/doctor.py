@@ -51,8 +51,6 @@ class Finding:
 
     Parameters
     ----------
-    what : str
-        Name of the part.
     state : {"ok", "optional", "broken"}
         ``optional`` parts are missing, and needed only for some features.
     detail : str
@@ -68,10 +66,6 @@ def diagnose() -> Iterator[Finding]:
     """Check the installation, the machine, the plugins and the data.
 
     PyTorch and all plugins are imported; a plugin that fails is a broken finding.
-
-    Yields
-    ------
-    Finding
     """
     yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
     yield from _packages()

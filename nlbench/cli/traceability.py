@@ -22,20 +22,7 @@ def traceability(
     A model is built for the dataset's inputs or, if it refuses them, for the default inputs of
     its builder. It has no weights if it can be built on PyTorch's ``meta`` device, so that large
     models take as little time as small ones. A model that can't be built or run is listed with
-    the error.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Registered models.
-    dataset : Data
-    step : callable
-        Called with each name before its model is built.
-
-    Returns
-    -------
-    list of dict
-        ``name``; ``traceable``: yes, no or unknown; ``input``, its shape; ``reason``.
+    the error. `step` is called with each name before its model is built.
     """
     rows = []
     for name in names:
@@ -58,7 +45,7 @@ def _untraceable_reason(name: str, dataset: Data) -> tuple[tuple[int, ...], str]
 
     first_error: NlbenchError | None = None
     for shape in _input_shapes(name, dataset):
-        # Stands for a dataset of that shape.
+        # A placeholder for a dataset of that shape.
         stand_in = SimpleNamespace(
             name=dataset.name,
             shape=shape,

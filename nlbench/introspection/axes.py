@@ -64,13 +64,7 @@ _UNKNOWN = Layout(None, None, None)
 
 
 class Layouts:
-    """Layouts of all live tensors of a forward pass.
-
-    Parameters
-    ----------
-    batch : int
-        Number of samples in the batch.
-    """
+    """Layouts of all live tensors of a forward pass on a batch of `batch` samples."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -232,16 +226,9 @@ def _lost(rows: int, batch: int) -> Undefined:
 def channel_axes(
     run: Callable[[tuple[Tensor, ...]], object], inputs: tuple[Tensor, ...]
 ) -> list[int]:
-    """Find the axis of each input that the first layer takes as channels.
+    """Find the axis of each input (n, ...) that the first layer takes as channels.
 
     The pass ends as soon as all are known. The caller restores any state that the network changes.
-
-    Parameters
-    ----------
-    run : callable
-        Runs the network on inputs.
-    inputs : tuple of tensor
-        Each with the batch first.
 
     Returns
     -------

@@ -138,7 +138,7 @@ class LiveBytes(DispatchMode):
         super().__init__()
         self.peak = 0
         self._sizes: dict[StorageWeakRef, int] = {}
-        self._upper_bound = 0  # Of `now`.
+        self._max_now = 0
 
     @property
     def now(self) -> int:
@@ -148,8 +148,8 @@ class LiveBytes(DispatchMode):
             for storage, size in self._sizes.items()
             if not storage.expired()  # type: ignore[no-untyped-call]
         }
-        self._upper_bound = sum(self._sizes.values())
-        return self._upper_bound
+        self._max_now = sum(self._sizes.values())
+        return self._max_now
 
     def restart(self) -> int:
         """Reset the peak to the bytes alive now."""
@@ -171,9 +171,9 @@ class LiveBytes(DispatchMode):
         inputs = {storage_of(t) for t in tensors_in((args, kwargs))} if unknown else set()
         new = {s: t.untyped_storage().nbytes() for s, t in unknown.items() if s not in inputs}
         self._sizes |= new
-        self._upper_bound += sum(new.values())
+        self._max_now += sum(new.values())
         # Freed storages are looked for only where the peak may have grown.
-        if self._upper_bound > self.peak:
+        if self._max_now > self.peak:
             self.peak = max(self.peak, self.now)
         return result
 

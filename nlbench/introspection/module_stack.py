@@ -204,17 +204,7 @@ class SiteNames(TorchFunctionMode):
         constants: Iterable[Tensor] = (),
         channels: Sequence[int | None] = (),
     ) -> None:
-        """Begin a pass, and discard the calls of the previous one.
-
-        Parameters
-        ----------
-        *inputs : tensor
-            Inputs of the model, the batch first.
-        constants : iterable of tensor
-            The model's parameters and buffers.
-        channels : sequence of int or None
-            Channel axis of each input, if it is known.
-        """
+        """Begin a pass with inputs, batch first, and discard the calls of the previous one."""
         # The model may run in another thread at the same time, and call the hooks there.
         self._thread = threading.get_ident()
         self._stack: list[tuple[nn.Module, HandwrittenCall | None]] = []

@@ -17,22 +17,9 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 
-class ProcessChanges:
-    """Names of the process state that a block changed, known when the block ends."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.names)
-
-    def __str__(self) -> str:
-        return ", ".join(self.names)
-
-
 @contextmanager
-def restored_process_state() -> Iterator[ProcessChanges]:
-    """Restore the settings and functions of the process on exit, and name those that changed.
+def restored_process_state() -> Iterator[list[str]]:
+    """Restore the settings and functions of the process on exit, and list those that changed.
 
     If blocks overlap in several threads, the last one to end restores what they share.
 
@@ -43,17 +30,17 @@ def restored_process_state() -> Iterator[ProcessChanges]:
     --------
     >>> with restored_process_state() as changes:
     ...     torch.set_default_dtype(torch.float64)
-    >>> torch.get_default_dtype(), str(changes)
-    (torch.float32, 'torch.get_default_dtype')
+    >>> torch.get_default_dtype(), changes
+    (torch.float32, ['torch.get_default_dtype'])
     """
-    changes = ProcessChanges()
+    changes: list[str] = []
     thread_values = _read(_THREAD_SETTINGS)
     _SHARED.enter()
     try:
         yield changes
     finally:
-        changes.names += _restore(_THREAD_SETTINGS, thread_values)
-        changes.names += _SHARED.leave()
+        changes += _restore(_THREAD_SETTINGS, thread_values)
+        changes += _SHARED.leave()
 
 
 class _SharedState:

@@ -32,12 +32,8 @@ class RecordedMeasure:
 
     Parameters
     ----------
-    name, description, probe, more_means, version
-        As declared by `nlbench.Measure`.
     bounds : pair of float or None
         Under these options; None if there is no bound.
-    options : mapping of str to value
-    source : Source
     rest : mapping
         Unknown fields of a read record.
     """
@@ -109,19 +105,14 @@ class Record:
     ----------
     key : str
         Hash of everything that determines the numbers; it names the record's file.
-    subject : SubjectFacts
-    measure : RecordedMeasure
-    probe : RecordedProbe
-    machine : RecordedMachine
-    result : Result
     seconds : float
         The measure's own time, without the probe's pass.
     finished : str
         Time in UTC.
     traceback : str
-        Traceback of a failed cell.
+        Of a failed cell.
     costs : mapping of str to float
-        Costs of the pass that the cell shared with others: ``wall_seconds``; ``peak_memory`` and,
+        Of the pass that the cell shared with others: ``wall_seconds``; ``peak_memory`` and,
         on a GPU, ``peak_device_memory`` in bytes; ``load_seconds`` of the subject.
     """
 

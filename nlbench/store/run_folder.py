@@ -34,12 +34,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 class RunFolder(LockedFolder):
-    """The folder of a run.
-
-    Parameters
-    ----------
-    path : path
-        It need not exist.
+    """The folder of a run, which need not exist yet.
 
     Examples
     --------
@@ -122,10 +117,7 @@ class RunFolder(LockedFolder):
     def open(self, decisions: Decisions | None = None) -> Iterator[None]:
         """Create the folder or read its run, and exclude other writers.
 
-        Parameters
-        ----------
-        decisions : mapping, optional
-            What determines the cells to be added; see `nlbench.store.consistency.decisions_of`.
+        `decisions` are those of the cells to be added; see `nlbench.store.consistency`.
         """
         self.holds_a_run()
         with self.locked():
@@ -148,27 +140,16 @@ class RunFolder(LockedFolder):
                 )
 
     def forget_failures(self, keys: Collection[str], identities: Collection[object]) -> None:
-        """Remove unfinished cells that are now requested under another key.
-
-        Parameters
-        ----------
-        keys, identities : collection
-            Those of the requested cells.
-        """
+        """Remove unfinished cells that are now requested under another key."""
         for record in list(self.records.values()):
             if not record.is_done and record.key not in keys and record.identity in identities:
                 del self.records[record.key]
                 self.record_file(record.key).unlink(missing_ok=True)
 
     def begin(self, manifest: Manifest, order: Iterable[str]) -> None:
-        """Write the manifest before a cell is measured.
+        """Write the manifest of a call, with the earlier calls, before a cell is measured.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            Manifest of one call, to which earlier calls are added.
-        order : iterable of str
-            Keys of the cells in the order of the table.
+        `order` has the keys of the cells in the order of the table.
         """
         self._places = {key: place for place, key in enumerate(order)}
         self._start = self._written = time.perf_counter()
@@ -224,15 +205,7 @@ class RunFolder(LockedFolder):
         self.write(self.table_file, table_text(tidy_table(records)))
 
     def save(self, manifest: Manifest, records: Collection[Record], *, own: bool) -> None:
-        """Write a whole run; see `nlbench.Run.save`.
-
-        Parameters
-        ----------
-        manifest : Manifest
-        records : collection of Record
-        own : bool
-            True if the folder is already the run's own.
-        """
+        """Write a whole run, also if the folder is already its own; see `nlbench.Run.save`."""
         self._check_free(own)
         with self.locked():
             # Another process may have saved its run before this one got the lock.

@@ -12,16 +12,10 @@ if TYPE_CHECKING:
 
 
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
-    """Set batch-norm statistics to those of samples, averaged over batches.
+    """Set batch norm's statistics to those of samples, averaged over batches.
 
-    Only batch-norm layers are in training mode during the pass; dropout, for example, is not.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode.
-    batches : iterable of tensor
-        On the model's device.
+    The model is in evaluation mode. Only its layers of batch norm are in training mode during the
+    pass, not dropout, for example.
 
     Raises
     ------

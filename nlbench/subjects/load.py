@@ -32,13 +32,7 @@ CALIBRATION_BATCH = 128
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
-    """Open a registered dataset.
-
-    Parameters
-    ----------
-    name : str
-    options : mapping of str to value, optional
-        Options that differ from their defaults.
+    """Open a registered dataset, with those options that differ from their defaults.
 
     Raises
     ------
@@ -68,8 +62,6 @@ def apply_transform(
     ----------
     model : torch.nn.Module
         Freshly built, on the CPU.
-    metadata : mapping of str to str
-        Metadata of the checkpoint.
     example : callable
         Returns inputs of the model; called only if there is a transform.
 
@@ -109,13 +101,7 @@ def apply_transform(
 class ModelSource:
     """The ingredients of a subject's network; see `model_source`.
 
-    Parameters
-    ----------
-    spec : SubjectSpec
-    info : ModelInfo
-    weights : WeightsChoice
-    dataset : Data
-        With the preprocessing that belongs to the weights.
+    The dataset has the preprocessing that belongs to the weights.
     """
 
     spec: SubjectSpec

@@ -103,19 +103,19 @@ def _checkpoint(weights: str) -> WeightsChoice:
 
 
 def _label(file: Path) -> str:
-    """Return a checkpoint's name, with the training or seed that its folder is named after."""
+    """Return a checkpoint's name, with the training run or seed that its folder is named after."""
     folder = file.absolute().parent.name
     name = folder.removesuffix(".training")
     return f"{name}/{file.name}" if name != folder or _SEED.search(folder) else file.name
 
 
 def training_folder(path: Path) -> Path:
-    """Return the folder next to a checkpoint with the manifest and state of its training."""
+    """Return the folder next to a checkpoint with the manifest and state of its training run."""
     return path.with_name(f"{path.stem}.training")
 
 
 def training_failure(path: Path) -> str:
-    """Return the error of the training that should have written a checkpoint; else empty."""
+    """Return the error of the training run that should have written a checkpoint; else empty."""
     if path.exists():
         return ""
     try:

@@ -211,7 +211,7 @@ class Context:
         parts = (model.replace("/", "-"), data.replace("/", "-"), name, f"seed{seed}")
         file = self.folder / "checkpoints" / f"{'-'.join(p for p in parts if p)}.safetensors"
         if self.pending.setdefault(file, request) != request:
-            raise RequestError(f"{file.stem}: another training was requested under this name")
+            raise RequestError(f"{file.stem}: another training run was requested under this name")
         return file
 
     def train_pending(self) -> None:

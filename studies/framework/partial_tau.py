@@ -77,7 +77,7 @@ def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> fl
 
 
 def _tau_with_influence(variables: Array) -> tuple[float, Array]:
-    """Return the partial tau of the first two variables, and its derivative by each weight.
+    """Return the partial tau of two variables, and its gradient with respect to the weights.
 
     Weights of networks are 1; the residuals are taken as given.
     """

@@ -80,8 +80,8 @@ class Order:
         if self.mark:
             return self.mark
         if self.p_rises < LEVEL:
-            most = sign_test(self.recovered, self.seeds) < LEVEL
-            return "recovers" if most else "sees"
+            is_significant = sign_test(self.recovered, self.seeds) < LEVEL
+            return "recovers" if is_significant else "sees"
         return "inverts" if self.p_falls < LEVEL else "can't tell"
 
     @property

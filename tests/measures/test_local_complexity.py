@@ -61,8 +61,7 @@ def test_deep_units_and_boundaries_are_those_of_brute_force():
             middles = (t[flips, 0] + t[flips + 1, 0]) / 2
             if len(flips):
                 nearest = min(nearest, float((middles - 0.5).abs().min() * 1.4))
-        assert found.count == count
-        assert found.nearest == pytest.approx(nearest, abs=1e-4)
+        assert found == (count, pytest.approx(nearest, abs=1e-4))
 
 
 def test_the_measure_averages_over_its_samples():

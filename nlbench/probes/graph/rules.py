@@ -390,7 +390,7 @@ def _earlier_occurrences(numbers: Tensor) -> Tensor:
 
 
 def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
-    """Lay numbers along an axis of a tensor of the same rank."""
+    """Reshape numbers to one axis of a tensor of the same rank."""
     return numbers.reshape([-1 if a == axis else 1 for a in range(like.ndim)])
 
 

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.site import SiteBatch
 
-from .segments import points_at
+from .segments import Segment, points_at
 
 POINTS_PER_BATCH = 128
 
 
-class SiteImages:
-    """Lengths of the images of segments, in float64.
+class SegmentImage:
+    """The images of one segment at all sites, measured in float64 when a measure asks for them.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        Copied when the first length is needed.
+    network : callable
+        Returns the network in float64.
+    ends : (start, end)
+    t : tensor of shape (n,)
+        Increasing, in [0, 1].
     memory : int, optional
         Bytes that a forward pass may take.
     """
 
-    def __init__(self, model: nn.Module, memory: int | None = None) -> None:
-        self._model, self._memory = model, memory
+    def __init__(
+        self, network: Callable[[], nn.Module], ends: Segment, t: Tensor, memory: int | None
+    ) -> None:
+        self._network, self._ends, self._t, self._memory = network, ends, t, memory
 
     @cached_property
-    def _copy(self) -> nn.Module:
-        return double_copy(self._model)
-
-    def lengths(self, start: Tensor, end: Tensor, t: Tensor) -> dict[str, float]:
-        """Return the length of each site's image, as a polygonal chain through the points.
+    def lengths(self) -> Mapping[str, float]:
+        """Length of each site's outputs, joined by straight lines between points, by name.
 
         Exact if `t` contains all breakpoints of a piecewise-affine network, and a lower bound
         otherwise.
-
-        Parameters
-        ----------
-        start, end : tensor of shape (*input)
-        t : tensor of shape (n,)
-            Increasing, in [0, 1].
 
         Raises
         ------
@@ -61,19 +56,7 @@ class SiteImages:
             lengths[batch.place] = lengths.get(batch.place, 0.0) + length
             last[batch.place] = y[-1:].clone()
 
-        ends = start.detach().double(), end.detach().double()
-        batches = (points_at(*ends, part) for part in torch.split(t, POINTS_PER_BATCH))
-        observe_sites(self._copy, batches, add, reduction="flatten", memory=self._memory)
+        start, end = (x.detach().double() for x in self._ends)
+        batches = (points_at(start, end, t) for t in torch.split(self._t, POINTS_PER_BATCH))
+        observe_sites(self._network(), batches, add, reduction="flatten", memory=self._memory)
         return lengths
-
-
-class SegmentImage:
-    """The images of one segment at all sites, measured on first access."""
-
-    def __init__(self, images: SiteImages, start: Tensor, end: Tensor, t: Tensor) -> None:
-        self._images, self._points = images, (start, end, t)
-
-    @cached_property
-    def lengths(self) -> Mapping[str, float]:
-        """Length of each site's image, by name; see `SiteImages.lengths`."""
-        return self._images.lengths(*self._points)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.serialization.hashing import tensor_hash
 
 from .api import segment_ends, trace_or_integrate, with_positions
 from .drawing import MAX_SEGMENTS, drawing_of
-from .images import SegmentImage, SiteImages
+from .images import SegmentImage
 from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .probe import LINES, is_channels_last
 from .trace import SegmentEstimate, TracedSegment
@@ -54,10 +56,11 @@ def observe(
         evaluations=int(options["evaluations"]),
         budget=int(options["budget"]),
     )
-    images = SiteImages(model, resources.memory)
+    network = cache(lambda: double_copy(model))
     for observation in with_positions(traces, paths):
         path, first = paths[observation.path].to(resources.device), observation.segment
-        image = SegmentImage(images, path[first], path[first + 1], observation.trace.t)
+        ends = path[first], path[first + 1]
+        image = SegmentImage(network, ends, observation.trace.t, resources.memory)
         for listener in listeners:
             listener.update(replace(observation, image=image))
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
@@ -78,10 +81,10 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     if not late:
         return f"by quadrature, relative error at most {tolerance:g} up to rounding"
     worst = max(trace.relative_error for trace in late)
-    most = max(trace.evaluations for trace in late)
+    max_evaluations = max(trace.evaluations for trace in late)
     return (
         f"by quadrature, relative error above {tolerance:g} on {len(late)} of {len(traces)} "
-        f"segments: {worst:.1e} estimated after {most:,} evaluations; "
+        f"segments: {worst:.1e} estimated after {max_evaluations:,} evaluations; "
         "raise lines.evaluations or lines.tolerance"
     )
 

@@ -15,22 +15,11 @@ DIRECTIONS = ("random", "sign", "gradient")
 
 
 def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]:
-    """Return whole-pixel translations on a circle.
+    """Return whole-pixel translations on a circle, to the right and down.
 
     Anchor k is (radius cos θ, radius sin θ) with θ = 2πk / anchors, each coordinate
     rounded to the nearest whole pixel, halves away from zero. So the set is symmetric
     under change of sign of either coordinate whenever the circle's points are.
-
-    Parameters
-    ----------
-    anchors : int
-    radius : float
-        In pixels.
-
-    Returns
-    -------
-    list of (int, int)
-        Right and down, in pixels.
 
     Examples
     --------
@@ -135,7 +124,9 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
     _check_images(images)
     _check_anchors(anchors, radius)
     height, width = images.shape[-2:]
-    within = _within(radius, width - 1, height - 1)
+    limits = (min(math.floor(radius), size - 1) for size in (width, height))
+    rights, downs = (range(-limit, limit + 1) for limit in limits)
+    within = [(x, y) for x in rights for y in downs if math.hypot(x, y) <= radius]
     if len(within) < 2:
         raise RequestError(
             f"a radius of {radius:g} for images of {height} × {width}: there is no whole-pixel "
@@ -155,19 +146,6 @@ def _random_walk(
         index = (index + step) % len(within)
         points.append(_translated(image, *within[index]))
     return torch.stack(points)
-
-
-def _within(radius: float, max_right: int, max_down: int) -> list[tuple[int, int]]:
-    """Return all whole-pixel translations within a radius and an image's size."""
-    rights = _symmetric_range(min(radius, max_right))
-    downs = _symmetric_range(min(radius, max_down))
-    return [
-        (right, down) for right in rights for down in downs if math.hypot(right, down) <= radius
-    ]
-
-
-def _symmetric_range(limit: float) -> range:
-    return range(-math.floor(limit), math.floor(limit) + 1)
 
 
 def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) -> Tensor:
@@ -326,7 +304,12 @@ def direction_paths(
         vectors = torch.stack([_gradients(model, sample, directions) for sample in x])
     else:
         generator = torch.Generator().manual_seed(seed)
-        vectors = torch.stack([_random_directions(s, directions, kind, generator) for s in x])
+        shape = directions, *x.shape[1:]
+        vectors = torch.stack(
+            [torch.randn(shape, dtype=torch.float64, generator=generator) for _ in x]
+        )
+        if kind == "sign":
+            vectors = torch.where(vectors < 0, -1.0, 1.0)
     # (n, directions, *input)
     length = torch.linalg.vector_norm(vectors.flatten(2).double(), dim=2)
     if not bool((length > 0).all()):
@@ -335,13 +318,6 @@ def direction_paths(
     start = x.to(vectors.device)[:, None].expand(-1, directions, *x.shape[1:])
     end = (start.double() + scale * vectors.double()).to(x.dtype)
     return torch.stack([start, end], 2).flatten(0, 1).to(x.device)
-
-
-def _random_directions(
-    sample: Tensor, directions: int, kind: str, generator: torch.Generator
-) -> Tensor:
-    normal = torch.randn(directions, *sample.shape, dtype=torch.float64, generator=generator)
-    return normal if kind == "random" else torch.where(normal < 0, -1.0, 1.0)
 
 
 def _gradients(model: nn.Module, sample: Tensor, directions: int) -> Tensor:

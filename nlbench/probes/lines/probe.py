@@ -109,9 +109,12 @@ class Lines(LazyProbe):
     def defaults(self, inputs: Tensor) -> ProbeOptions:
         """Return loops of translated images for images, and lines between samples otherwise."""
         is_images = inputs.ndim == 4 and not is_channels_last(inputs)
-        most = len(inputs) if is_images else len(inputs) // 2
+        max_paths = len(inputs) if is_images else len(inputs) // 2
         number = int(self.options["number"].default)
-        return {"paths": "closed" if is_images else "pairs", "number": max(1, min(number, most))}
+        return {
+            "paths": "closed" if is_images else "pairs",
+            "number": max(1, min(number, max_paths)),
+        }
 
     def forecast(
         self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources

@@ -170,9 +170,9 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
         lookahead = _look_ahead(program, starts, rates, t, since_last)
         if not torch.isfinite(lookahead.value).all():
             raise NotFinite("the network's output is not finite on the segment")
-        left = 1 - t
-        is_last = lookahead.ahead >= left - COINCIDENT_T
-        ahead = torch.where(is_last, left, lookahead.ahead)
+        remaining = 1 - t
+        is_last = lookahead.ahead >= remaining - COINCIDENT_T
+        ahead = torch.where(is_last, remaining, lookahead.ahead)
         here = lookahead.value.double()
         rows = zip(
             walks,

@@ -194,15 +194,7 @@ def _abbreviated(names: Sequence[str], limit: int = 6) -> str:
 def _declared_functions(
     listeners: Sequence[Listener],
 ) -> tuple[Mapping[str, Function], Sequence[Mapping[str, str]]]:
-    """Collect the functions of whole tensors that the measures declare, each once.
-
-    Returns
-    -------
-    functions : mapping of str to callable
-        Keyed as in `keys`.
-    keys : sequence of mapping of str to str
-        For each listener, from its own names to keys.
-    """
+    """Collect the functions of whole tensors that the measures declare, each once."""
     key_of: dict[Function, str] = {}
     keys = []
     for listener in listeners:

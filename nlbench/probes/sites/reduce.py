@@ -127,10 +127,6 @@ def capture(
     Parameters
     ----------
     tensor : tensor of shape (n, ...)
-    axis : int
-        Axis of the channels.
-    reduction : str
-        See `reduce_site`.
     functions : mapping of str to callable
         Maps the tensor, or some of its samples, to one number per sample.
     positions : PositionSelector, optional
@@ -180,8 +176,8 @@ def _captured_positions(
         flat = flat if selected.index is None else flat[selected.index]
         reduced = flat.to(_reduced_type(tensor), copy=selected.index is None)
     elif reduction == "spatial" and valid is not None:
-        kept = rows.masked_fill(~valid[..., None], 0)
-        reduced = kept.sum(1, dtype=_reduced_type(tensor)) / valid.sum(1, keepdim=True)
+        unpadded = rows.masked_fill(~valid[..., None], 0)
+        reduced = unpadded.sum(1, dtype=_reduced_type(tensor)) / valid.sum(1, keepdim=True)
     else:
         reduced = reduce_site(tensor, axis, reduction)
     if valid is None:

@@ -150,8 +150,8 @@ class PositionSelector:
                 valid = mask.to(device).reshape(shape).expand(n, *sizes).reshape(n, -1)
         positions = math.prod(sizes)
         if self.policy.skip and sizes and positions > 1:
-            kept = torch.arange(positions, device=device) >= self.policy.skip
-            valid = kept.expand(n, -1) if valid is None else valid & kept
+            is_selected = torch.arange(positions, device=device) >= self.policy.skip
+            valid = is_selected.expand(n, -1) if valid is None else valid & is_selected
         return valid
 
     def _index(

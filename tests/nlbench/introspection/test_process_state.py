@@ -45,7 +45,7 @@ def test_a_change_is_restored_and_named(name):
         CHANGES[name]()
     with restored_process_state() as again:
         pass
-    assert (changes.names, again.names) == ([name], [])
+    assert (changes, again) == ([name], [])
 
 
 def test_additions_are_no_changes():

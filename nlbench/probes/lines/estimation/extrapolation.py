@@ -33,7 +33,7 @@ from nlbench.probes.lines.chord import ChordParts, chord_parts
 CHECK_PLACES = 16
 """Number of places between the nodes at which an estimate is compared with the network."""
 ERROR_SIGMAS = 2.0
-"""Standard deviations in an error."""
+"""Standard deviations that an error bound spans."""
 MIN_REMAINING_CROSSINGS = 0.05
 """Expected remaining crossings below which their spread is left out of the error."""
 NEGLIGIBLE_CROSSINGS = 0.02

@@ -53,12 +53,25 @@ from .transposition import is_transposition, with_samples_first
 
 
 def record_program(network: nn.Module, example: Tensor) -> Program:
-    """Record a network on one input (1, *input), which it may change.
+    """Record a network on one input (1, *input) of its dtype, which it may change.
 
     Raises
     ------
-    nlbench.UnsupportedOperation, nlbench.NotFinite, nlbench.RequestError, nlbench.Undefined
-        See `record_checked_program`.
+    nlbench.UnsupportedOperation
+        If an operation is not piecewise affine, mixes the samples of a batch or reads values.
+    nlbench.NotFinite
+        If the network's output is not finite.
+    nlbench.RequestError
+        If the network can't be run on such an input.
+    nlbench.Undefined
+        If it returns no tensor.
+
+    Examples
+    --------
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).double()
+    >>> program = record_program(network, torch.zeros(1, 2, dtype=torch.float64))
+    >>> [step.operation for step in program.steps], program.sites
+    (['linear', 'relu'], ('1',))
     """
     recorder = Recorder(network, example)
     output = run_once(network, example, recorder.recording())

@@ -152,7 +152,7 @@ not_affine(
     "sgn", "heaviside", "floor", "ceil", "round", "trunc", "fix", "frac", "floor_divide", "fmod",
     "remainder", "logical_and", "logical_or", "logical_not", "logical_xor", "argmax", "argmin",
     "argsort", "isnan", "isinf", "isfinite", "signbit", "copysign", "bitwise_and", "bitwise_or",
-    why="not continuous",
+    why="not piecewise affine, as it is discontinuous",
 )  # fmt: skip
 not_affine(
     "reciprocal", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10",

@@ -246,9 +246,9 @@ def _rank_changes(
         together = tied.sum(1) - smaller - larger
         before, behind = above + smaller, above + larger
         # Of the line's ranks before the place, those that are not its ranks behind it.
-        kept = torch.maximum(before, behind)
-        kept_end = torch.maximum(torch.minimum(before, behind) + together, kept)
-        bends |= used[before + together] - used[before] > used[kept_end] - used[kept]
+        common = torch.maximum(before, behind)
+        common_end = torch.maximum(torch.minimum(before, behind) + together, common)
+        bends |= used[before + together] - used[before] > used[common_end] - used[common]
     lowest = slope.masked_fill(~tied, math.inf).argmin(1, keepdim=True)
     steepest = slope.masked_fill(~tied, -math.inf).argmax(1, keepdim=True)
     start, end = (

@@ -4,14 +4,14 @@ import copy
 
 import pytest
 import torch
-from programs import Net, assert_reproduces, recorded
+from programs import Net, assert_reproduces, record_checked_program, recorded
 from torch import nn
 from torch.nn import functional as F
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
 from nlbench.models.sparsified.sparsification import sparsify
-from nlbench.probes.lines.recording.agreement import agree, is_same, record_checked_program
+from nlbench.probes.lines.recording.agreement import agree, is_same
 from nlbench.probes.lines.recording.program import run_program
 from nlbench.probes.sites.observation import list_sites
 
