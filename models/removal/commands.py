@@ -98,7 +98,7 @@ def remove(
 
     from .criteria import check_criterion
     from .curve import SHARES, area_under
-    from .removal import RemovalRequest, run_removal
+    from .removal import run_removal
 
     check_criterion(by)
     try:
@@ -119,8 +119,18 @@ def remove(
             for split, n in (("train", fit_samples), ("test", samples or None))
         )
         bar.show_status("removing")
-        request = RemovalRequest(by, keep, share, reverse, seed, settings, of, curve)
-        result = run_removal(train, test, request)
+        result = run_removal(
+            train,
+            test,
+            by,
+            keep=keep,
+            share=share,
+            is_reversed=reverse,
+            seed=seed,
+            settings=settings,
+            of=of,
+            has_curve=curve,
+        )
     make_folder(folder)
     result.write_curve(folder / "curve.csv")
     checkpoint = folder / "left.safetensors"

@@ -101,7 +101,7 @@ def run_removal(
     is_reversed : bool
         Remove in the opposite order.
     seed : int
-        Of a random order.
+        Seed of a random order.
     settings : mapping of str to value
         Options of the criterion.
     of : str
