@@ -4,24 +4,11 @@
 `relu_calls` finds the calls of ReLU, `substitution` replaces them by the PReLUs of `layers`.
 """
 
-from .sparsification import (
-    checkpoint_metadata,
-    linear_share,
-    nonlinear_units,
-    parameter_groups,
-    penalty,
-    randomize,
-    snap,
-    sparsify,
-)
-
-__all__ = [
-    "checkpoint_metadata",
-    "linear_share",
-    "nonlinear_units",
-    "parameter_groups",
-    "penalty",
-    "randomize",
-    "snap",
-    "sparsify",
-]
+from .sparsification import checkpoint_metadata as checkpoint_metadata
+from .sparsification import linear_share as linear_share
+from .sparsification import nonlinear_units as nonlinear_units
+from .sparsification import parameter_groups as parameter_groups
+from .sparsification import penalty as penalty
+from .sparsification import randomize as randomize
+from .sparsification import snap as snap
+from .sparsification import sparsify as sparsify
