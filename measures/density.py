@@ -98,8 +98,8 @@ class Density(PathMeasure):
 
     Limits
     ------
-    It counts kinks, however small: slopes 0.9 and 0 of a leaky ReLU count alike. It grows with
-    width. ``slope_changes`` leaves out boundaries that no logit notices.
+    It counts kinks, however small: slopes 0.9 and 0 of a leaky ReLU count equally. It grows with
+    width. ``slope_changes`` leaves out boundaries that affect no logit.
 
     Published code
     --------------

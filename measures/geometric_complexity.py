@@ -39,7 +39,7 @@ def squared_jacobian_norms(
     inputs : tensor of shape (n, ...)
         Floating-point.
     directions : int
-        Backward passes per sample, at most.
+        Maximum number of backward passes per sample.
     limit : int, optional
         Number of samples that fit into memory at once; see `FunctionBatch`.
 

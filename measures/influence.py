@@ -114,7 +114,7 @@ class Influence(PooledMeasure):
 
     It is the block influence by which ShortGPT orders blocks for removal: 0 for a block that turns
     no token. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both refer to the residual stream, not
-    to its layer norm, and say nothing about nonlinearity.
+    to its layer norm, and neither measures nonlinearity.
 
     Definition
     ----------

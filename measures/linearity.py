@@ -42,8 +42,8 @@ def linearity_score(x: Samples, y: Samples) -> Tensor:
     """Compute the published linearity score 1 - min_A ‖X A - Y‖² / ‖Y‖² of centred X and Y.
 
     With both at unit Frobenius norm, as in the paper, it is the same number. It is measured on the
-    rows that the map is fitted to: for rows that have nothing to do with each other its mean is
-    r / (n - 1), with the rank r of X.
+    rows that the map is fitted to: for unrelated X and Y its mean is r / (n - 1), with the rank r
+    of X.
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ class Linearity(PooledMeasure):
     whole sequences in folds, each predicted by the fit to the others. `in_sample` is the published
     score, `adjusted` corrects it for the number of rows as if they were independent, `null` is
     what unrelated rows reach in sample, and `identity` the squared cosine between input and
-    output. Of a block, `branch_…` are the same for the output minus the input.
+    output. For a block, `branch_…` are the same for the output minus the input.
 
     A sum of squares may be that of a few rows. `top_share` is the share of the 1 % of the rows
     with the largest squares, and `per_token` the mean over rows of the squared error of a held-out

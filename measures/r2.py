@@ -54,8 +54,8 @@ def r2_score(
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² for each output column, averaged over those that vary. The
     fit has an intercept, and uses a singular value decomposition of centred float64 data, so that
-    inputs may be constant or depend on each other. Directions of the inputs within rounding of
-    the type that they are given in count as absent.
+    inputs may be constant or linearly dependent. Directions within rounding error of the inputs'
+    original dtype are dropped.
 
     Parameters
     ----------
@@ -381,7 +381,7 @@ class R2(PairsMeasure):
     r"""R² of the affine least-squares fit of a site's output on its input.
 
     One fit for all samples of the run, from second moments accumulated in float64. Directions of
-    the standardised inputs below 1e-5 of the strongest count as absent. A site with at
+    the standardised inputs below 1e-5 of the strongest are dropped. A site with at
     most d + 1 samples for its d inputs is undefined, since the fit would be exact for any
     activation; its cross-validated value is defined. The ordinary value is in [0, 1]; the others
     may be negative. Weighted by variance it is the share of the output's total variance that is
@@ -414,7 +414,7 @@ class R2(PairsMeasure):
     ------
     With few samples for each input, every direction explains some of the output by chance: compare
     ``kind=adjusted``. The uniform average gives columns of negligible variance full weight. The
-    value has no scale, so it doesn't say which sites can be removed.
+    value has no scale, so it doesn't show which sites can be removed.
 
     Published code
     --------------
@@ -444,7 +444,7 @@ class R2(PairsMeasure):
         "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MAX_FOLDS),
         "weighting": Option(
             "uniform",
-            "columns of the output alike, or by their variance: the share of all variance",
+            "weights of the output's columns: equal, or by variance (share of all variance)",
             choices=WEIGHTINGS,
         ),
     }

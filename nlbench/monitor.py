@@ -21,8 +21,8 @@ TIME_SHARE = 0.05
 class Monitor:
     """Measure a model at intervals of its training loop.
 
-    The model's weights, mode and gradients and the state of random numbers stay unchanged, so the
-    training takes the same course without the monitor.
+    The model's weights, mode and gradients and the random state stay unchanged, so training
+    proceeds as without the monitor.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ from .plugin_loading import load_probe
 
 @dataclass(frozen=True)
 class Preview:
-    """The cells of a plan, by whether a run would measure them.
+    """The cells of a plan, grouped by what a run does with them.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def interruptible() -> Iterator[None]:
     """Raise a `KeyboardInterrupt` on each signal that ends a process.
 
     An interruption that other code swallows, as ``except:`` does, is raised again at the end of
-    the block. Custom handlers of other code stay. Does nothing outside of the main thread, the
+    the block. Custom handlers of other code stay. Does nothing outside the main thread, the
     only one that receives signals.
     """
     defaults = (signal.SIG_DFL, signal.default_int_handler)

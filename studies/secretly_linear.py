@@ -259,7 +259,7 @@ class _CostOrder:
     Parameters
     ----------
     p : float
-        Of Kendall's test over the blocks of a single network; NaN for several networks.
+        P-value of Kendall's test over the blocks of a single network; NaN for several networks.
     low, high : float
         Student's 95 % interval over networks; NaN for fewer than three, or if all have one τ.
     """

@@ -37,7 +37,7 @@ MAX_CHARACTERS = 2**23
 """Maximum length of the text of a split; tokenizing it takes a few seconds."""
 
 OPTIONS = {
-    "windows": Option(40, "most windows of each split", minimum=2, maximum=100_000),
+    "windows": Option(40, "maximum number of windows per split", minimum=2, maximum=100_000),
     "length": Option(64, "tokens of a window", minimum=4, maximum=2**17),
 }
 

@@ -63,7 +63,7 @@ def run_trainings(
         Number of worker processes; 1 trains in this process. The checkpoints are byte-identical
         for any number.
     threads : int
-        PyTorch threads per training.
+        PyTorch threads per training run.
     progress : Progress, optional
         Receives one step per epoch.
     command : str

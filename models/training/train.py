@@ -51,7 +51,7 @@ def run_training(
     ------
     nlbench.RequestError
         If the request can't be carried out; if there is a checkpoint; or if there is an interrupted
-        training that differs or is not to be resumed.
+        run that differs or is not to be resumed.
     nlbench.NotFinite
         If the loss or a logit is NaN or infinite. The manifest records it.
     """

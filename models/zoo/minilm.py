@@ -24,7 +24,7 @@ class SentenceEncoder(nn.Module):
     Parameters
     ----------
     bert : torch.nn.Module
-        Of transformers.
+        The BERT model of transformers.
     """
 
     def __init__(self, bert: nn.Module) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
 def _print_unraisable(error: UnraisableHookArgs) -> None:
     """Print an exception of a destructor or callback, unless it is an interruption.
 
-    That is raised again by `nlbench.signals.check_interruption`.
+    `nlbench.signals.check_interruption` raises an interruption again.
     """
     if error.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(error)

@@ -12,7 +12,7 @@ from nlbench.errors import Undefined
 from .memory import is_out_of_memory
 from .random_state import rng_state
 
-# In two runs on equally many samples, the numbers of a sample differ only by the order of
+# In two runs on equally many samples, the results of a sample differ only by the order of
 # additions; an influence of other samples is larger. For more samples, different kernels run, and
 # deep networks amplify the difference.
 PAIR_TOLERANCE_EPS = 2**10
@@ -116,7 +116,7 @@ def _refuse_difference(
     for name, values in pair.items():
         if not _same_rows(values, group[name], position, size, tolerance_eps):
             raise Undefined(
-                f"{name}: a sample's numbers depend on the other samples of its batch, or "
+                f"{name}: a sample's results depend on the other samples of its batch, or "
                 f"the batch axis is unknown, and {because}"
             )
 

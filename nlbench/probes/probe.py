@@ -39,23 +39,15 @@ class Listener(Protocol):
 
 
 class Samples(Protocol):
-    """The samples that a model is observed on.
-
-    Attributes
-    ----------
-    inputs : tensor of shape (n, ...)
-        Inputs of the model; for a stream that doesn't fit into memory, the first samples.
-    images : tensor or None
-        The inputs before normalisation, if they are images.
-    """
+    """The samples that a model is observed on."""
 
     @property
     def inputs(self) -> Tensor:
-        """Inputs of the model."""
+        """Inputs (n, ...); of a stream that doesn't fit into memory, the first samples."""
 
     @property
     def images(self) -> Tensor | None:
-        """The inputs before normalisation."""
+        """The inputs before normalisation, if they are images."""
 
     @property
     def normalize(self) -> Callable[[Tensor], Tensor]:
@@ -172,8 +164,8 @@ class Probe(ABC):
     ) -> str:
         """Predict in one line what `observe` will cost, for a dry run; empty if unknown.
 
-        Only for a probe that overrides it is the subject loaded. It should cost little compared
-        with an observation, and it raises what `observe` raises.
+        The subject is loaded only for probes that override this method. It should cost little
+        compared with an observation, and raises the errors of `observe`.
         """
         return ""
 

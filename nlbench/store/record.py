@@ -110,9 +110,9 @@ class Record:
     finished : str
         Time in UTC.
     traceback : str
-        Of a failed cell.
+        Traceback of a failed cell.
     costs : mapping of str to float
-        Of the pass that the cell shared with others: ``wall_seconds``; ``peak_memory`` and,
+        Costs of the pass that the cell shared with others: ``wall_seconds``; ``peak_memory`` and,
         on a GPU, ``peak_device_memory`` in bytes; ``load_seconds`` of the subject.
     """
 

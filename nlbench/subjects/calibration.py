@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
-    """Set batch norm's statistics to those of samples, averaged over batches.
+    """Set batch-norm statistics to those of samples, averaged over batches.
 
     The model is in evaluation mode. Only its layers of batch norm are in training mode during the
     pass, not dropout, for example.

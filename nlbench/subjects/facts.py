@@ -18,17 +18,10 @@ class SubjectFacts:
     ----------
     model, weights, data : str
         Names in the table of scores.
-    data_options : mapping of str to value
-    seed : int
     weights_metadata : mapping
         Metadata of the checkpoint.
     parameters : int
         Number of the model's parameters.
-    preprocessing : str
-    split : str
-        Split of the dataset.
-    samples : int
-    sample_hash : str
     batch_norm : str
         Origin of the batch-norm statistics if they are not trained.
     weights_hash : str

@@ -27,8 +27,8 @@ class WeightsChoice:
     Parameters
     ----------
     label : str
-        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name, after that of its
-        training if it is in ``NAME.training``.
+        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name, which follows the name
+        of its training run if it is in ``NAME.training``.
     file : Path or None
         None for freshly initialised weights.
     note : str

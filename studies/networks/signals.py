@@ -22,7 +22,7 @@ def signal_cnn(input_shape: tuple[int, ...] = (40,), num_classes: int = 10) -> n
     Parameters
     ----------
     input_shape : tuple of int
-        Of one axis.
+        Shape with one axis.
 
     Examples
     --------

@@ -174,7 +174,7 @@ def path_values(run: Run, measure: str) -> pd.DataFrame:
     """Return a measure's value on each path in the columns ``setting, seed, place, value``.
 
     ``setting`` is ``initialised``, ``clean``, ``augmented`` or, for example, ``noise 0.2``, as
-    recorded in the checkpoints; ``seed`` is that of the training.
+    recorded in the checkpoints; ``seed`` is the training seed.
     """
     rows = [
         (*_setting(record.subject), value.place, value.statistics["value"])

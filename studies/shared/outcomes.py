@@ -62,7 +62,7 @@ def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, cla
     Parameters
     ----------
     train_accuracy : float
-        On the labels of the training, wrong ones included.
+        On the training labels, including wrong ones.
     accuracy : float
         On correct test labels.
     noise : float
@@ -189,7 +189,7 @@ def outcomes_measure(
         """Accuracies, training loss, and what can be predicted of a network.
 
         ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
-        cross-entropy on the labels of the training; ``gap``, ``fragility`` (1 -
+        cross-entropy on the training labels; ``gap``, ``fragility`` (1 -
         `fgsm_robustness`) and ``nonlinear`` (`nonlinear_share`) are the outcomes; ``norm`` is
         the Euclidean norm of the weights.
         """

@@ -35,8 +35,8 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
     -------
     DataFrame
         One row per site, in the order of subjects and of calls, with the columns ``model``,
-        ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of the training if it
-        is recorded), ``draw`` (the seed of the samples), ``kind`` (of the activation), ``place``
+        ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of training if it is
+        recorded), ``draw`` (the seed of the samples), ``kind`` (of the activation), ``place``
         and ``value`` (NaN where the measure is undefined).
     """
     rows = [

@@ -294,7 +294,7 @@ def test_an_assumed_channel_axis_is_noted_in_the_reason():
         "affinity"
     ].values
     assert (first.status, second.status) == ("ok", "ok")
-    assert "channel axis not known, assumed: 0 (axis 1)" in first.reason
+    assert "channel axis unknown, assumed: 0 (axis 1)" in first.reason
     assert second.reason == ""
 
 

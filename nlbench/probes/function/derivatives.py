@@ -49,7 +49,7 @@ def directional_derivative(
     Raises
     ------
     nlbench.Undefined
-        Naming the operation that can be differentiated in neither way.
+        If an operation can be differentiated in neither way; the message names it.
 
     Examples
     --------

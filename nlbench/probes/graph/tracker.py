@@ -125,7 +125,7 @@ class ChannelTracker(SiteNames):
             return output
         if call.takes in ("number", "memory"):
             raise self._refusal(
-                call.function_name, "what is computed with the numbers it reads is not followed"
+                call.function_name, "what is computed from the values it reads is not followed"
             )
         return self._dependent(call, site, refusals)
 
@@ -154,7 +154,7 @@ class ChannelTracker(SiteNames):
         elif name == "data" and is_assigned:
             self._refuse(results, operands, self._refusal(name, "it is assigned to"))
         elif call.operation.truth:
-            why = "numbers are computed with its answer, which is not followed"
+            why = "values are computed from its result, which is not followed"
             self._refuse(results, operands, self._refusal(name, why))
         elif results:
             channel_call = ChannelCall(

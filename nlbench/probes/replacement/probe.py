@@ -85,7 +85,7 @@ class Replacements(LazyProbe):
             maximum=1e9,
         ),
         "crossed": Option(
-            False, "also judge the half that maps were fitted on, by maps of the other half"
+            False, "also evaluate maps of the other half on the half used for fitting"
         ),
     }
 

@@ -115,9 +115,7 @@ def observe_sites(
     positions = PositionSelector(RowPolicy.parse(rows, skip, of))
     policy = CapturePolicy(reduction, functions or {}, attention, site_pass.may_select, positions)
 
-    def make_interceptor(
-        policy: CapturePolicy, on_call: Callable[[SiteCall], None]
-    ) -> CallInterceptor | ModuleInterceptor:
+    def make_interceptor(policy: CapturePolicy, on_call: Callable[[SiteCall], None]) -> Interceptor:
         if of == "activations":
             return CallInterceptor(model, policy, on_call, on_unseen)
         return ModuleInterceptor(model, of, policy, on_call)
@@ -179,14 +177,7 @@ class _SitePass:
         self.microbatches = Microbatches(self._report)
 
     def end_batch(self) -> None:
-        """End a batch; the first one determines the sites.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the batch calls different activations than the first, as one name would then refer to
-            different functions.
-        """
+        """End a batch; the first one determines the sites."""
         calls = self.microbatches.calls
         if self._selected is None:
             self._selection.check(self._sites.values())
@@ -251,7 +242,7 @@ def _observe_batch(
 ) -> None:
     """Run a batch, in smaller microbatches each time memory runs out.
 
-    Microbatches change a sample's numbers by rounding only: a convolution or a matrix product may
+    Microbatches change a sample's results by rounding only: a convolution or a matrix product may
     be summed in a different order for a different number of samples.
     """
 
@@ -309,7 +300,7 @@ def channel_note(sites: Iterable[Site]) -> str:
     >>> import torch
     >>> model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
     >>> channel_note(list_sites(model, torch.zeros(2, 3, 5, 5)))
-    'channel axis not known, assumed: 0 (axis 1)'
+    'channel axis unknown, assumed: 0 (axis 1)'
     """
     assumed = [f"{site.name} (axis {site.channel_axis})" for site in sites if site.assumed]
-    return f"channel axis not known, assumed: {', '.join(assumed)}" if assumed else ""
+    return f"channel axis unknown, assumed: {', '.join(assumed)}" if assumed else ""

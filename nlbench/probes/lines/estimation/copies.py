@@ -21,8 +21,8 @@ recognised."""
 class CrossingLog:
     """Crossings of one pass, collected on the device and compared on the CPU afterwards.
 
-    A GPU is synchronised with once. It has space for `capacity` crossings of a step; `needed` is
-    the capacity that all of them would have taken.
+    There is one synchronisation with a GPU, which has space for `capacity` crossings of a step;
+    `needed` is the capacity that all of them would have taken.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -41,7 +41,7 @@ def with_samples_first(
     Parameters
     ----------
     name : str
-        The operation's.
+        Name of the operation.
     args, kwargs
         Arguments with `Input` in place of the transposed tensors.
 

@@ -231,7 +231,7 @@ def test_mixed_samples_are_refused(function):
     model, x = Cramped(9, function), torch.randn(9, 4)
     with pytest.raises(Undefined, match="derivatives are taken sample by sample"):
         observe_function(model, [x], lambda seen: None)
-    with pytest.raises(Undefined, match="the output: a sample's numbers depend on the other"):
+    with pytest.raises(Undefined, match="the output: a sample's results depend on the other"):
         directional_derivative(Cramped(4, function), x, x)
 
 

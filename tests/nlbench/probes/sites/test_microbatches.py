@@ -201,14 +201,14 @@ def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(functi
     if how == "error":
         model = nn.Sequential(model, OutOfMemory(4))
     assert [len(one.x) for one in looks_of(Mixing(function), x)] == [9, 9]
-    with pytest.raises(Undefined, match=r"tanh: a sample's numbers depend on the other samples"):
+    with pytest.raises(Undefined, match=r"tanh: a sample's results depend on the other samples"):
         looks_of(model, x, memory=1 if how == "memory" else None)
 
 
 @pytest.mark.parametrize("function", [lambda x: x / len(x), lambda x: x + x.roll(2, 0)])
 def test_what_shows_among_more_than_two_samples_is_refused_in_parts(function):
     model = nn.Sequential(Mixing(function), OutOfMemory(4))
-    with pytest.raises(Undefined, match=r"tanh: a sample's numbers depend on the other samples"):
+    with pytest.raises(Undefined, match=r"tanh: a sample's results depend on the other samples"):
         looks_of(model, torch.randn(9, 6))
 
 

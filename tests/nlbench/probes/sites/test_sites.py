@@ -219,7 +219,7 @@ def test_a_reader_is_told_where_the_channel_axis_is_assumed():
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
     sites = list_sites(model, torch.randn(2, 3, 5, 5))
     assert [site.assumed for site in sites] == [True, False]
-    assert channel_note(sites) == "channel axis not known, assumed: 0 (axis 1)"
+    assert channel_note(sites) == "channel axis unknown, assumed: 0 (axis 1)"
     assert channel_note(sites[1:]) == ""
 
 
