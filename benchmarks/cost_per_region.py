@@ -31,9 +31,9 @@ from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import SegmentTrace
 from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.point_memory import measure_point_memory
 from nlbench.probes.lines.recording.program import Program
+from nlbench.probes.lines.recording.recorder import record_program
 from nlbench.subjects.load import load_dataset, load_subject
 from nlbench.subjects.spec import SubjectSpec
 
@@ -94,7 +94,7 @@ def measure(name: str, repeats: int) -> dict[str, object]:
     path = data.normalize(closed_paths(image)[0]).double()
     share = SHARES[name]
     segments = [(a, torch.lerp(a, b, share)) for a, b in itertools.pairwise(path)]
-    program = record_checked_program(model, path[:2])
+    program = record_program(model, path[:1].clone())
     next(trace_exactly(program, segments[:1]))
 
     forward, trace_seconds = [seconds_per_sample(model, path[:-1])], []

@@ -23,7 +23,7 @@ import torch
 from narrow import network, segment
 
 from nlbench.probes.lines.exact.trace import trace_exactly
-from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.recorder import record_program
 
 MIB = 2**20
 
@@ -31,7 +31,7 @@ MIB = 2**20
 def measure(budget: int, share: float, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     model, (start, end) = network(), segment()
-    program = record_checked_program(model, torch.stack([start, end]))
+    program = record_program(model, start[None].clone())
     list(trace_exactly(program, [(start, torch.lerp(start, end, 1e-4))], memory=budget))
     end = torch.lerp(start, end, share)
     before = psutil.Process().memory_info().rss

@@ -20,7 +20,7 @@ import torch
 from narrow import network, segment
 
 from nlbench.probes.lines.exact.trace import trace_exactly
-from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.recorder import record_program
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -31,7 +31,7 @@ SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 def measure(longest: float) -> list[dict[str, float]]:
     model, (start, end) = network(), segment()
     middle, half = (start + end) / 2, longest * (end - start) / 2
-    program = record_checked_program(model, torch.stack([start, end]))
+    program = record_program(model, start[None].clone())
     results = []
     for share in (SHARES[0], *SHARES):
         began = time.perf_counter()

@@ -5,8 +5,9 @@ from torch import nn
 
 from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines.exact.trace import trace_exactly
-from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.agreement import check_program
 from nlbench.probes.lines.recording.program import run_program
+from nlbench.probes.lines.recording.recorder import record_program
 
 
 class Net(nn.Module):
@@ -20,6 +21,12 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.function(self, x)
+
+
+def record_checked_program(network, example):
+    program = record_program(network, example[:1].clone())
+    check_program(program, network, example)
+    return program
 
 
 def recorded(net, *shape):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pretend_cuda import PretendCuda
 from pretend_mps import PretendMps
+from programs import record_checked_program as recorded
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.data import TensorDataset
@@ -25,7 +26,6 @@ from nlbench.probes.function import directional_derivative
 from nlbench.probes.lines import estimate_segment, plane, trace_segment
 from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import direction_paths, noise_paths
-from nlbench.probes.lines.recording.agreement import record_checked_program as recorded
 from nlbench.probes.lines.recording.point_memory import measure_point_memory
 from nlbench.probes.sites import listeners as sites
 from nlbench.request import ExecutionOptions, Request

@@ -81,7 +81,7 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
             f"a radius of {radius:g}: all {anchors} anchors are the same whole-pixel translation, "
             "so the paths have no length"
         )
-    moved = [_translated(images, right, down) for right, down in shifts]
+    moved = [_translate(images, right, down) for right, down in shifts]
     return torch.stack([*moved, moved[0]], dim=1)
 
 
@@ -144,7 +144,7 @@ def _random_walk(
     # A step of 1 to n - 1 around the list of n reaches each of the others with equal probability.
     for step in torch.randint(1, len(within), (anchors,), generator=generator).tolist():
         index = (index + step) % len(within)
-        points.append(_translated(image, *within[index]))
+        points.append(_translate(image, *within[index]))
     return torch.stack(points)
 
 
@@ -214,7 +214,7 @@ def _check_anchors(anchors: int, radius: float = 0.0) -> None:
         raise RequestError(f"a radius of {radius}, expected 0 or more")
 
 
-def _translated(images: Tensor, right: int, down: int) -> Tensor:
+def _translate(images: Tensor, right: int, down: int) -> Tensor:
     height, width = images.shape[-2:]
     rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) - right).clamp(0, width - 1)

@@ -15,7 +15,7 @@ from nlbench.errors import NotFinite, UnsupportedOperation
 from nlbench.introspection.batch_independence import equal_but_for_rounding
 
 from .program import Program, walk
-from .recorder import record_program, run_once
+from .recorder import run_once
 
 RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference up to which program and network count as the same function."""
@@ -25,44 +25,17 @@ TOLERANCE_EPS = 1000
 """Machine epsilons by which two ways of computing the same value may always differ."""
 
 
-def record_checked_program(network: nn.Module, example: Tensor) -> Program:
-    """Record a network and check that the program computes what the network does.
+def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
+    """Check that a program computes what the network does on examples (m, ...).
 
-    Parameters
-    ----------
-    network : torch.nn.Module
-        In eval mode, in float64 or float32, see `typed_copy`.
-    example : tensor of shape (m, ...), of the same dtype
-        Inputs to check with; the first one is recorded.
+    At most four points are computed at a time.
 
     Raises
     ------
     nlbench.UnsupportedOperation
-        If an operation is not piecewise affine, mixes the samples of a batch or reads
-        values, or if the program does not reproduce the network.
+        If the program mixes the samples of a batch or does not reproduce the network.
     nlbench.NotFinite
-        If the network's output is not finite.
-    nlbench.RequestError
-        If the network can't be run on such an input.
-    nlbench.Undefined
-        If it returns no tensor.
-
-    Examples
-    --------
-    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).double()
-    >>> program = record_checked_program(network, torch.zeros(1, 2, dtype=torch.float64))
-    >>> [step.operation for step in program.steps], program.sites
-    (['linear', 'relu'], ('1',))
-    """
-    program = record_program(network, example[:1].clone())
-    check_program(program, network, example)
-    return program
-
-
-def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
-    """Raise if a program does not compute what the network does; see `record_checked_program`.
-
-    At most four points are computed at a time.
+        If a step's output is not finite.
     """
     count = len(example)
     with torch.inference_mode():

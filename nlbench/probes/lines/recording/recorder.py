@@ -306,7 +306,7 @@ class Recorder(DispatchMode):
         if name in ("copy", "fill", "zero") and written:
             return self._copy(func, args, spec, traced)
         if name in _CLAMPS and "out" not in kwargs and _has_tensors(args[1:], kwargs):
-            return self._decompose(partial(_clamped, name), name, args, kwargs, written)
+            return self._decompose(partial(_clamp, name), name, args, kwargs, written)
         if not known(name).traced:
             return self._decompose(func.decompose, name, args, kwargs)
         if is_transposed:
@@ -435,7 +435,7 @@ class Recorder(DispatchMode):
         if isinstance(source, Input):
             tensor = traced[source.index]
             call = RecordedCall(
-                "expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape
+                "expand", _expand, (Input(0), shape), {}, (tuple(tensor.shape),), shape
             )
             if tensor.dtype != self._dtype or tensor.ndim != len(shape):
                 raise self._refusal("copy", _MOVES_SAMPLES)
@@ -483,7 +483,7 @@ class Recorder(DispatchMode):
         ]
         shape = tuple(tensor.shape)
         shapes = tuple((1, *self._shape_of(v)) for v in numbers)
-        call = RecordedCall("assigned", _expanded, (*arguments, places, source), {}, shapes, shape)
+        call = RecordedCall("assigned", _expand, (*arguments, places, source), {}, shapes, shape)
         self._add_step("copy", list(numbers), _rule_of(call), tensor)
 
     def _value_of(self, tensor: Tensor) -> int:
@@ -508,7 +508,7 @@ def _has_tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
 
 
-def _clamped(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
+def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
     """Clamp to tensors, as two maxima."""
     low, high = (None, *bounds) if name == "clamp_max" else (*bounds, None, None)[:2]
     low, high = named.get("min", low), named.get("max", high)
@@ -551,7 +551,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _expanded(x: Tensor, shape: Sequence[int]) -> Tensor:
+def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.expand(len(x), *shape[1:])
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from programs import record_checked_program
 from torch import nn
 
 from nlbench.errors import RequestError, UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import trace_segment, trace_segments
 from nlbench.probes.lines.published import trace_adaptively
-from nlbench.probes.lines.recording.agreement import record_checked_program
 
 from segments import Functional, hostile_networks, mlp, networks, on_segment, outputs
 

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from programs import trace_program
+from programs import record_checked_program, trace_program
 from torch import nn
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import verification as check
 from nlbench.probes.lines.published import trace_by_sampling
-from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.program import Program, walk, walk_measured
 from nlbench.probes.lines.rules.pieces import Kinks
 

@@ -5,13 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import trace_program
+from programs import record_checked_program, trace_program
 
 from nlbench.introspection.model_copy import double_copy
 from nlbench.introspection.threads import torch_threads
 from nlbench.probes.lines.exact.tasks import run_tasks
 from nlbench.probes.lines.exact.trace import trace_exactly
-from nlbench.probes.lines.recording.agreement import record_checked_program
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import trace_program
+from programs import record_checked_program, trace_program
 
 from nlbench.introspection.model_copy import double_copy
 from nlbench.models.networks.vgg import vgg8
@@ -14,7 +14,6 @@ from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.exact import trace as exact
 from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.recording.agreement import record_checked_program
 
 from segments import (
     assert_complete,

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import record_checked_program
 from torch import nn
 
 from nlbench.errors import RequestError
@@ -11,7 +12,6 @@ from nlbench.introspection.memory import LiveBytes
 from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.published import TENSORS_PER_VALUE
-from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.point_memory import PointMemory, measure_point_memory, share_out
 from nlbench.probes.lines.recording.recorder import record_program
 

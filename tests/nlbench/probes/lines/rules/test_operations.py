@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import record_checked_program
 from torch import nn
 from torch.nn import functional as F
 
 from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import estimate_segment, slope_changes, trace_segment
-from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.program import walk
 from nlbench.probes.lines.rules.rounding import noise_of
 
