@@ -281,7 +281,7 @@ def _gaussian_terms(
 ) -> _HSICTerms:
     """Compute HSIC with Gaussian kernels."""
     k, l = (kernel.matrix(side) for kernel, side in zip(kernels, (x, y), strict=True))  # noqa: E741
-    hsic = _unbiased if debiased else _biased
+    hsic = _unbiased_hsic if debiased else _biased_hsic
     scale = k.numel()
     return _HSICTerms(
         hsic(k, l), hsic(k, k), hsic(l, l), (k * k).sum() / scale, (l * l).sum() / scale
@@ -302,14 +302,14 @@ def _squared_distances(values: Tensor, unit: float) -> Tensor:
     return squares - torch.diag(squares.diagonal())
 
 
-def _biased(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+def _biased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """Compute tr(K H L H) / (n - 1)² with the centring matrix H."""
     centred = k - k.mean(0) - k.mean(1)[:, None] + k.mean()
     product: Tensor = (centred * l).sum() / (len(k) - 1) ** 2
     return product
 
 
-def _unbiased(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """Compute the estimator HSIC1 of Song et al., from kernels without their diagonals."""
     n = len(k)
     k, l = k - torch.diag(k.diagonal()), l - torch.diag(l.diagonal())  # noqa: E741

@@ -172,13 +172,13 @@ class _LinearityAccumulator(Accumulator):
         self._samples += int(owners.max()) + 1 if samples is None else samples
         for index in torch.unique(fold).tolist():
             for rows in (fold == index).nonzero()[:, 0].split(CHUNK_ROWS):
-                part = RegressionSums.of(*self._framed(x.values[rows], y.values[rows]))
+                part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
                 self._sums[index] = self._sums[index].plus(part) if index in self._sums else part
         # Rows of a float32 network are float32 numbers.
         types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
         self._reservoir.add(x.values, y.values, fold, types=(*types, fold.dtype))
 
-    def _framed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _shift_and_scale(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Move rows, which are overwritten, to the origin and the unit of the sums."""
         assert self._frame is not None
         frame = self._frame
@@ -189,7 +189,7 @@ class _LinearityAccumulator(Accumulator):
         if self._extremes:
             widths = [tuple(len(low) for low, _ in pairs) for pairs in (now, self._extremes)]
             if widths[0] != widths[1]:
-                raise RequestError(f"a batch has {widths[0]} columns, those before {widths[1]}")
+                raise RequestError(f"a batch has {widths[0]} columns, earlier ones had {widths[1]}")
             now = [
                 (torch.minimum(low, before[0]), torch.maximum(high, before[1]))
                 for (low, high), before in zip(now, self._extremes, strict=True)
@@ -224,7 +224,7 @@ class _LinearityAccumulator(Accumulator):
         null = min(1.0, fit_of_all.rank / (total.n - 1))
         del fit_of_all
         x, y, owner = self._reservoir.columns
-        x, y = self._framed(*(side.to(torch.float64, copy=True) for side in (x, y)))
+        x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
         predicted, held_out = torch.zeros_like(y), 0.0
         for fold, part in self._sums.items():
             fit = total.minus(part).fit(*self.rounding_of_inputs)

@@ -32,8 +32,8 @@ WEIGHTINGS = ("uniform", "variance")
 FOLDS = 5
 
 # Smallest spread of a site's standardised inputs in a direction that the fit uses, relative to the
-# largest. In float32 smaller ones consist of rounding errors, and in float64 they may be 0. With
-# as few samples per input as a site has, every direction explains some of the output by chance.
+# largest. In float32 smaller ones consist of rounding errors, and in float64 they may be 0. Sites
+# have few samples per input, so every further direction explains some of the output by chance.
 MIN_RELATIVE_SPREAD = 1e-5
 
 # For streams each fold has its own moments, and is predicted from those of all others: memory
@@ -113,7 +113,7 @@ def r2_score(
         return _r2_of_rows(x, y, kind, weighting)
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
-    return _crossvalidated(x, y, folds, weighting)
+    return _crossvalidate(x, y, folds, weighting)
 
 
 def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weighting: str, cutoff: float = 0.0) -> Tensor:
@@ -128,14 +128,14 @@ def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weighting: str, cutoff: flo
     # In units, so that no norm under- or overflows.
     unit = _peaks(inputs)
     scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
-    directions, _, _ = _decomposed(inputs, scale, _peaks(values), x.rounding, cutoff)
+    directions, _, _ = _decompose(inputs, scale, _peaks(values), x.rounding, cutoff)
     residuals = targets - directions @ (directions.T @ targets)
     totals = targets.square().sum(0)
     unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
     return _score(unexplained, n, directions.shape[1], kind)
 
 
-def _decomposed(
+def _decompose(
     inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float, cutoff: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose centred inputs (n, d) over their scale by singular values.
@@ -219,7 +219,7 @@ def _check_enough(n: int, d: int) -> None:
         )
 
 
-def _crossvalidated(
+def _crossvalidate(
     x: Prepared, y: Prepared, folds: int, weighting: str, cutoff: float = 0.0
 ) -> Tensor:
     """Compute the cross-validated R² of `r2_score`."""
@@ -261,7 +261,7 @@ def _prediction_errors(
     unit = column_units(deviations)
     deviations /= unit
     scale = torch.linalg.vector_norm(deviations, dim=0)
-    left, scales, right = _decomposed(deviations, scale, _peaks(x) / unit, rounding, cutoff)
+    left, scales, right = _decompose(deviations, scale, _peaks(x) / unit, rounding, cutoff)
     coefficients = left.T @ (y - y_mean) / scales[:, None]
     standardized = (test_x[:, inputs] - origin - shift) / unit / scale
     errors: Tensor = test_y - y_mean - (standardized @ right.T) @ coefficients
@@ -311,7 +311,7 @@ class _FoldAccumulator(Accumulator):
             self._widths = (x.shape[1], y.shape[1])
         if self._widths != (x.shape[1], y.shape[1]):
             raise RequestError(
-                f"a batch has {(x.shape[1], y.shape[1])} columns, those before {self._widths}"
+                f"a batch has {(x.shape[1], y.shape[1])} columns, earlier ones had {self._widths}"
             )
         self._rows.append((x.values.clone(), y.values.clone()))
         self._rounding = (
@@ -324,7 +324,7 @@ class _FoldAccumulator(Accumulator):
 
     def _condense(self) -> None:
         assert self._origin is not None
-        x, y = self._gathered()
+        x, y = self._gather()
         fold = torch.arange(self.n - len(x), self.n, device=x.device) % self._folds
         for index in torch.unique(fold).tolist():
             rows = fold == index
@@ -333,7 +333,7 @@ class _FoldAccumulator(Accumulator):
             self._moments[index] = earlier.merged(part) if earlier else part
         self._rows.clear()
 
-    def _gathered(self) -> tuple[Tensor, Tensor]:
+    def _gather(self) -> tuple[Tensor, Tensor]:
         return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
 
     def statistics(self) -> dict[str, float]:
@@ -341,23 +341,23 @@ class _FoldAccumulator(Accumulator):
             raise Undefined("no samples")
         if self._moments:
             return {"value": self._of_moments().item()}
-        x, y = map(Prepared, self._gathered(), self._rounding)
-        score = _crossvalidated(x, y, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
+        x, y = map(Prepared, self._gather(), self._rounding)
+        score = _crossvalidate(x, y, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
         return {"value": score.item()}
 
     def remark(self) -> str:
         return f"cross-validated over {min(self._folds, self.n)} folds"
 
     def _of_moments(self) -> Tensor:
-        whole = reduce(Moments.merged, self._moments.values())
-        outputs = whole.varying_y
-        whole.check_varies("output")
-        parts = {index: part.in_units(whole.unit) for index, part in self._moments.items()}
-        residual = torch.zeros_like(whole.mean[whole.inputs :][outputs])
+        total = reduce(Moments.merged, self._moments.values())
+        outputs = total.varying_y
+        total.check_varies("output")
+        parts = {index: part.in_units(total.unit) for index, part in self._moments.items()}
+        residual = torch.zeros_like(total.mean[total.inputs :][outputs])
         for index, test in parts.items():
             train = reduce(Moments.merged, (p for i, p in parts.items() if i != index))
-            residual += _squared_errors(train.in_units(whole.unit), test)[outputs]
-        totals, unit = whole.yy.diagonal()[outputs], whole.unit_y[outputs]
+            residual += _squared_errors(train.in_units(total.unit), test)[outputs]
+        totals, unit = total.yy.diagonal()[outputs], total.unit_y[outputs]
         return _mean_score(residual, totals, unit, self._weighting)
 
 
@@ -381,11 +381,11 @@ class R2(PairsMeasure):
     r"""R² of the affine least-squares fit of a site's output on its input.
 
     One fit for all samples of the run, from second moments accumulated in float64. Directions of
-    the standardised inputs below 1e-5 of the strongest are dropped. A site with at
-    most d + 1 samples for its d inputs is undefined, since the fit would be exact for any
-    activation; its cross-validated value is defined. The ordinary value is in [0, 1]; the others
-    may be negative. Weighted by variance it is the share of the output's total variance that is
-    linearly recoverable, and depends on the columns' units.
+    the standardised inputs below 1e-5 of the strongest are dropped. A site with at most d + 1
+    samples for its d inputs is undefined, since the fit would be exact for any activation; its
+    cross-validated value is defined. The ordinary value is in [0, 1]; the others may be negative.
+    Weighted by variance it is the share of the output's total variance that is linearly
+    recoverable, and depends on the columns' units.
 
     Definition
     ----------

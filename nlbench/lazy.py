@@ -22,7 +22,7 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     >>> find("Option").__name__, "Option" in names()
     ('Option', True)
     """
-    modules = _exported(package)
+    modules = _exported_names(package)
 
     def find(name: str) -> Any:
         if name not in modules:
@@ -37,7 +37,7 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     return find, names, sorted(modules)
 
 
-def _exported(package: str) -> dict[str, str]:
+def _exported_names(package: str) -> dict[str, str]:
     spec = util.find_spec(package)
     source = spec.loader.get_source(package) if spec and spec.loader else ""  # type: ignore[attr-defined]
     blocks = (node for node in ast.parse(source).body if isinstance(node, ast.If))

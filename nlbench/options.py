@@ -133,7 +133,7 @@ class Option:
         assert read is not None
         return self.parse(read(texts, label), label)
 
-    def _bounded(self, value: float, label: str) -> float:
+    def _check_bounds(self, value: float, label: str) -> float:
         is_low = value <= self.minimum if self.above_minimum else value < self.minimum
         if is_low or value > self.maximum:
             message = f"{label}: {shorten(value)} is out of bounds, expected {self._bounds_text}"
@@ -158,17 +158,17 @@ class Option:
 
     def _integer(self, value: object, label: str) -> int:
         if isinstance(value, str):
-            return int(self._bounded(parse_integer(value), label))
+            return int(self._check_bounds(parse_integer(value), label))
         if isinstance(value, bool) or not isinstance(value, int | float) or value % 1:
             raise TypeError
-        return int(self._bounded(value, label))
+        return int(self._check_bounds(value, label))
 
     def _number(self, value: object, label: str) -> float:
         if isinstance(value, str):
-            return self._bounded(parse_number(value), label)
+            return self._check_bounds(parse_number(value), label)
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise TypeError
-        return float(self._bounded(value, label))
+        return float(self._check_bounds(value, label))
 
     def _size(self, value: object, label: str) -> int:
         if isinstance(value, bool) or not isinstance(value, str | int):
@@ -207,7 +207,7 @@ class Option:
         for entry in entries:
             if not isinstance(entry, int) or isinstance(entry, bool):
                 raise _WrongEntry(entry)
-            self._bounded(entry, label)
+            self._check_bounds(entry, label)
         if not entries:
             raise RequestError(f"{label}: expected at least one")
         return limited_seeds(entries, label)
@@ -286,16 +286,7 @@ def _value_text(value: object) -> str:
 def resolve_options(
     options: Mapping[str, Option], settings: Settings, *, owner: str
 ) -> dict[str, OptionValue]:
-    """Return the options' values in the order of their declaration.
-
-    Parameters
-    ----------
-    options : mapping of str to Option
-        All options.
-    settings : mapping of str to value
-        Those that are set; the others have their defaults.
-    owner : str
-        Name of the measure, probe or dataset, for messages.
+    """Return the options' values, set or default, in the order of their declaration.
 
     Raises
     ------

@@ -100,9 +100,6 @@ class Entry:
 
     Parameters
     ----------
-    group : str
-        ``measures``, ``models``, ``datasets``, ….
-    name : str
     claims : tuple of EntryPoint
         Usually one; several if plugins claim the same name.
     family : Family or None
@@ -141,11 +138,6 @@ def entries(group: str) -> dict[str, Entry]:
     """Return the entries of a group by name, importing no plugins except families.
 
     Members of a costly family are left out, but `find` finds them.
-
-    Parameters
-    ----------
-    group : str
-        ``measures``, ``models``, ``datasets``, ``studies`` or ``recipes``.
 
     Examples
     --------
@@ -257,14 +249,16 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
             expanded.setdefault(find(group, pattern).name)
             continue
         known = entries(group) if known is None else known
-        names = [*known, *_costly_names(group, pattern)]
-        slashes = pattern.count("/")
-        matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
-        matches = matches or _matches_of_family(group, pattern)
+        prefix, slash, members = pattern.partition("/")
+        entry = families(group).get(prefix) if slash else None
+        family = entry.family if entry else None
+        listed = family.names() if family else ()
+        names = list(dict.fromkeys([*known, *(f"{prefix}/{member}" for member in listed)]))
+        matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == pattern.count("/")]
+        if family and not matches:
+            matches = [f"{prefix}/{member}" for member in family.matches(members)]
         if not matches:
-            entry = families(group).get(pattern.partition("/")[0])
-            family = entry.family if entry else None
-            is_open = family is not None and not family.costly and not family.names()
+            is_open = family is not None and not family.costly and not listed
             hint = f"; {family.description}" if family and is_open else nearest(pattern, names)
             raise RequestError(f"no {GROUPS[group]} matches '{shorten(pattern)}'{hint}")
         expanded.update(dict.fromkeys(matches))
@@ -273,11 +267,6 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the installed entry points of a group.
-
-    Parameters
-    ----------
-    group : str
-        In full, such as ``nlbench.measures``.
 
     Examples
     --------
@@ -301,7 +290,7 @@ def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
     They are read again only if the search path or a folder on it has changed, as it does after an
     installation.
     """
-    return _installed(tuple((path, _modified(path)) for path in sys.path))
+    return _installed(tuple((path, _modification_time(path)) for path in sys.path))
 
 
 @lru_cache(maxsize=4)
@@ -362,7 +351,7 @@ def _is_readable(point: EntryPoint) -> bool:
     return point.pattern.match(point.value) is not None
 
 
-def _modified(path: str) -> int:
+def _modification_time(path: str) -> int:
     try:
         return Path(path or ".").stat().st_mtime_ns
     except OSError:
@@ -400,24 +389,6 @@ def _family_of(loaded: object) -> Family:
             f"a family is a {type(family).__name__}, expected nlbench.registry.Family"
         )
     return family
-
-
-def _costly_names(group: str, pattern: str) -> list[str]:
-    """Return the members of the costly family that a glob names, if any."""
-    prefix, slash, _ = pattern.partition("/")
-    entry = families(group).get(prefix) if slash else None
-    if entry is None or entry.family is None or not entry.family.costly:
-        return []
-    return [f"{prefix}/{member}" for member in entry.family.names()]
-
-
-def _matches_of_family(group: str, pattern: str) -> list[str]:
-    """Return the members that the family named in a glob matches by its own `matches`."""
-    prefix, slash, members = pattern.partition("/")
-    entry = families(group).get(prefix) if slash else None
-    if entry is None or entry.family is None:
-        return []
-    return [f"{prefix}/{member}" for member in entry.family.matches(members)]
 
 
 def describe(entry: Entry) -> str:

@@ -48,8 +48,6 @@ def resolve_settings(
 
     Parameters
     ----------
-    measures : sequence of Measure class
-    settings : mapping of str to value
     datasets : mapping of str to options, optional
         Declared options by dataset.
     inputs : tensor, optional
@@ -68,7 +66,7 @@ def resolve_settings(
             for option, value in probe.defaults(inputs).items()
         }
         settings = {**defaults, **settings}
-    settings = _followed(settings, probes)
+    settings = _follow(settings, probes)
     owners = {m.name: m.options for m in measures}
     owners |= {name: probe.options for name, probe in probes.items()}
     for name, options in (datasets or {}).items():
@@ -91,7 +89,7 @@ def resolve_settings(
     )
 
 
-def _followed(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
+def _follow(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
     """Return the settings with options that follow those of another probe."""
     followed = {
         f"{name}.{option}": key

@@ -321,7 +321,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     before, after = (
         Scores.of_records(run.records, run.manifest.get("measures", {})) for run in (first, second)
     )
-    pairs = _matched(before.subjects, after.subjects)
+    pairs = _match_checkpoints(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
     differences, alone = [], []
     for old, new in pairs:
@@ -352,7 +352,7 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
     return (f"{names[0]} (1)", f"{names[1]} (2)") if names[0] == names[1] else names
 
 
-def _matched(
+def _match_checkpoints(
     before: Sequence[TableSubject], after: Sequence[TableSubject]
 ) -> list[tuple[TableSubject, TableSubject]]:
     if len(before) == len(after) == 1:

@@ -126,8 +126,8 @@ def findings(
 
 def _extremes(ranked: Sequence[Row], measure: str, sense: int) -> str:
     top, last = ranked[0], ranked[-1]
-    text = f"By {measure}, {_valued(top, measure)} is the most nonlinear"
-    text += f" and {_valued(last, measure)} the least"
+    text = f"By {measure}, {_value_text(top, measure)} is the most nonlinear"
+    text += f" and {_value_text(last, measure)} the least"
     near, far = (row.entries[measure] for row in (top, last))
     ends = (near.low, far.high) if sense > 0 else (far.low, near.high)
     if all(map(math.isfinite, ends)) and ends[0] <= ends[1]:
@@ -138,7 +138,7 @@ def _extremes(ranked: Sequence[Row], measure: str, sense: int) -> str:
     )
 
 
-def _valued(row: Row, measure: str) -> str:
+def _value_text(row: Row, measure: str) -> str:
     return f"{row.label} ({number(row.entries[measure].value, 3)})"
 
 

@@ -119,7 +119,7 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
         file = _file_name(named.name, taken)
         taken.add(file)
         write_page(run, folder / file)
-        rows.append({"file": file, **_indexed(named)})
+        rows.append({"file": file, **_index_row(named)})
     rows.sort(key=lambda row: str(row["created"]), reverse=True)
     html = environment().get_template("index.html.j2").render(rows=rows)
     write_atomically(index, html.encode("utf-8", errors="replace"))
@@ -136,7 +136,7 @@ def _file_name(name: str, taken: Container[str]) -> str:
     return file
 
 
-def _indexed(run: NamedRun) -> dict[str, Any]:
+def _index_row(run: NamedRun) -> dict[str, Any]:
     """Return a run's row of the index."""
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures") or {}
     scores = Scores(labelled(run.scores), measures)

@@ -74,12 +74,12 @@ def group_remarks(remarks: Iterable[tuple[str, str, str, str]]) -> list[Remark]:
         shape = (status, _NUMBER.sub("0", text))
         grouped.setdefault(shape, []).append((text, (network, measure)))
     return [
-        Remark(status, _merged([text for text, _ in group]), tuple(cell for _, cell in group))
+        Remark(status, _merge_texts([text for text, _ in group]), tuple(cell for _, cell in group))
         for (status, _), group in grouped.items()
     ]
 
 
-def _merged(texts: Sequence[str]) -> str:
+def _merge_texts(texts: Sequence[str]) -> str:
     """Merge texts that differ in numbers only."""
     ranges = []
     for column in zip(*(_NUMBER.findall(text) for text in texts), strict=True):
@@ -155,7 +155,7 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
         for name, value in settings.items():
             facts.setdefault(name, {}).setdefault(str(value), []).append(run.name)
     rows = [
-        ("" if place else name, value, _enumerated(names))
+        ("" if place else name, value, _enumerate(names))
         for name, values in facts.items()
         if len(values) > 1 or name in mixed
         for place, (value, names) in enumerate(values.items())
@@ -194,7 +194,7 @@ def gap_table(missing: Iterable[Gap]) -> Table:
     for gap in missing:
         key = (gap.measure, gap.where or "the whole network", gap.status, gap.reason)
         grouped.setdefault(key, []).append(gap.subject)
-    rows = [(key[0], _enumerated(subjects), *key[1:]) for key, subjects in grouped.items()]
+    rows = [(key[0], _enumerate(subjects), *key[1:]) for key, subjects in grouped.items()]
     return Table(("measure", "network", "where", "status", "reason"), tuple(rows))
 
 
@@ -204,12 +204,12 @@ def _place_gaps(series: Series, measure: str) -> list[Gap]:
         if place.status != "ok":
             grouped.setdefault((place.status, place.reason), []).append(place.name)
     return [
-        Gap(series.label, measure, _enumerated(places), status, reason)
+        Gap(series.label, measure, _enumerate(places), status, reason)
         for (status, reason), places in grouped.items()
     ]
 
 
-def _enumerated(names: Sequence[str]) -> str:
+def _enumerate(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MAX_NAMES_SHOWN])
     more = len(names) - _MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown

@@ -49,7 +49,7 @@ def print_leaderboard(run: Run, console: Console) -> None:
         _line(console, constant)
     columns = {name: _column(name, rows, measures.get(name, {})) for name in scores.measures}
     shown = _fitting(columns, subjects, console.width)
-    picked = _picked(len(rows))
+    picked = _pick_rows(len(rows))
     console.print()
     console.print(_table(subjects, {name: columns[name] for name in shown}, picked))
     console.print()
@@ -139,7 +139,7 @@ def _fitting(
     return shown
 
 
-def _picked(rows: int) -> list[int]:
+def _pick_rows(rows: int) -> list[int]:
     """Return the rows to show: all, or the most and the least nonlinear."""
     if rows <= _MAX_ROWS:
         return list(range(rows))

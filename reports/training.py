@@ -58,20 +58,20 @@ class Change:
         """The interval of the difference as text; empty if undefined."""
         if not math.isfinite(self.low):
             return ""
-        ends = (self._signed(self.low), self._signed(self.high))
+        ends = (self._format_signed(self.low), self._format_signed(self.high))
         return f"{ends[0]} to {ends[1]}"
 
     @property
     def difference(self) -> str:
         """The difference with its sign."""
-        return self._signed(self.after - self.before)
+        return self._format_signed(self.after - self.before)
 
     @property
     def _decimals(self) -> int | None:
         decimals = column_decimals([self.before, self.after])
         return decimals and max(0, decimals - 1)
 
-    def _signed(self, value: float) -> str:
+    def _format_signed(self, value: float) -> str:
         return ("+" if value > 0 else "") + number(value, self._decimals).replace("-", "−")
 
 

@@ -99,7 +99,7 @@ def board_view(
         (i for i, m in enumerate(about) if m["probe"] == "sites" and m["sense"] and m["strip"]),
         next((i for i, m in enumerate(about) if m["probe"] == "sites" and m["strip"]), None),
     )
-    order = _grouped(about)
+    order = _group(about)
     starts = {group[0] for group in order}
     directions = {1: "↑ nonlinear", -1: "↓ nonlinear", 0: "no direction"}
     columns = [
@@ -154,7 +154,7 @@ def board_view(
     }
 
 
-def _grouped(about: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _group(about: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Group neighbouring measures of one probe."""
     return [
         [index for index, _ in group]

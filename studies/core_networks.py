@@ -122,7 +122,7 @@ def _lengths_by_omega(lengths: pd.DataFrame, model: str, noise: float = 0.0) -> 
     return series
 
 
-def _paired(first: pd.Series, second: pd.Series) -> pd.DataFrame:
+def _pair(first: pd.Series, second: pd.Series) -> pd.DataFrame:
     """Pair the lengths of two networks under the same penalties."""
     return pd.concat([first, second], axis=1, join="inner", keys=["first", "second"])
 
@@ -152,7 +152,7 @@ def _same_for_widths(
     quantity: str, means: Sequence[pd.Series[float]], decimals: int, remark: str
 ) -> Verdict:
     """Compare a mean by ω between the networks of both widths."""
-    pairs = _paired(*means)
+    pairs = _pair(*means)
     rows = (
         f"ω = {omega:g}: {row['first']:.{decimals}f} and {row.second:.{decimals}f}"
         for omega, row in pairs.iterrows()
@@ -171,7 +171,7 @@ def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
     deep = WIDTHS[0]
     before = table[(table["mode"] == "reference") & (table.noise == 0)]
     start = before.groupby("model").pathlength.mean()
-    pairs = _paired(_lengths_by_omega(lengths, deep), _lengths_by_omega(lengths, MODEL))
+    pairs = _pair(_lengths_by_omega(lengths, deep), _lengths_by_omega(lengths, MODEL))
     ratios, ours, first_ratio = pairs["first"] / pairs.second, "not measured", np.nan
     if len(pairs) and {deep, MODEL} <= set(start.index):
         first_ratio = start[deep] / start[MODEL]
@@ -189,7 +189,7 @@ def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
 def _by_difficulty(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
     """Test whether a harder task keeps longer paths."""
     noisy, clean = (_lengths_by_omega(lengths, MODEL, noise) for noise in (NOISE, 0.0))
-    pairs = _paired(noisy, clean)
+    pairs = _pair(noisy, clean)
     rows = (
         f"ω = {omega:g}: {row['first']:.2f} against {row.second:.2f}"
         for omega, row in pairs.iterrows()

@@ -161,14 +161,14 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
             if context.quick and len(checkpoints) > ACTIVATIONS.index(activation):
                 continue
             checkpoints[model] = [
-                _trained(context, task, model, seed, float(decay))
+                _request_network(context, task, model, seed, float(decay))
                 for seed, decay in enumerate(decays)
                 if not context.quick or seed in (0, len(NOISES) - 1)
             ]
     return checkpoints
 
 
-def _trained(context: Context, task: str, model: str, seed: int, decay: float) -> Path:
+def _request_network(context: Context, task: str, model: str, seed: int, decay: float) -> Path:
     """Request a network; its seed is the index of its share of wrong labels."""
     settings, noise = TASKS[task], NOISES[seed]
     return context.request_training(

@@ -69,11 +69,13 @@ class Removal(Study):
     def measure(self, context: Context) -> Runs:
         """Measure criteria on training samples, costs on test samples, and removal curves."""
         networks = {
-            (task, seed): _trained(context, task, seed)
+            (task, seed): _request_network(context, task, seed)
             for task in TASKS
             for seed in _seeds(context, task)
         }
-        masked = {key: _masked(context, key, file) for key, file in networks.items()}
+        masked = {
+            key: _request_masked_network(context, key, file) for key, file in networks.items()
+        }
         context.train_pending()
         runs: dict[str, Run] = {}
         for task, model in TASKS.items():
@@ -140,7 +142,7 @@ def _seeds(context: Context, task: str) -> tuple[int, ...]:
     return context.seeds_or(full, quick)
 
 
-def _trained(context: Context, task: str, seed: int) -> Path:
+def _request_network(context: Context, task: str, seed: int) -> Path:
     if task == "digits":
         return trained_network(context, "vgg8", seed)
     epochs = 2 if context.quick else 15
@@ -149,7 +151,7 @@ def _trained(context: Context, task: str, seed: int) -> Path:
     )
 
 
-def _masked(context: Context, key: tuple[str, int], start: Path) -> Path:
+def _request_masked_network(context: Context, key: tuple[str, int], start: Path) -> Path:
     """Request a network whose units are made linear under SNL's prior."""
     task, seed = key
     epochs = 1 if context.quick else 6

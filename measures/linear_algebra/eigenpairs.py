@@ -52,13 +52,13 @@ def eigenpairs(matrix: Array) -> tuple[Array, Array]:
         )
         values, vectors, failed = lapack.dstevd(diagonal, subdiagonal)
         # The first reflector starts in the second row.
-        vectors[1:] = _reflected(reduced[1:, :-1], weights, vectors[1:])
+        vectors[1:] = _apply_reflectors(reduced[1:, :-1], weights, vectors[1:])
     if failed:
         raise ArithmeticError("the eigenvalues of a symmetric matrix did not converge")
     return values, vectors
 
 
-def _reflected(below: Array, weights: Array, vectors: Array) -> Array:
+def _apply_reflectors(below: Array, weights: Array, vectors: Array) -> Array:
     """Apply the reflectors 1 - w_k v_k v_kᵀ, in order, to the columns of vectors.
 
     Parameters

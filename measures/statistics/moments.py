@@ -244,10 +244,10 @@ class SamplePairs:
     def rows(self) -> tuple[Prepared, Prepared]:
         """Concatenate all samples x (n, d) and y (n, k); only while there are no moments."""
         x, y = zip(*self.batches, strict=True)
-        return _joined(x), _joined(y)
+        return _concatenate(x), _concatenate(y)
 
 
-def _joined(parts: tuple[Prepared, ...]) -> Prepared:
+def _concatenate(parts: tuple[Prepared, ...]) -> Prepared:
     values = torch.cat([part.values for part in parts])
     return Prepared(values, max(part.rounding for part in parts))
 

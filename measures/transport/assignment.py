@@ -61,7 +61,7 @@ class _Matching(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, precision: float) -> Tensor:
-        return _matched(a, b, precision)
+        return _match(a, b, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -72,7 +72,7 @@ class _Matching(torch.autograd.Function):
         return None, None, None
 
 
-def _matched(a: Tensor, b: Tensor, precision: float) -> Tensor:
+def _match(a: Tensor, b: Tensor, precision: float) -> Tensor:
     if a.shape[1] == 1:
         # On a line the optimal transport matches ranks.
         matching = torch.empty(len(a), dtype=torch.int64, device=a.device)

@@ -102,7 +102,7 @@ def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bo
     points = _Points(a, b, _inner(a, a), _inner(b, b), _inner(a, b))
     if a.shape[1] >= MIN_SHORTENED_COORDINATES:
         strongest = a.shape[1] // COORDINATES_PER_STRONGEST
-        bounds = _SinglePrecisionBounds(points, *_shortened(points, strongest))
+        bounds = _SinglePrecisionBounds(points, *_shorten(points, strongest))
         if _is_proved(bounds.lowered, [points.diagonal], allowed, sweeps=0):
             return True
     bounds = _SinglePrecisionBounds(points, a, b)
@@ -125,7 +125,7 @@ class _Points:
         return self.squares_a + self.squares_b - 2 * self.inner
 
 
-def _shortened(points: _Points, count: int) -> tuple[Tensor, Tensor]:
+def _shorten(points: _Points, count: int) -> tuple[Tensor, Tensor]:
     """Reduce points to the strongest coordinates, (n, count + 1), with larger inner products.
 
     The last coordinate is the length of the omitted part: the product of two such lengths is at

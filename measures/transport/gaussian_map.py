@@ -75,7 +75,7 @@ class _OptimalMap(torch.autograd.Function):
 
     @staticmethod
     def forward(source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        factors = _diagonalized(source.detach(), target.detach())
+        factors = _diagonalize(source.detach(), target.detach())
         matrix = gram((factors.outward * factors.roots.sqrt()).T)
         return matrix, factors.lower, factors.vectors, factors.roots, factors.outward
 
@@ -92,7 +92,7 @@ class _OptimalMap(torch.autograd.Function):
         if torch.is_grad_enabled():
             solved = _Lyapunov.apply(gradient, source @ matrix, roots, outward, inward)
             return -matrix @ solved @ matrix, solved
-        solved = _divided(outward.T @ gradient @ outward, roots)
+        solved = _solve_diagonal(outward.T @ gradient @ outward, roots)
         of_source = -outward @ (roots[:, None] * solved * roots) @ outward.T
         return of_source, inward @ solved @ inward.T
 
@@ -109,7 +109,7 @@ class _Lyapunov(torch.autograd.Function):
         right: Tensor, matrix: Tensor, roots: Tensor, outward: Tensor, inward: Tensor
     ) -> Tensor:
         """Solve in coordinates in which M is diagonal."""
-        return inward @ _divided(outward.T @ right @ outward, roots) @ inward.T
+        return inward @ _solve_diagonal(outward.T @ right @ outward, roots) @ inward.T
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -125,7 +125,7 @@ class _Lyapunov(torch.autograd.Function):
         return adjoint, -2 * adjoint @ solution, None, None, None
 
 
-def _divided(values: Tensor, roots: Tensor) -> Tensor:
+def _solve_diagonal(values: Tensor, roots: Tensor) -> Tensor:
     """Solve X R + R X = values, with zero where both roots are zero."""
     sums = roots[:, None] + roots
     positive = sums > len(roots) * EPSILON * roots.max()
@@ -142,7 +142,7 @@ class _Factors:
     outward: Tensor
 
 
-def _diagonalized(source: Tensor, target: Tensor) -> _Factors:
+def _diagonalize(source: Tensor, target: Tensor) -> _Factors:
     if on_one_core(source):
         with single_blas_thread():
             return _by_scipy(source, target)

@@ -267,12 +267,12 @@ def make_parallel(
             tuple(pairs[i][1] for i in fits),
             torch.stack(
                 [
-                    _padded([[*sources[i], END] for i in fits], length + 1),
-                    _padded([[START, *targets[i]] for i in fits], length + 1),
+                    _pad([[*sources[i], END] for i in fits], length + 1),
+                    _pad([[START, *targets[i]] for i in fits], length + 1),
                 ],
                 dim=1,
             ),
-            _padded([[*targets[i], END] for i in fits], length + 1, -100),
+            _pad([[*targets[i], END] for i in fits], length + 1, -100),
         )
     return ParallelText(
         name=name,
@@ -291,7 +291,7 @@ def make_parallel(
     )
 
 
-def _padded(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tensor:
+def _pad(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tensor:
     return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows], dtype=torch.long)
 
 

@@ -53,7 +53,7 @@ class Text(Family):
 
     def matches(self, pattern: str) -> Sequence[str]:
         """Return a glob itself if it matches a file: its files form one dataset."""
-        return (pattern,) if _globbed(pattern) else ()
+        return (pattern,) if _glob(pattern) else ()
 
     def describe(self, name: str) -> str:
         """Return a description in one line."""
@@ -92,14 +92,14 @@ def text_files(name: str) -> list[Path]:
     nlbench.RequestError
         If there is none.
     """
-    path = Path(_expanded(name))
+    path = Path(_expand(name))
     if name == STANDARD_LIBRARY:
         files = list(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     elif path.is_dir():
         inside = path.rglob("*")
         files = [p for p in inside if not any(n[0] == "." for n in p.relative_to(path).parts)]
     else:
-        files = [path] if path.is_file() else _globbed(name)
+        files = [path] if path.is_file() else _glob(name)
     files = sorted(p for p in files if p.is_file() and p.stat().st_size)
     if not files:
         raise RequestError(
@@ -109,13 +109,13 @@ def text_files(name: str) -> list[Path]:
     return files
 
 
-def _expanded(name: str) -> str:
+def _expand(name: str) -> str:
     return os.path.expanduser(name)  # noqa: PTH111 - Path's fails for unknown users
 
 
-def _globbed(pattern: str) -> list[Path]:
+def _glob(pattern: str) -> list[Path]:
     # Path.glob takes no absolute pattern.
-    return [Path(path) for path in glob.glob(_expanded(pattern), recursive=True)]  # noqa: PTH207
+    return [Path(path) for path in glob.glob(_expand(pattern), recursive=True)]  # noqa: PTH207
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class TextWindows:
             raise RequestError(f"{self.name}: {self.length} tokens are {len(start + end)} marks")
         texts = [[*part, *tokenizer.separator] for part in tokenizer.encode(self._texts(phases))]
         for cycle in FOLD_CYCLES:
-            groups = [list(itertools.chain(*group)) for group in _balanced(texts, cycle)]
+            groups = [list(itertools.chain(*group)) for group in _balance(texts, cycle)]
             # Groups take turns, and the first ones get one more.
             fitting = min(len(tokens) // size * cycle + i for i, tokens in enumerate(groups))
             if fitting >= max(2, cycle):
@@ -262,12 +262,12 @@ def _read(path: Path, limit: int) -> str:
     return text
 
 
-def _balanced(texts: Sequence[list[int]], count: int) -> list[list[list[int]]]:
+def _balance(texts: Sequence[list[int]], count: int) -> list[list[list[int]]]:
     """Distribute texts over groups of about equal length: the longest first, to the shortest.
 
     Examples
     --------
-    >>> _balanced([[1], [2, 2, 2], [3, 3], [4, 4]], 2)
+    >>> _balance([[1], [2, 2, 2], [3, 3], [4, 4]], 2)
     [[[1], [2, 2, 2]], [[3, 3], [4, 4]]]
     """
     groups: list[list[int]] = [[] for _ in range(count)]

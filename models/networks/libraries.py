@@ -35,7 +35,7 @@ class _Library(Family):
         version = _version(self.library)
         return (f"{self.library} {version}",) if version else ()
 
-    def _registered(
+    def _declare(
         self,
         name: str,
         build_network: Callable[[str, int, int, int], nn.Module],
@@ -116,7 +116,7 @@ class Torchvision(_Library):
         weights = [w for w in models.get_model_weights(name) if w.url]
         default = models.get_model_weights(name).DEFAULT
         file = _checkpoint_file(default.url.rpartition("/")[2])
-        return self._registered(
+        return self._declare(
             name,
             _build_torchvision,
             "torchvision.models.",
@@ -245,7 +245,7 @@ class Timm(_Library):
             raise RequestError(
                 f"timm/{architecture} has no weights with the tag '{tag}'{nearest(tag, known)}"
             ) from error
-        return self._registered(
+        return self._declare(
             name, _build_timm, "", preprocessing=lambda path: _timm_preprocessing(name)
         )
 

@@ -111,7 +111,7 @@ def check_numbers(name: str, **numbers: int) -> None:
             raise RequestError(f"{name}: {key} is {number}, expected at least 1")
 
 
-def _registered(
+def _declare(
     depth: int, source: Source, summary: str, trained: Mapping[str, Path] | None = None
 ) -> Callable[..., VGG]:
     name = f"vgg{depth}"
@@ -125,29 +125,11 @@ def _registered(
         return VGG(depth, in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"""{summary}
-
-    Parameters
-    ----------
-    in_channels, num_classes : int
-        See `VGG`; at least 1.
-    image_size : int
-        Must be 32.
-
-    Returns
-    -------
-    VGG
-        Initialised from PyTorch's global random generator.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a number isn't positive, or the images aren't 32×32.
-    """
+    build.__doc__ = summary
     return model(trained=trained, source=source)(build)
 
 
-vgg8 = _registered(
+vgg8 = _declare(
     8,
     LINEAR_REGIONS,
     "VGG8 of the linear-regions paper, for 32×32 images: 174,116 parameters.",
@@ -155,14 +137,14 @@ vgg8 = _registered(
 )
 """VGG8 of the linear-regions paper, for 32×32 images."""
 
-vgg11 = _registered(11, SIMONYAN, "VGG11 for 32×32 images, with average pooling.")
+vgg11 = _declare(11, SIMONYAN, "VGG11 for 32×32 images, with average pooling.")
 """VGG11 for 32×32 images, with average pooling."""
 
-vgg13 = _registered(13, SIMONYAN, "VGG13 for 32×32 images, with average pooling.")
+vgg13 = _declare(13, SIMONYAN, "VGG13 for 32×32 images, with average pooling.")
 """VGG13 for 32×32 images, with average pooling."""
 
-vgg16 = _registered(16, SIMONYAN, "VGG16 for 32×32 images, with average pooling.")
+vgg16 = _declare(16, SIMONYAN, "VGG16 for 32×32 images, with average pooling.")
 """VGG16 for 32×32 images, with average pooling."""
 
-vgg19 = _registered(19, SIMONYAN, "VGG19 for 32×32 images, with average pooling.")
+vgg19 = _declare(19, SIMONYAN, "VGG19 for 32×32 images, with average pooling.")
 """VGG19 for 32×32 images, with average pooling."""

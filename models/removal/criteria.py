@@ -51,8 +51,8 @@ def removal_order(
 ) -> list[str]:
     """Return the names of calls in the order of their removal.
 
-    A measure removes the most nearly affine call first, by its direction; a measure without one,
-    the smallest value. Calls without a value come last.
+    A measure with a direction removes the most nearly affine call first, one without a direction
+    the call with the smallest value. Calls without a value come last.
 
     Parameters
     ----------

@@ -116,7 +116,7 @@ def _with_layers(
         interception.run(example.clone(), record)
         layers = {call.name: _layer(twin, call, *traffic[call.call], of) for call in chosen}
         # The new layers start as identities.
-        maps = {call.call: partial(_mapped, layers[call.name]) for call in chosen}
+        maps = {call.call: partial(_apply_map, layers[call.name]) for call in chosen}
         expected = run_replaced(interception, example, maps)
     _replace(twin, chosen, list(traffic), layers)
     track_calls(twin)
@@ -138,7 +138,7 @@ def _with_layers(
     return twin, layers
 
 
-def _mapped(layer: Layer, x: Tensor) -> Tensor:
+def _apply_map(layer: Layer, x: Tensor) -> Tensor:
     mapped = first_tensor((layer(x),))
     assert mapped is not None
     return mapped

@@ -33,10 +33,10 @@ def batches(
     """
     starts = range(0, len(order), batch_size)
     indices = (order[start : start + batch_size].tolist() for start in starts)
-    return prefetch((_stacked(items, batch) for batch in indices), device)
+    return prefetch((_stack(items, batch) for batch in indices), device)
 
 
-def _stacked(items: Items, indices: list[int]) -> tuple[Tensor, Tensor]:
+def _stack(items: Items, indices: list[int]) -> tuple[Tensor, Tensor]:
     images, labels = zip(*read_items(items, indices), strict=True)
     return torch.stack(images), torch.tensor([int(label) for label in labels])
 

@@ -1,4 +1,4 @@
-"""NeuralFoil's perceptrons, which predict an airfoil's aerodynamics, and draws of their inputs."""
+"""NeuralFoil's perceptrons, which predict an airfoil's aerodynamics, with draws of their inputs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def airfoils(count: int = 512, seed: int = 0) -> Dataset:
         If the package isn't installed.
     """
     mean, covariance = _distribution(DISTRIBUTION.verified())
-    # A square root from eigenvectors: the covariance is singular up to rounding.
+    # Not by Cholesky, since the covariance is singular up to rounding.
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0))
     draws = np.random.RandomState(seed).standard_normal((2 * count, INPUTS))

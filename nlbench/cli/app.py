@@ -165,7 +165,7 @@ def _status() -> int:
         if message:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "nlbench"
-            note(f"{_reworded(message)} (see {command} --help)")
+            note(f"{_reword(message)} (see {command} --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         with uninterrupted():
@@ -234,12 +234,12 @@ _REWORDINGS = (
 )
 
 
-def _reworded(message: str) -> str:
+def _reword(message: str) -> str:
     """Reword a message of Typer in the style of nlbench.
 
     Examples
     --------
-    >>> _reworded("Invalid value for '--epochs': Input should be a valid integer, no")
+    >>> _reword("Invalid value for '--epochs': Input should be a valid integer, no")
     '--epochs: expected a whole number'
     """
     for pattern, replacement in _REWORDINGS:

@@ -22,13 +22,13 @@ def report(
     from nlbench.reporting import load_reports
     from nlbench.store.run import load_run
 
-    loaded = [load_run(path) for given in runs for path in _expanded(given)]
+    loaded = [load_run(path) for given in runs for path in _expand(given)]
     reports = load_reports()
     is_site = output.is_dir() or not output.suffix
     print((reports.write_site if is_site else reports.write_page)(loaded, output))
 
 
-def _expanded(path: Path) -> list[Path]:
+def _expand(path: Path) -> list[Path]:
     """Return a run's folder, or the folders of the runs in a folder."""
     if (path / "manifest.json").is_file() or not path.is_dir():
         return [path]

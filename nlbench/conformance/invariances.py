@@ -83,14 +83,14 @@ def _vary_channels(
     return vary
 
 
-def _rotated(values: Tensor) -> Tensor:
+def _rotate(values: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(values.shape[1])
     square = torch.randn(values.shape[1], values.shape[1], generator=generator, dtype=torch.float64)
     rotated: Tensor = values @ torch.linalg.qr(square).Q.to(values)
     return rotated
 
 
-def _shifted(values: Tensor) -> Tensor:
+def _shift(values: Tensor) -> Tensor:
     return values + torch.linspace(-2, 3, values.shape[1], dtype=values.dtype)
 
 
@@ -98,6 +98,6 @@ _VARIATIONS: Mapping[str, Callable[[Trial, nn.Module, Tensor], ResultPair]] = {
     "batches": _vary_batches,
     "order": _vary_order,
     "units": _vary_channels(lambda values: 3.7 * values),
-    "offsets": _vary_channels(_shifted),
-    "rotations": _vary_channels(_rotated),
+    "offsets": _vary_channels(_shift),
+    "rotations": _vary_channels(_rotate),
 }

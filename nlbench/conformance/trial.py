@@ -18,18 +18,6 @@ from nlbench.settings import resolve_settings
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject
 
-__all__ = [
-    "FLOAT32_TOLERANCE",
-    "ROUNDING_TOLERANCE",
-    "SAMPLES",
-    "WIDTH",
-    "Trial",
-    "difference",
-    "relu_network",
-    "samples",
-    "value_of",
-]
-
 SAMPLES, WIDTH, CLASSES = 48, 6, 3
 
 ROUNDING_TOLERANCE = 1e-7
@@ -56,7 +44,7 @@ class Trial:
     ) -> Result:
         """Measure a network, with this measure or one derived from it."""
         options = {f"{self.measure.probe}.{name}": v for name, v in probe_options.items()}
-        return _measured(model, inputs, measure or self.measure, {**self.settings, **options})
+        return _measure(model, inputs, measure or self.measure, {**self.settings, **options})
 
     def is_observable(self, model: nn.Module, inputs: Tensor) -> bool:
         """Return True if the probe can observe a network, regardless of the measure."""
@@ -71,10 +59,10 @@ class Trial:
             def compute(self) -> Result:
                 return Result({"value": 0.0})
 
-        return _measured(model, inputs, Blank, {}).status == "ok"
+        return _measure(model, inputs, Blank, {}).status == "ok"
 
 
-def _measured(
+def _measure(
     model: nn.Module, inputs: Tensor, measure: type[Measure], settings: Settings
 ) -> Result:
     """Measure a network as `nlbench.evaluate` does, without a record."""
@@ -102,12 +90,7 @@ def samples(seed: int = 0, n: int = SAMPLES) -> Tensor:
 def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
     """Build a network of two layers of ReLUs, with the same weights at each call.
 
-    Parameters
-    ----------
-    slope : float
-        Slope of the ReLUs for negative inputs.
-    shift : float
-        Added to the biases.
+    The ReLUs have a slope for negative inputs; `shift` is added to the biases.
     """
     generator = torch.Generator().manual_seed(1)
     widths = (WIDTH, 12, 8, CLASSES)

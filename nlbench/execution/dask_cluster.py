@@ -18,6 +18,7 @@ from typing import Any
 from nlbench.cells import Cell
 from nlbench.errors import RequestError, error_text, one_line
 from nlbench.progress import Progress
+from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
@@ -37,7 +38,7 @@ def measure_on_cluster(
         pending = {f"{topic}-{number}": unit for number, unit in enumerate(units)}
         missing = {cell.key: cell for unit in units for cell in unit.cells}
         futures = [
-            client.submit(_supervise, json.dumps(unit.to_dict()), topic, pool, key=key)
+            client.submit(_supervise, json.dumps(to_plain(unit)), topic, pool, key=key)
             for key, unit in pending.items()
         ]
         try:
@@ -53,9 +54,9 @@ def measure_on_cluster(
                 problem = _problem(answer)
                 for event in [] if problem else answer.result():
                     yield from _new_results(json.loads(event), missing, progress)
-                left = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
-                if left:
-                    yield UnmeasuredCells(left, problem or "the worker returned no result")
+                unmeasured = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
+                if unmeasured:
+                    yield UnmeasuredCells(unmeasured, problem or "the worker returned no result")
         finally:
             _call_within(CLOSE_SECONDS, lambda: _stop(client, futures))
 
@@ -70,10 +71,10 @@ def _stop(client: Any, futures: Sequence[Any]) -> None:
 
 
 CONNECT_SECONDS = 10.0
-"""Time that the scheduler of a user's cluster has to answer."""
+"""Time limit for the scheduler of a user's cluster to answer."""
 
 CLOSE_SECONDS = 10.0
-"""Time that a cluster has to stop; it may be gone or hang."""
+"""Time limit for a cluster to stop; it may be gone or hang."""
 
 
 def _call_within(seconds: float, function: Callable[[], None]) -> None:
@@ -133,7 +134,7 @@ def _supervise(unit_text: str, topic: str, pool: WorkerPool) -> list[str]:
     events = []
     supervisor = take_supervisor(pool.threads, pool.execution.timeout)
     number = worker.name if isinstance(worker.name, int) else 0
-    unit = pool.placed(Unit.from_dict(json.loads(unit_text)), number)
+    unit = pool.placed(from_plain(Unit, json.loads(unit_text), "unit"), number)
     try:
         for result in supervisor.measure(unit, is_wanted):
             event = json.dumps(to_message(result))
@@ -194,7 +195,7 @@ def _interrupts_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows.
         yield
         return
-    # Started together with the first of those processes, it would unblock the signal.
+    # If it were started together with the first of those processes, it would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

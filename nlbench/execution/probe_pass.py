@@ -40,16 +40,11 @@ class Outcome:
 
     Parameters
     ----------
-    result : Result
     seconds : float
         The measure's own time, including intermediate results that other measures computed
         for it: the time that it takes alone.
-    traceback : str
-        Traceback of a failure.
     facts : dict
         Facts from the probe, such as the number of segments.
-    is_out_of_memory : bool
-        True if it failed for lack of memory.
     """
 
     result: Result
@@ -157,29 +152,21 @@ def observe(
     streams: Sequence[str] = (),
     monitor: ProgressMonitor | None = None,
 ) -> list[Outcome]:
-    """Run one probe's pass over a subject and collect the results of its measures.
+    """Run one probe's pass over a subject and return the outcome of each of its measures.
+
+    A measure that raises is ``failed``, or ``undefined`` if it raises `nlbench.Undefined`; if the
+    probe itself fails, all of them are. A measure that runs out of memory is observed again alone
+    and then, on a GPU, on the CPU.
 
     Parameters
     ----------
-    subject : Subject
-    measures : sequence of (Measure class, options)
-        All of one probe.
     settings : mapping
         The probe's options.
-    resources : Resources
     step : callable
         Called after each batch or segment.
     streams : sequence of str
         Name of each measure's random stream; by default measures draw from the global
         generators as they are.
-    monitor : ProgressMonitor, optional
-
-    Returns
-    -------
-    list of Outcome
-        One per measure, in order. A measure that raises is ``failed``, or ``undefined`` if it
-        raises `nlbench.Undefined`; if the probe itself fails, all of them are. A measure that
-        runs out of memory is observed again alone and then, on a GPU, on the CPU.
     """
     names = streams or [""] * len(measures)
     entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
@@ -219,7 +206,7 @@ def _observe_alone(
     resources = replace(resources, device=device, threads=1)
     with preserve_rng_state(device):
         (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
-    outcome.result = _annotated(outcome.result, {"remark": note})
+    outcome.result = _annotate(outcome.result, {"remark": note})
     return outcome
 
 
@@ -252,7 +239,7 @@ def _observe_once(
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
-            result = _annotated(feed.compute(), facts)
+            result = _annotate(feed.compute(), facts)
             outcome = Outcome(result, feed.seconds, feed.traceback, facts, feed.is_out_of_memory)
         else:
             outcome = Outcome(failure[0], feed.seconds, failure[1], facts, ran_out)
@@ -260,11 +247,11 @@ def _observe_once(
     return outcomes
 
 
-def _annotated(result: Result, facts: Mapping[str, Any]) -> Result:
+def _annotate(result: Result, facts: Mapping[str, Any]) -> Result:
     """Add the probe's number of samples or segments, and its notes, to a result."""
     n, notes = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
     values = tuple(
-        replace(value, n=value.n or n, reason=_joined(value.reason, notes.get(value.place, "")))
+        replace(value, n=value.n or n, reason=_join(value.reason, notes.get(value.place, "")))
         for value in result.values
     )
     places = {value.place for value in values}
@@ -278,10 +265,10 @@ def _annotated(result: Result, facts: Mapping[str, Any]) -> Result:
 
 def with_remark(result: Result, *remarks: str) -> Result:
     """Add remarks to the reason of a result."""
-    return replace(result, reason=_joined(result.reason, *remarks))
+    return replace(result, reason=_join(result.reason, *remarks))
 
 
-def _joined(*reasons: str) -> str:
+def _join(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 

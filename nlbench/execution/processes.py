@@ -36,7 +36,9 @@ def measure_in_processes(
                 yield from supervisor.measure(unit, is_wanted)
 
     workers = min(pool.workers, len(units))
-    with closing(_supervised(supervise, workers, pool.threads, pool.execution.timeout)) as results:
+    with closing(
+        _run_supervisors(supervise, workers, pool.threads, pool.execution.timeout)
+    ) as results:
         for result in results:
             if isinstance(result, WorkerEvent):
                 result.send_to(progress)
@@ -65,7 +67,6 @@ def call_in_processes(
         JSON objects by the name of the call.
     after : mapping of str to str
         Maps the name of a call to that of the call that it waits for.
-    workers, threads : int
 
     Yields
     ------
@@ -96,7 +97,7 @@ def call_in_processes(
     for name in arguments:
         if after.get(name) not in pending:
             ready.put(name)
-    messages = _supervised(supervise, workers, threads, None)
+    messages = _run_supervisors(supervise, workers, threads, None)
     try:
         for name, message in messages:
             yield name, message
@@ -116,7 +117,7 @@ def call_in_processes(
 _Item = TypeVar("_Item")
 
 
-def _supervised(
+def _run_supervisors(
     supervise: Callable[[Supervisor, int, Callable[[], bool]], Iterator[_Item]],
     workers: int,
     threads: int,

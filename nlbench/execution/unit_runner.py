@@ -46,11 +46,6 @@ class UnitRunner:
     """Measures units one after the other, and keeps what the next one can reuse.
 
     It keeps the last subject and the batch sizes that fit into memory.
-
-    Parameters
-    ----------
-    threads : int, optional
-        Number of PyTorch threads; by default the current one.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -102,7 +97,7 @@ class UnitRunner:
 
         yield from records_of(
             subject,
-            self._resolved(cells),
+            self._resolve(cells),
             machine,
             monitor,
             lambda measure: keys[measure.name],
@@ -190,7 +185,7 @@ class UnitRunner:
                 with restored_process_state(), contextlib.suppress(NlbenchError):
                     registry.load(*plugin)
 
-    def _resolved(self, cells: Sequence[Cell]) -> ResolvedSettings:
+    def _resolve(self, cells: Sequence[Cell]) -> ResolvedSettings:
         return ResolvedSettings(
             tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
             {cell.measure.probe: cell.measure.probe_options for cell in cells},
@@ -218,7 +213,9 @@ class UnitRunner:
             stream = RandomStream(f"load {target.key}", machine.device)
             with restored_process_state() as changes, preserve_numpy_state(), stream.active():
                 subject = load_subject(target.spec, machine.device)
-            self._load_remark = f"loading changed {changes}; since restored" if changes else ""
+            self._load_remark = (
+                f"loading changed {', '.join(changes)}; since restored" if changes else ""
+            )
             if unit.precision == "float64":
                 subject = subject.converted(
                     subject.model.double(),

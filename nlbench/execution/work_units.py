@@ -23,8 +23,6 @@ class Unit:
 
     Parameters
     ----------
-    cells : tuple of Cell
-    device, precision : str
     memory : int or None
         Bytes that a pass may use.
     expected : mapping
@@ -40,32 +38,10 @@ class Unit:
     expected: Mapping[str, Any] = field(default_factory=dict)
     planned_at: str = field(default_factory=platform.node)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the unit as JSON content."""
-        plan = Plan(self.cells, self.device, self.precision)
-        rest = {"memory": self.memory, "expected": dict(self.expected)}
-        return {**plan.to_dict(), **rest, "planned_at": self.planned_at}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Unit:
-        """Build a unit from the content of `to_dict`."""
-        plan = Plan.from_dict(content)
-        rest = (content[name] for name in ("memory", "expected", "planned_at"))
-        return cls(plan.cells, plan.device, plan.precision, *rest)
-
 
 @dataclass(frozen=True)
 class UnmeasuredCells:
-    """Cells that were not measured, with the reason.
-
-    Parameters
-    ----------
-    cells : tuple of Cell
-    reason : str
-    traceback : str
-    load_failed : bool
-        True if the subject couldn't be loaded.
-    """
+    """Cells that were not measured, with the reason."""
 
     cells: tuple[Cell, ...]
     reason: str
@@ -97,14 +73,7 @@ def to_message(result: Record | UnmeasuredCells | WorkerEvent) -> dict[str, Any]
 def from_message(
     message: Mapping[str, Any], cells: Mapping[str, Cell]
 ) -> Record | UnmeasuredCells | WorkerEvent:
-    """Read a message of `to_message`.
-
-    Parameters
-    ----------
-    message : mapping
-    cells : mapping of str to Cell
-        Keyed by the cell's key; unmeasured cells that are not among them are dropped.
-    """
+    """Read a message of `to_message`; unmeasured cells that are not in `cells` are dropped."""
     if "record" in message:
         return Record.from_json(message["record"], "a worker's record")
     if "cells" in message:
@@ -129,20 +98,10 @@ def units_of(
     expected: Mapping[str, Mapping[str, Any]],
     workers: int = 1,
 ) -> list[Unit]:
-    """Group cells by subject, and by probe too if there are more workers than subjects.
-
-    Parameters
-    ----------
-    cells : iterable of Cell
-        In the plan's order.
-    plan : Plan
-    memory : int or None
-    expected : mapping of subject key to facts
-    workers : int
-    """
-    groups = _grouped(cells, lambda cell: cell.subject.key)
+    """Group cells by subject, and by probe too if there are more workers than subjects."""
+    groups = _group(cells, lambda cell: cell.subject.key)
     if len(groups) < workers:
-        groups = [part for group in groups for part in _grouped(group, lambda c: c.measure.probe)]
+        groups = [part for group in groups for part in _group(group, lambda c: c.measure.probe)]
     return [
         Unit(
             tuple(group),
@@ -155,7 +114,7 @@ def units_of(
     ]
 
 
-def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
+def _group(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)

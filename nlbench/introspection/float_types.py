@@ -37,19 +37,12 @@ def own_float_type(network: nn.Module) -> torch.dtype:
 
 
 class FloatTypeMode(TorchFunctionMode):
-    """Function mode in which a network computes in a different floating type than its own.
+    """Function mode in which a network of the type `own` computes in another floating `dtype`.
 
     Where the forward method names the network's type or a wider one, the other type is used.
     Tensors that it creates or reads from elsewhere are converted before they meet tensors of that
     type. Constants are rounded to the network's precision. A conversion to a narrower type is kept,
     as it rounds.
-
-    Parameters
-    ----------
-    own : torch.dtype
-        The network's type.
-    dtype : torch.dtype
-        Type that it computes in.
 
     Examples
     --------
@@ -71,7 +64,7 @@ class FloatTypeMode(TorchFunctionMode):
         with unobserved_calls():
             floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
             if floats:
-                args, kwargs = self._converted(name, floats, args, kwargs)
+                args, kwargs = self._convert(name, floats, args, kwargs)
                 target = _named_type(name, args)
                 if target is not None and self._replaces(target):
                     func, args, kwargs = Tensor.to, (args[0], self.dtype), {}
@@ -85,7 +78,7 @@ class FloatTypeMode(TorchFunctionMode):
         """Return True for a floating type at least as wide as the network's own."""
         return dtype.is_floating_point and torch.promote_types(dtype, self.own) == dtype
 
-    def _converted(
+    def _convert(
         self, name: str, floats: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Replace types, and convert tensors that meet some of the type."""

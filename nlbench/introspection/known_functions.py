@@ -61,18 +61,18 @@ def _kind_of(module: nn.Module) -> str:
     if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
         return ""
     grid = torch.linspace(-8, 8, 97, dtype=torch.float64)[None]
-    values = _unobserved(lambda: module.forward(grid.clone()))
+    values = _compute_unobserved(lambda: module.forward(grid.clone()))
     if values is None or values.shape != grid.shape:
         return ""
     for kind, functions in _FUNCTIONS.items():
         for function in functions:
-            expected = _unobserved(partial(function, grid))
+            expected = _compute_unobserved(partial(function, grid))
             if expected is not None and bool(((values - expected).abs() < TOLERANCE).all()):
                 return kind
     return ""
 
 
-def _unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
+def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
     """Compute a tensor in a separate thread, unseen by probes; None if that fails."""
     results: list[Tensor] = []
 
@@ -113,5 +113,5 @@ def is_root_mean_square_norm(module: nn.Module, width: int) -> bool:
         )
         return (weights / weights[0, 0] - 1).abs().max()
 
-    largest = _unobserved(deviation)
+    largest = _compute_unobserved(deviation)
     return largest is not None and bool(largest < NORM_TOLERANCE)

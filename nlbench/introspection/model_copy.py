@@ -24,8 +24,9 @@ def double_copy(model: nn.Module) -> nn.Module:
 def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Copy a model, in eval mode, so that it computes in another dtype.
 
-    What its forward reads besides parameters and buffers is converted too: tensors in attributes of
-    any kind, constants that it makes, and variables of its file; see `FloatTypeMode`.
+    Not only parameters and buffers are converted, but everything that its forward reads: tensors in
+    attributes of any kind, constants that it creates, and variables of its file; see
+    `FloatTypeMode`.
 
     From a device without float64 (`precise_device`) the model is copied to the CPU, even in
     float32, since its outputs are processed in double precision.
@@ -51,7 +52,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
         return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
 
-    twin = _copied(model, {}, typed)
+    twin = _deep_copy(model, {}, typed)
     if is_unsupported:
         twin = twin.cpu()
     return computing_in(twin.to(dtype), FloatTypeMode(own_float_type(model), dtype))
@@ -89,7 +90,7 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     device(type='cpu')
     """
     refuse_unobservable(model)
-    return _copied(model, {id(t): _on_cpu(t) for t in tensors_of(model)}, _on_cpu)
+    return _deep_copy(model, {id(t): _on_cpu(t) for t in tensors_of(model)}, _on_cpu)
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ def shape_copy(model: nn.Module) -> nn.Module:
     (device(type='meta'), torch.Size([3, 2]))
     """
     _refuse_uncopyable(model)
-    twin = _copied(model, {id(t): _shape_of(t) for t in tensors_of(model)}, _shape_of)
+    twin = _deep_copy(model, {id(t): _shape_of(t) for t in tensors_of(model)}, _shape_of)
     return computing_in(twin, FloatTypeMode(own_float_type(model), torch.float64))
 
 
@@ -128,19 +129,10 @@ def _refuse_uncopyable(model: nn.Module) -> None:
         raise RequestError("the model has complex numbers, expected real ones")
 
 
-def _copied(
+def _deep_copy(
     model: nn.Module, replaced: dict[int, Any], copy_tensor: Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """Copy a model in eval mode.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    replaced : dict of int to tensor
-        Replacements, by the identity of the original tensor.
-    copy_tensor : callable
-        Copies the other tensors, parameters excepted.
-    """
+    """Copy a model in eval mode, with replacements by identity, else by `copy_tensor`."""
     try:
         with _TensorCopies(copy_tensor):
             return copy.deepcopy(model, replaced).eval()
@@ -150,7 +142,7 @@ def _copied(
 
 
 class _TensorCopies(TorchFunctionMode):
-    """Function mode in which deep copies of tensors are made by a function.
+    """Function mode that makes deep copies of tensors with a given function.
 
     This includes tensors with a gradient graph, which PyTorch refuses to copy. Older weight
     normalisation stores its product as such a tensor, and computes it before each forward pass.

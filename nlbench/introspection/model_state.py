@@ -38,7 +38,7 @@ class _Snapshot:
             for value, _ in self.attributes.values()
             if isinstance(value, Tensor) and value.grad_fn is None and not value.is_inference()
         ]
-        self.registered = _registered(module)
+        self.registered = _registered_names(module)
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
         """Restore the module; return buffers with copies of the contents to restore."""
@@ -47,7 +47,7 @@ class _Snapshot:
             return []
         _SNAPSHOTS.pop(module, None)
         # A module that creates its layers in its first run has changed permanently.
-        if _registered(module) == self.registered:
+        if _registered_names(module) == self.registered:
             _restore_attributes(module, self.attributes)
         module.training = self.training
         restorable = [(tensor, before) for tensor, before in self.tensors if _fits(tensor, before)]
@@ -64,7 +64,7 @@ class _Snapshot:
         return restorable
 
 
-def _registered(module: nn.Module) -> list[str]:
+def _registered_names(module: nn.Module) -> list[str]:
     """Return the names of a module's class, tensors and children, without lazy tensors."""
     tensors = (*module._parameters.items(), *module._buffers.items())
     names = [name for name, tensor in tensors if tensor is not None and not is_lazy(tensor)]

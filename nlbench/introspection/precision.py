@@ -52,7 +52,7 @@ _IS_REQUESTED: ContextVar[bool] = ContextVar("a precision is requested", default
 def exact_by_default() -> Iterator[None]:
     """Enter `exact_arithmetic`, unless an outer context has requested a precision.
 
-    For functions that are called in a run, with its precision, or directly.
+    It is for functions that are called either in a run, with its precision, or directly.
 
     Examples
     --------
@@ -177,8 +177,8 @@ class _NewSettings(_Settings):
     """PyTorch's settings since version 2.9, per operation and backend, and the older ones.
 
     An operation inherits from its backend, and a backend from the generic setting. PyTorch refuses
-    to read the older settings if they contradict the newer ones, so both are set. What inherits
-    is not set itself: it would no longer follow a later change by the user.
+    to read the older settings if they contradict the newer ones, so both are set. Settings that
+    inherit are not set themselves, since they would no longer follow a later change by the user.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ def _explicit_precisions() -> dict[tuple[str, str], str]:
 
 
 def _older_settings(explicit: Mapping[tuple[str, str], str], is_default: bool) -> tuple[str, bool]:
-    """Read PyTorch's older settings, while the newer ones don't contradict them."""
+    """Read PyTorch's older settings, with the newer ones set so that they don't contradict them."""
     try:
         _set_precision("cuda", "matmul", "ieee")
         _set_precision("mkldnn", "matmul", "ieee")

@@ -59,7 +59,7 @@ def as_measure(given: object, name: str | None = None) -> type[Measure]:
             f"{label} has the name '{measure.name}'; an entry point and its measure must have the "
             "same name"
         )
-    for problem in (_method_problem(measure), _probe_problem(measure), _attribute_problem(measure)):
+    for problem in (_method_problem(measure), _attribute_problem(measure)):
         if problem:
             raise PluginError(f"{label}{problem}")
     return measure
@@ -75,7 +75,7 @@ def _measure_of(given: object, name: str | None) -> type[Measure]:
     if _is_metric(given):
         return _of_metric(given, name, label)
     if inspect.isfunction(given):
-        if _required(given):
+        if _required_parameters(given):
             raise PluginError(
                 f"{label} is a plain function; put @nlbench.site_measure(...) above it"
             )
@@ -122,7 +122,7 @@ def _call(make: Callable[[], Any], label: str) -> Any:
         ) from error
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
     """Return the names of the required positional parameters."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [
@@ -198,16 +198,10 @@ def _returns_nothing(function: Callable[..., Any]) -> bool:
     )
 
 
-def _probe_problem(measure: type[Measure]) -> str:
-    if not isinstance(getattr(measure, "probe", None), str):
-        return ' names no probe; add `probe = "sites"`, or another of `nlbench list probes`'
-    return ""
-
-
 def _attribute_problem(measure: type[Measure]) -> str:
     """Describe an invalid attribute."""
     for attribute, (is_valid, expected) in _ATTRIBUTES.items():
-        value = getattr(measure, attribute)
+        value = getattr(measure, attribute, None)
         if not is_valid(value):
             return f": {attribute} is {_text(value)}, expected {expected}"
     return ""
@@ -229,6 +223,10 @@ def _are_functions(given: object) -> bool:
 
 
 _ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "probe": (
+        lambda given: isinstance(given, str),
+        'a name: `probe = "sites"`, or another of `nlbench list probes`',
+    ),
     "bounds": (_are_bounds, "two numbers, the smaller first: `bounds = (0.0, 1.0)`"),
     "more_means": (
         lambda given: given in get_args(MoreMeans),
@@ -248,12 +246,6 @@ _ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def sound_result(given: object, bounds: tuple[float, float]) -> Result:
     """Return the value of a measure's ``compute`` if it is a result that can be recorded.
-
-    Parameters
-    ----------
-    given : object
-    bounds : tuple of float
-        Smallest and largest possible value, as declared.
 
     Raises
     ------

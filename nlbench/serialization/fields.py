@@ -108,7 +108,7 @@ def _is(value: object, plain: Any) -> bool:
     return isinstance(value, _JSON[plain][0]) and (plain is bool or not isinstance(value, bool))
 
 
-def _checked(value: Any, plain: Any, where: str) -> Any:
+def _check_type(value: Any, plain: Any, where: str) -> Any:
     if not _is(value, plain):
         expected = _JSON[plain][1]
         raise ValueError(f"{where} is of type {type(value).__name__}, expected {expected}")
@@ -168,7 +168,7 @@ def _union_reader(kinds: Sequence[Any]) -> Reader:
 
 def _read_scalar(plain: Any, value: Any, where: str) -> Any:
     is_exact = type(value) is plain and plain is not int  # most values, at a third of the time
-    return value if is_exact else _checked(value, plain, where)
+    return value if is_exact else _check_type(value, plain, where)
 
 
 def _read_choice(choices: Sequence[str], value: Any, where: str) -> Any:
@@ -178,18 +178,18 @@ def _read_choice(choices: Sequence[str], value: Any, where: str) -> Any:
 
 
 def _read_mapping(reader: Reader, value: Any, where: str) -> Any:
-    items = _checked(value, dict, where).items()
+    items = _check_type(value, dict, where).items()
     # Thousands of records repeat these names.
     return {sys.intern(str(name)): reader(item, f"{where}.{name}") for name, item in items}
 
 
 def _read_sequence(reader: Reader, value: Any, where: str) -> Any:
-    items = enumerate(_checked(value, list, where))
+    items = enumerate(_check_type(value, list, where))
     return tuple([reader(item, f"{where}.{place}") for place, item in items])
 
 
 def _read_tuple(readers: Sequence[Reader], value: Any, where: str) -> Any:
-    if len(_checked(value, list, where)) != len(readers):
+    if len(_check_type(value, list, where)) != len(readers):
         raise ValueError(f"{where} has {len(value)} entries, expected {len(readers)}")
     return tuple(reader(item, where) for reader, item in zip(readers, value, strict=True))
 
@@ -207,7 +207,7 @@ def _object_reader(kind: Any) -> Reader:
     required = [entry.name for entry in entries if entry.name != extra and _is_required(entry)]
 
     def read(value: Any, where: str) -> Any:
-        _checked(value, dict, where)
+        _check_type(value, dict, where)
         for name in required:
             if name not in value:
                 raise ValueError(f"{where} has no '{name}'")

@@ -84,7 +84,7 @@ class Arguments:
         lengths = [len(tensor) for tensor in values]
         if len(set(lengths)) > 1:
             raise RequestError(
-                f"inputs: {_kind(batch)} of tensors with {_listed(lengths)} samples; a tuple or "
+                f"inputs: {_kind(batch)} of tensors with {_list_text(lengths)} samples; a tuple or "
                 "mapping is one batch of arguments, all with the same first axis (a list of "
                 "tensors is a list of batches)"
             )
@@ -92,7 +92,7 @@ class Arguments:
         floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
         is_mixed = len(set(dtypes)) > 1 and any(dtype.is_complex for dtype in floats)
         if len(floats) > 1 or is_mixed:
-            kinds = _listed(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            kinds = _list_text(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise RequestError(
                 f"inputs: {_kind(batch)} of {kinds}; several arguments are measured together as "
                 "one tensor, so floats have to be all of one real type; convert them, or wrap the "
@@ -124,7 +124,7 @@ class Arguments:
         """
         tensors, constants = _tensors_and_constants(batch)
         if tuple(tensors) != self.names or tuple(constants.items()) != self.constants:
-            first, later = _listed(self.names), _listed(tuple(tensors) or ("no tensors",))
+            first, later = _list_text(self.names), _list_text(tuple(tensors) or ("no tensors",))
             raise RequestError(
                 f"inputs: the loader yields batches of different arguments: {first}, then {later}"
             )
@@ -230,7 +230,7 @@ class BatchReader:
         """
         if not isinstance(batch, Tensor | tuple | list | Mapping):
             raise RequestError(
-                f"inputs: the loader yields {_with_article(batch)}, {_expected(batch)}"
+                f"inputs: the loader yields {_with_article(batch)}, {_expected_text(batch)}"
             )
         values, labels = self._split(batch)
         if self.arguments is None:
@@ -350,7 +350,7 @@ def input_error(inputs: object) -> RequestError:
             f"inputs: a {type(inputs).__name__} is a Dataset, which yields samples one by one, "
             "expected batches: torch.utils.data.DataLoader(dataset, batch_size=128) yields them"
         )
-    expected = _expected(inputs, "a tensor or a loader of")
+    expected = _expected_text(inputs, "a tensor or a loader of")
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
 
@@ -372,7 +372,7 @@ def _tensors_and_constants(
             constants[name] = value
         else:
             raise RequestError(
-                f"inputs{_position(name, batch)}: {_with_article(value)}, {_expected(value)}"
+                f"inputs{_position(name, batch)}: {_with_article(value)}, {_expected_text(value)}"
             )
     return tensors, constants
 
@@ -435,7 +435,7 @@ def _with_article(value: object) -> str:
     return f"an {kind}" if kind[:1] in "AEIOUaeio" else f"a {kind}"
 
 
-def _expected(value: object, what: str = "batches of") -> str:
+def _expected_text(value: object, what: str = "batches of") -> str:
     hint = ""
     if hasattr(value, "__array__"):
         kind = getattr(getattr(value, "dtype", None), "kind", "f")
@@ -444,6 +444,6 @@ def _expected(value: object, what: str = "batches of") -> str:
     return f"expected {what} tensors{hint}"
 
 
-def _listed(entries: Any) -> str:
+def _list_text(entries: Any) -> str:
     names = [str(entry) for entry in entries]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

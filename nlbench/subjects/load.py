@@ -147,7 +147,7 @@ def model_source(spec: SubjectSpec) -> ModelSource:
     """
     choice = choose_weights(spec)
     info = model_info(registry.load("models", spec.model))
-    dataset = _adapted(load_dataset(spec.data, dict(spec.options)), info, choice)
+    dataset = _adapt_dataset(load_dataset(spec.data, dict(spec.options)), info, choice)
     return ModelSource(spec, info, choice, dataset)
 
 
@@ -202,7 +202,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     return replace(subject, facts=facts)
 
 
-def _adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
+def _adapt_dataset(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
     """Return the dataset with the model's tokenizer or its weights' preprocessing.
 
     Raises

@@ -111,7 +111,7 @@ def load_weights(
     _check_names(tensors, model_state, path)
     with torch.no_grad():
         converted = {
-            name: _converted(tensor, model_state[name], name, path)
+            name: _convert(tensor, model_state[name], name, path)
             for name, tensor in tensors.items()
         }
         # The model's own dict carries metadata that some modules need for loading.
@@ -123,18 +123,10 @@ def load_weights(
 def save_weights(
     path: str | os.PathLike[str], model: torch.nn.Module, metadata: Mapping[str, str]
 ) -> None:
-    """Write a model's state as safetensors, atomically.
+    """Write a model's parameters and persistent buffers as safetensors, atomically.
 
-    The bytes depend only on the state and the metadata.
-
-    Parameters
-    ----------
-    path : path
-        In an existing folder.
-    model : torch.nn.Module
-        On any device; parameters and persistent buffers are written.
-    metadata : mapping of str to str
-        For the file's header.
+    The bytes depend only on the state and the metadata, which is in the file's header. The folder
+    exists already.
 
     Raises
     ------
@@ -309,7 +301,7 @@ def _first(names: list[str]) -> str:
     return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _converted(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
+def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
     """Return a tensor in the model's dtype; raise if it doesn't fit."""
     import torch
 

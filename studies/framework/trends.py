@@ -97,7 +97,7 @@ def _times_inversions(counts: list[int], values: NDArray[np.float64]) -> list[in
         counts = _times(counts, size)
     for repeats in Counter(values.tolist()).values():
         for size in range(2, repeats + 1):
-            counts = _divided(counts, size)
+            counts = _divide(counts, size)
     return counts
 
 
@@ -107,7 +107,7 @@ def _times(counts: list[int], size: int) -> list[int]:
     return [last - first for last, first in zip(sums, [0] * size + sums, strict=False)]
 
 
-def _divided(counts: list[int], size: int) -> list[int]:
+def _divide(counts: list[int], size: int) -> list[int]:
     """Divide a polynomial by 1 + q + ... + q^(size - 1)."""
     quotient = [last - first for last, first in zip(counts, [0, *counts], strict=False)]
     for power in range(size, len(quotient)):

@@ -41,7 +41,7 @@ def _drawn(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def _assigned(weight: Tensor, bias: Tensor) -> nn.Linear:
+def _assign(weight: Tensor, bias: Tensor) -> nn.Linear:
     import torch
     from torch import nn
 
@@ -63,7 +63,7 @@ def _mixed(inputs: int) -> nn.Linear:
     """Draw a rotation of the outputs, which preserves all of their closed forms."""
     import torch
 
-    return _assigned(_rotation(inputs), torch.zeros(inputs))
+    return _assign(_rotation(inputs), torch.zeros(inputs))
 
 
 def _activation(kind: str, amount: float) -> nn.Module:
@@ -151,12 +151,12 @@ def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
     signs = 2 * (-1.0) ** torch.arange(pieces)
     signs[0] = 1
     eye = torch.eye(inputs)
-    first = _assigned(
+    first = _assign(
         eye.repeat(pieces, 1), (1 - 2 * torch.arange(pieces) / pieces).repeat_interleave(inputs)
     )
     rotation = _rotation(inputs)
     last = pieces * torch.kron(signs[None], rotation)
-    return nn.Sequential(first, nn.ReLU(), _assigned(last, -rotation.sum(1)))
+    return nn.Sequential(first, nn.ReLU(), _assign(last, -rotation.sum(1)))
 
 
 def _tents(inputs: int, _: str, times: float) -> nn.Module:
@@ -167,8 +167,8 @@ def _tents(inputs: int, _: str, times: float) -> nn.Module:
     layers: list[nn.Module] = []
     eye, zeros = torch.eye(inputs), torch.zeros(inputs)
     for _step in range(int(times)):
-        layers += [_assigned(eye.repeat(2, 1), torch.cat([zeros, zeros - 0.5])), nn.ReLU()]
-        layers += [_assigned(torch.cat([2 * eye, -4 * eye], 1), zeros)]
+        layers += [_assign(eye.repeat(2, 1), torch.cat([zeros, zeros - 0.5])), nn.ReLU()]
+        layers += [_assign(torch.cat([2 * eye, -4 * eye], 1), zeros)]
     return nn.Sequential(*layers, _mixed(inputs))
 
 
@@ -214,9 +214,9 @@ def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
     from torch import nn
 
     eye = torch.eye(inputs)
-    first = _assigned(torch.cat([eye, -eye]), torch.zeros(2 * inputs))
+    first = _assign(torch.cat([eye, -eye]), torch.zeros(2 * inputs))
     last = _rotation(inputs) @ torch.cat([eye, (2 * share - 1) * eye], 1)
-    return nn.Sequential(first, nn.ReLU(), _assigned(last, torch.zeros(inputs)))
+    return nn.Sequential(first, nn.ReLU(), _assign(last, torch.zeros(inputs)))
 
 
 def _map(inputs: int, _: str, number: float) -> nn.Module:

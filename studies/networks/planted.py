@@ -142,7 +142,7 @@ def _twin(twin: str) -> Callable[..., nn.Module]:
                 last.weight.copy_((rotation @ last.weight.double()).float())
                 last.bias.copy_((rotation @ last.bias.double()).float())
             elif twin == "doubled":
-                first, second, last = _doubled(first, second, last)
+                first, second, last = _duplicate_units(first, second, last)
             elif twin == "cancelling":
                 second, last = _cancelling(second, last)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
@@ -156,7 +156,7 @@ def _scale(layer: Any, factor: float) -> None:
     layer.bias *= factor
 
 
-def _doubled(*layers: Any) -> list[Any]:
+def _duplicate_units(*layers: Any) -> list[Any]:
     """Duplicate every hidden unit at half its weight, which keeps the function."""
     from torch import nn
 

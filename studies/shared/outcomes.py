@@ -121,7 +121,7 @@ def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
     terms: dict[str, Tensor] = {}
     for name, (x, y, gradient) in gradients_at_calls(model, calls, inputs, labels).items():
         axis = next(call.channel_axis for call in calls if call.name == name)
-        error = _fitted(x, y, axis, len(x)) - y
+        error = _fit_and_apply(x, y, axis, len(x)) - y
         product = (gradient * error).movedim(axis, -1).double()
         terms[name] = product.reshape(len(x), -1, product.shape[-1]).sum(1).square().mean(0)
     order = torch.cat(list(terms.values())).argsort(stable=True).argsort()
@@ -138,7 +138,7 @@ def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
                 return compute()
             call, before = by_call[identity], x.clone()
             y = compute()
-            fitted = _fitted(before, y, call.channel_axis, len(inputs))
+            fitted = _fit_and_apply(before, y, call.channel_axis, len(inputs))
             is_removed = ranks[call.name] < count
             shape = [1] * y.ndim
             shape[call.channel_axis] = -1
@@ -151,7 +151,7 @@ def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
     return 1 - first_loss(REMOVED_SHARES, accuracies, ACCURACY_COST)
 
 
-def _fitted(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:
+def _fit_and_apply(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:
     """Apply the best map per channel, fitted on the first samples, to all."""
     fit = AffineFit()
     fit.add(rows_of(x[:count], axis), rows_of(y[:count], axis))

@@ -198,7 +198,7 @@ class _Distribution(Family):
                 generator = torch.Generator().manual_seed(seed)
                 rows = self.draw(first, second, count * size, generator)
                 how = f"drawn independently, seed {seed},"
-            return _unlabelled(
+            return _unlabelled_dataset(
                 full,
                 rows.float().reshape(count, *lengths),
                 size,
@@ -325,7 +325,7 @@ class Exponential(_Distribution):
         return first - second * (1 - share).log()
 
 
-def _unlabelled(
+def _unlabelled_dataset(
     name: str, rows: Tensor, classes: int, preprocessing: str, source: Source
 ) -> Dataset:
     """Build a dataset without labels whose splits both hold all points."""
@@ -361,7 +361,7 @@ def grid(side: int = 32) -> Dataset:
     import torch
 
     line = torch.linspace(-1, 1, side)
-    return _unlabelled(
+    return _unlabelled_dataset(
         "grid",
         torch.cartesian_prod(line, line),
         1,

@@ -22,13 +22,7 @@ from nlbench.errors import Undefined
 
 @dataclass(frozen=True)
 class Inputs:
-    """Nodes at which paths begin: channels of an input of the network.
-
-    Parameters
-    ----------
-    size : int
-        Number of new nodes.
-    """
+    """Nodes at which paths begin: channels of an input of the network."""
 
     size: int
 
@@ -149,7 +143,6 @@ def walked_length(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = N
 
     Parameters
     ----------
-    graph : ChannelGraph
     activity : mapping of str to float64 tensor of shape (m,), optional
         Activity of each unit by site, from 0 to 1; by default 1 for nonlinear units.
     """
@@ -174,7 +167,6 @@ def counted_lengths(graph: ChannelGraph, activity: Mapping[str, Tensor] | None =
 
     Parameters
     ----------
-    graph : ChannelGraph
     activity : mapping of str to float64 tensor of shape (m,), optional
         As for `walked_length`.
     """
@@ -268,7 +260,7 @@ class Builder:
         axes = sorted(axis % nodes.ndim for axis in axes)
         full = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
         small, rows = _rows(nodes, axes)
-        merged = self._merged(rows)
+        merged = self._merge_rows(rows)
         shape = [1 if axis in axes else size for axis, size in enumerate(small.shape)]
         result = merged.reshape(shape).expand(full)
         return result if keep else result.reshape([s for a, s in enumerate(full) if a not in axes])
@@ -277,7 +269,7 @@ class Builder:
         """Mix all channels along an axis into new ones, as a linear layer does."""
         axis %= nodes.ndim
         small, rows = _rows(nodes, [axis])
-        mixed = self._mixed(rows, outputs)
+        mixed = self._mix_rows(rows, outputs)
         lead = [size for a, size in enumerate(small.shape) if a != axis]
         mixed = mixed.reshape(*lead, outputs).movedim(-1, axis)
         return mixed.expand([outputs if a == axis else s for a, s in enumerate(nodes.shape)])
@@ -288,7 +280,7 @@ class Builder:
         if small.shape[1] < nodes.shape[1]:  # All its channels are one node.
             small = small.expand(-1, groups, *small.shape[2:])
         rows = small.reshape(len(small) * groups, -1)
-        mixed = self._mixed(rows, shape[1] // groups)
+        mixed = self._mix_rows(rows, shape[1] // groups)
         mixed = mixed.reshape(len(small), shape[1], *(1,) * (len(shape) - 2))
         return mixed.expand(*shape)
 
@@ -308,7 +300,6 @@ class Builder:
 
         Parameters
         ----------
-        nodes : int64 tensor
         times : int64 tensor, broadcastable to `nodes`
             Number of earlier occurrences of each entry; with 0 it keeps its channel.
         """
@@ -331,9 +322,6 @@ class Builder:
 
         Parameters
         ----------
-        nodes : int64 tensor
-            Nodes of the activation's input.
-        site : str
         active : float64 tensor of shape (s,), optional
             1 for each nonlinear unit, 0 for a linear one; by default all are nonlinear.
         index : int64 tensor, broadcastable to `nodes`, optional
@@ -362,7 +350,7 @@ class Builder:
         self._nodes += step.size
         return new
 
-    def _merged(self, rows: Tensor) -> Tensor:
+    def _merge_rows(self, rows: Tensor) -> Tensor:
         """Merge each row into one node: (m, k) to (m,)."""
         merged = rows.amax(1)
         several = ((rows != merged[:, None]) & (rows >= 0)).any(1)
@@ -371,7 +359,7 @@ class Builder:
             merged[several] = self._add(Merge(sets, 1))[inverse]
         return merged
 
-    def _mixed(self, rows: Tensor, copies: int) -> Tensor:
+    def _mix_rows(self, rows: Tensor, copies: int) -> Tensor:
         """Mix each row into new nodes, (m, k) to (m, copies); constants stay constant."""
         mixed = torch.full((len(rows), copies), -1)
         has_nodes = (rows >= 0).any(1)

@@ -98,15 +98,15 @@ def channel_graph(model: nn.Module, example: Example) -> ChannelGraph:
     single = tuple(tensor[:1] for tensor in inputs)
     with evaluation_mode(model), without_fast_path():
         try:
-            return _tracked(model, single, _stand_ins(model))
+            return _track(model, single, _stand_ins(model))
         except UnsupportedOperation:
             raise
         except Exception:
             # The model's own code may read values, and fail in any way without them.
-            return _tracked(model, single, {})
+            return _track(model, single, {})
 
 
-def _tracked(
+def _track(
     model: nn.Module, inputs: tuple[Tensor, ...], stand_ins: Mapping[str, Tensor]
 ) -> ChannelGraph:
     if stand_ins:

@@ -409,7 +409,7 @@ def _trace_or_estimate(
         budget=budget if method == "auto" else 0,
     )
     try:
-        yield from _completed(estimates, starts, ends, trace)
+        yield from _complete(estimates, starts, ends, trace)
     except UnknownPieces:
         # Raised before the first segment.
         if method != "auto":
@@ -417,7 +417,7 @@ def _trace_or_estimate(
         yield from trace(starts, ends)
 
 
-def _completed(
+def _complete(
     estimates: Iterator[SegmentEstimate | None],
     starts: Tensor,
     ends: Tensor,

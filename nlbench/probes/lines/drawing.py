@@ -76,7 +76,7 @@ def _breakpoints(
         for index, name in enumerate(trace.sites):
             counts = np.bincount(part[origins == index], minlength=BINS)
             sites[name] = sites.get(name, 0) + counts
-    rows = list(_grouped(list(sites.items())))
+    rows = list(_group_sites(list(sites.items())))
     return {
         "crossings": int(sum(counts.sum() for _, counts in rows)),
         "sites": [name for name, _ in rows],
@@ -96,7 +96,7 @@ def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.flo
     return np.asarray((1 - share) * values[left] + share * values[left + 1])
 
 
-def _grouped(
+def _group_sites(
     sites: Sequence[tuple[str, NDArray[np.int64]]],
 ) -> Iterable[tuple[str, NDArray[np.int64]]]:
     """Merge neighbouring sites until they fit."""

@@ -81,7 +81,7 @@ def forecast(
         seconds = count * (time.perf_counter() - began)
         return (
             f"{count:,} segments: by quadrature, predicted from one of them: about "
-            f"{_rounded(count * one.evaluations)} forward passes, about {_duration(seconds)}, "
+            f"{_round(count * one.evaluations)} forward passes, about {_duration(seconds)}, "
             f"at most {count * limit:,} passes ({error})"
         )
     seconds = (time.perf_counter() - began) / sum(estimate.evaluations for estimate in estimates)
@@ -110,8 +110,8 @@ def _prediction(
         if 0 < share < len(estimates):
             chosen = f"auto uses refined on {share} of {len(estimates)}, else exact"
     return (
-        f"about {_rounded(sum(regions) / len(regions) - 1)} boundaries per segment; {chosen}, "
-        f"about {_rounded(scale * (refined + exact))} forward passes, "
+        f"about {_round(sum(regions) / len(regions) - 1)} boundaries per segment; {chosen}, "
+        f"about {_round(scale * (refined + exact))} forward passes, "
         f"about {_duration(scale * (refined + cost * exact) * seconds)}"
     )
 
@@ -137,7 +137,7 @@ def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
     return min(halved + 1 + CHECK_PLACES, int(options["evaluations"]))
 
 
-def _rounded(number: float) -> str:
+def _round(number: float) -> str:
     """Round to the two digits that are known."""
     if number < 100:
         return f"{number:.0f}"
@@ -148,5 +148,5 @@ def _rounded(number: float) -> str:
 def _duration(seconds: float) -> str:
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * size:
-            return f"{_rounded(seconds / size)} {unit}"
+            return f"{_round(seconds / size)} {unit}"
     return f"{max(1.0, seconds):.0f} s"

@@ -120,7 +120,7 @@ def _integrate_block(c: Array) -> IntervalIntegrals:
     points: Array = np.broadcast_to(_GRID[:, None, None], (_CELLS + 1, *c.shape[1:]))
     # Between inflections the slope is monotone, so that no turning point is missed.
     for order in (2, 1):
-        points = _interleaved(points, _roots(chebyshev.chebder(c, order, axis=0), points))
+        points = _interleave(points, _roots(chebyshev.chebder(c, order, axis=0), points))
     values = chebyshev.chebval(points, c, tensor=False)
     integral = chebyshev.chebint(c, axis=0)
     until = chebyshev.chebval(points, integral, tensor=False)
@@ -133,7 +133,7 @@ def _integrate_block(c: Array) -> IntervalIntegrals:
     )
 
 
-def _interleaved(points: Array, between: Array) -> Array:
+def _interleave(points: Array, between: Array) -> Array:
     joined = np.empty((len(points) + len(between), *points.shape[1:]))
     joined[::2], joined[1::2] = points, between
     return joined

@@ -49,11 +49,8 @@ class ReplaceableCall:
     ----------
     name : str
         Name of the site, or path of the module.
-    kind : str
-    call : CallId
     channel_axis : int
         Of input and output, in their own layout.
-    channels : int
     shape : tuple of int
         Shape of one sample's output, without the batch axis.
     """
@@ -121,7 +118,6 @@ class CallInterception(TorchFunctionMode):
         ----------
         inputs : tensor
             A first layer that works in place may change it.
-        replace : callable
         inner : TorchFunctionMode, optional
             A mode that sees every call before it is passed on.
         """
@@ -135,7 +131,7 @@ class CallInterception(TorchFunctionMode):
         before = [(module, vars(module).get("forward")) for module in self._paths]
         try:
             for module in self._paths:
-                vars(module)["forward"] = self._wrapped(module, module.forward)
+                vars(module)["forward"] = self._wrap(module, module.forward)
             yield
         finally:
             for module, forward in before:
@@ -144,7 +140,7 @@ class CallInterception(TorchFunctionMode):
                 else:
                     vars(module)["forward"] = forward
 
-    def _wrapped(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         path = self._paths[module]
 
         def called(*args: Any, **kwargs: Any) -> Any:

@@ -184,7 +184,7 @@ class SharedPrefix:
             output = compute()
             if call in self._needed:
                 is_changed = self._calls[call].is_changed_later
-                self._outputs[call] = _copied(output) if is_changed else output
+                self._outputs[call] = _clone(output) if is_changed else output
             return output
 
         with preserve_rng_state(self._device):
@@ -207,7 +207,7 @@ class SharedPrefix:
             entry = self._calls[call]
             self._interception.module_calls = Counter(entry.calls_after)
             output = self._outputs[call]
-            return _copied(output) if entry.is_changed_later else output
+            return _clone(output) if entry.is_changed_later else output
 
         with preserve_rng_state(self._device):
             return self._interception.run(self._inputs.clone(), replace)
@@ -222,7 +222,7 @@ def _is_plain(output: Any) -> bool:
     )
 
 
-def _copied(output: Any) -> Any:
+def _clone(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.clone()
     return type(output)(None if value is None else value.clone() for value in output)

@@ -46,13 +46,12 @@ def float64_copy_if_needed(
 
     Parameters
     ----------
-    model : torch.nn.Module
     first_samples : tensor of shape (k, ...)
         `COMPARED_SAMPLES`, of which two also run in float64; fewer than two can't be compared.
     options : mapping
         Arguments of `observe_sites`.
     facts : dict
-        Filled with ``not_compared_with_float64``, the reason, if a float32 model can't be.
+        Gets the reason as ``not_compared_with_float64`` if a float32 model can't be compared.
 
     Returns
     -------
@@ -70,14 +69,14 @@ def float64_copy_if_needed(
             before = rng_state(device)
             pair, others = first_samples[:2], first_samples[2:]
             rows = _rows_at_sites(model, pair, options)
-            more = _rows_at_sites(model, others, options) if len(others) else {}
+            other_rows = _rows_at_sites(model, others, options) if len(others) else {}
             if rng_state(device) != before:
                 facts["not_compared_with_float64"] = "the network draws random numbers"
                 return None, []
     except Exception:
         # The pass over all samples raises it again.
         return None, []
-    # If the copy fills the device, the model could not run on it at all.
+    # A copy that fills the device would leave no memory to run the model.
     if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:
         facts["not_compared_with_float64"] = "too little memory for a copy of the model"
         return None, []
@@ -90,7 +89,7 @@ def float64_copy_if_needed(
         # Any operation may lack float64, and the copy may not fit into memory.
         facts["not_compared_with_float64"] = str(error).partition("\n")[0]
         return None, []
-    sites = unresolved_sites(rows, exact, more)
+    sites = unresolved_sites(rows, exact, other_rows)
     return (copy, sites) if sites else (None, [])
 
 
@@ -144,13 +143,13 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     """Return True if the rounding of values (k, d) is small in terms of their spread."""
     if values.shape != exact.shape or len(values) < 2:
         return True
-    every, rounding = torch.cat([values, others]).double(), torch.finfo(values.dtype).eps
-    varies = _varies(every, rounding) | _varies(exact, torch.finfo(exact.dtype).eps)
+    pooled, rounding = torch.cat([values, others]).double(), torch.finfo(values.dtype).eps
+    varies = _varies(pooled, rounding) | _varies(exact, torch.finfo(exact.dtype).eps)
     if not varies.any():
         return True
     errors = values.double() - exact
     # An error that all samples share changes no score.
-    noise, variance = errors.var(0), every.var(0)
+    noise, variance = errors.var(0), pooled.var(0)
     if noise.sum() > MAX_POOLED_NOISE**2 * variance.sum():
         return False
     share = torch.where(noise < variance, noise / variance, 1.0)[varies]

@@ -84,12 +84,12 @@ def observe(
             clock, order = time.thread_time, (observation.batch, observation.site.index)
         shared_by_package: dict[object, Shared] = {}
         for listener, names in zip(listeners, keys, strict=True):
-            seen = _limited(observation, getattr(listener, "row_limit", None))
+            seen = _limit_rows(observation, getattr(listener, "row_limit", None))
             shared = shared_by_package.setdefault(
                 (getattr(listener, "package", listener), len(seen.x)),
                 Shared(seen.x, seen.y, clock, seen.rounding),
             )
-            batch = _copied(seen, names, shared)
+            batch = _copy(seen, names, shared)
             if order is None:
                 listener.update(batch)
             else:
@@ -132,7 +132,7 @@ def observe(
     if not sites and undefined:
         raise Undefined("; ".join(dict.fromkeys(undefined.values())))
     if not sites:
-        inside = f", except inside {_abbreviated(list(unseen))}" if unseen else ""
+        inside = f", except inside {_abbreviate(list(unseen))}" if unseen else ""
         raise Undefined(f"the model calls no known activation function{inside}")
 
 
@@ -153,16 +153,16 @@ def _facts(
         facts["precision"] = "float64"
         facts["unresolved"] = list(unresolved)
         remarks.append(
-            f"measured in float64, since float32's rounding shows at {_abbreviated(unresolved, 2)}"
+            f"measured in float64, since float32's rounding shows at {_abbreviate(unresolved, 2)}"
         )
     if unseen:
         facts["unseen"] = list(unseen)
-        remarks.append(f"activations not seen: {_abbreviated(unseen)}")
+        remarks.append(f"activations not seen: {_abbreviate(unseen)}")
     gates = {name: site.kind for name, site in sites.items() if site.role == "gate"}
     gated = [name for name, kind in gates.items() if kind in GATED_UNITS]
     if gated:
         facts["gated"] = gated
-        remarks.append(f"products of gates are not measured: at {_abbreviated(gated, 2)}")
+        remarks.append(f"products of gates are not measured: at {_abbreviate(gated, 2)}")
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)
@@ -186,7 +186,7 @@ def _facts(
     return facts
 
 
-def _abbreviated(names: Sequence[str], limit: int = 6) -> str:
+def _abbreviate(names: Sequence[str], limit: int = 6) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
@@ -203,7 +203,7 @@ def _declared_functions(
     return {key: function for function, key in key_of.items()}, keys
 
 
-def _limited(observation: SiteBatch, limit: int | None) -> SiteBatch:
+def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
     """Draw token rows of a batch for a measure whose time grows faster than their number."""
     if limit is None or observation.owners is None or len(observation.x) <= limit:
         return observation
@@ -216,7 +216,7 @@ def _limited(observation: SiteBatch, limit: int | None) -> SiteBatch:
     )
 
 
-def _copied(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
+def _copy(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
     """Copy a batch for a listener, with the functions it declares under its own names."""
     unreduced = observation.unreduced
     if isinstance(unreduced, Unreduced):

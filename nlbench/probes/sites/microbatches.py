@@ -21,7 +21,7 @@ Interceptor = CallInterceptor | ModuleInterceptor
 """Runs a model and reports the calls of its sites."""
 
 CallIdentity = tuple[str, str, Hashable]
-"""Name and kind of a call, and where the network's code makes it."""
+"""Name and kind of a call, and its position in the network's code."""
 
 
 class Microbatches:
@@ -67,9 +67,9 @@ class Microbatches:
             del self._sides[call.name]
             if call.name not in self._reported:
                 self._reported.add(call.name)
-                self._on_call(call, index, *self._joined(call, sides))
+                self._on_call(call, index, *self._join(call, sides))
 
-    def _joined(
+    def _join(
         self, call: SiteCall, sides: Sequence[tuple[Side, Side]]
     ) -> tuple[Side | None, Side | None]:
         if not sides:
@@ -77,13 +77,13 @@ class Microbatches:
         if sides[0][0].owners is not None and len(sides) == len(self._sizes):
             starts = list(itertools.accumulate(self._sizes, initial=0))
             shifted = [
-                [_shifted(side, start) for side in pair]
+                [_shift(side, start) for side in pair]
                 for pair, start in zip(sides, starts, strict=False)
             ]
             return joined([x for x, _ in shifted]), joined([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
         if len(self._sizes) == 1 or (not call.pending.sampled and set(rows) == {1}):
-            # A table that does not depend on the input is one row for all microbatches.
+            # Positional embeddings, for example, are the same row in all microbatches.
             return sides[0]
         rows_per_sample = {n / size for n, size in zip(rows, self._sizes, strict=False)}
         # The rows of a single sample may be tokens, with the samples on another axis.
@@ -96,7 +96,7 @@ class Microbatches:
         return joined([x for x, _ in sides]), joined([y for _, y in sides])
 
 
-def _shifted(side: Side, start: int) -> Side:
+def _shift(side: Side, start: int) -> Side:
     return side if side.owners is None else replace(side, owners=side.owners + start)
 
 
@@ -125,7 +125,7 @@ def rows_at_sites(
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    """Norm (n,) of each sample, which differs if samples exchange entries."""
+    """Compute the norm (n,) of each sample, which differs if samples exchange entries."""
     wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
     norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
     return norms

@@ -20,10 +20,8 @@ class ModuleInterceptor:
 
     Parameters
     ----------
-    model : torch.nn.Module
     of : str
         See `find_places`.
-    policy : CapturePolicy
     on_call : callable
         Called with each call as soon as its output is known.
     """
@@ -54,14 +52,14 @@ class ModuleInterceptor:
         name, kind = place.name, place_kind(place)
         is_selected = self.policy.selects(name, kind)
         axes = place.before
-        side = self._captured(x, axes.batch, axes.channel) if is_selected else None
+        side = self._capture(x, axes.batch, axes.channel) if is_selected else None
         return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
 
     def _leave(self, place: Place, pending: PendingCall, y: Tensor) -> None:
         axes = place.after
         side = None
         if pending.side is not None:
-            side = self._captured(y, axes.batch, axes.channel)
+            side = self._capture(y, axes.batch, axes.channel)
         call = SiteCall(
             SiteName(place.name, place.name, place_kind(place)), pending, side, place.kind
         )
@@ -72,7 +70,7 @@ class ModuleInterceptor:
             )
         self._on_call(call)
 
-    def _captured(self, tensor: Tensor, batch: int, channel: int) -> Side:
+    def _capture(self, tensor: Tensor, batch: int, channel: int) -> Side:
         return capture(
             batch_first(tensor, batch),
             channel,

@@ -33,7 +33,7 @@ def _flatten(tensor: Tensor, axis: int) -> Tensor:
     return tensor.flatten(1)
 
 
-def _published(tensor: Tensor, axis: int) -> Tensor:
+def _reduce_as_published(tensor: Tensor, axis: int) -> Tensor:
     if tensor.ndim == 4:
         return _mean(tensor, (2, 3))
     if tensor.ndim == 3:
@@ -44,7 +44,7 @@ def _published(tensor: Tensor, axis: int) -> Tensor:
 REDUCTIONS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "spatial": _spatial,
     "flatten": _flatten,
-    "published": _published,
+    "published": _reduce_as_published,
 }
 
 
@@ -147,7 +147,7 @@ def capture(
     sides = []
     for chunk in _chunks(tensor):
         reduced = reduce_site(chunk, axis, reduction)
-        numbers = {name: _applied(function, chunk) for name, function in functions.items()}
+        numbers = {name: _apply(function, chunk) for name, function in functions.items()}
         sides.append(Side(reduced, numbers, rounding=_rounding(chunk, reduced.numel())))
     return joined(sides)
 
@@ -181,7 +181,7 @@ def _captured_positions(
     else:
         reduced = reduce_site(tensor, axis, reduction)
     if valid is None:
-        numbers = {name: _applied(function, tensor) for name, function in functions.items()}
+        numbers = {name: _apply(function, tensor) for name, function in functions.items()}
     else:
         numbers = {name: _applied_at(function, rows, valid) for name, function in functions.items()}
     counted = reduced.numel() if selected.owners is None else tensor.numel()
@@ -194,7 +194,7 @@ def _applied_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exc
     numbers: list[tuple[Tensor, Tensor]] = []
     for number, pattern in enumerate(patterns):
         samples = (which == number).nonzero()[:, 0]
-        result = _applied(function, rows[samples][:, pattern].movedim(-1, 1))
+        result = _apply(function, rows[samples][:, pattern].movedim(-1, 1))
         if isinstance(result, Exception):
             return result
         numbers.append((samples, result))
@@ -209,7 +209,7 @@ def _chunks(tensor: Tensor) -> Sequence[Tensor]:
     return (tensor,) if size >= len(tensor) else torch.split(tensor, size)
 
 
-def _applied(function: Function, tensor: Tensor) -> Tensor | Exception:
+def _apply(function: Function, tensor: Tensor) -> Tensor | Exception:
     """Apply a measure's function; return its error, which only that measure should raise."""
     try:
         numbers = function(tensor)

@@ -83,13 +83,13 @@ class Shared:
         if function in self._results:
             self.lent += self._results[function][1]
         else:
-            self._results[function] = self._computed(function)
+            self._results[function] = self._compute(function)
         result: T | Exception = self._results[function][0]
         if isinstance(result, Exception):
             raise result.with_traceback(None)
         return result
 
-    def _computed(self, function: Callable[[Pair], Any]) -> tuple[Any, float]:
+    def _compute(self, function: Callable[[Pair], Any]) -> tuple[Any, float]:
         lent, start = self.lent, self._clock()
         try:
             result = function(self)

@@ -194,7 +194,7 @@ def test_a_rounding_mode_set_from_outside_is_heeded(monkeypatch):
 def test_points_with_fewer_coordinates_are_as_long_and_never_farther_apart(seed, n, d, kept):
     a, b = points(seed, n, d), points(seed + 5000, n, d)
     given_points = certificate._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
-    short_a, short_b = certificate._shortened(given_points, kept)
+    short_a, short_b = certificate._shorten(given_points, kept)
     assert short_a.shape == (n, kept + 1)
     torch.testing.assert_close(short_a.square().sum(1), a.square().sum(1))
     torch.testing.assert_close(short_b.square().sum(1), b.square().sum(1))

@@ -418,7 +418,7 @@ def test_a_system_without_room_for_a_process_is_one_line(monkeypatch):
         yield "one"
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    items = processes._supervised(supervise, 1, 1, None)
+    items = processes._run_supervisors(supervise, 1, 1, None)
     assert next(items) == "one"
     with pytest.raises(RequestError, match=r"--workers: no process can be started \(Resource"):
         next(items)
@@ -434,7 +434,7 @@ def test_an_error_of_a_supervising_thread_is_raised_in_the_caller(monkeypatch, e
         yield "one"
         raise error
 
-    items = processes._supervised(supervise, 2, 1, None)
+    items = processes._run_supervisors(supervise, 2, 1, None)
     with pytest.raises(type(error)) as caught:
         list(items)
     assert caught.value is error

@@ -109,7 +109,7 @@ class CrossingTable:
         step, site = self._crossings[:2]
         segment, is_switch = step // self.steps, self._has_windows[site]
         is_false = is_switch & self._is_no_switch()
-        certain, possible = self._joined(is_false)
+        certain, possible = self._join(is_false)
         index = torch.arange(len(step))
         repeated = is_false | (certain != index)
         gaps = self._gaps()
@@ -130,11 +130,11 @@ class CrossingTable:
         step, site = self._crossings[:2]
         is_switch = self._has_windows[site]
         is_false = is_switch & self._is_no_switch()
-        certain, _ = self._joined(is_false)
+        certain, _ = self._join(is_false)
         repeats = is_false | ~is_switch & (certain != torch.arange(len(step)))
         return torch.bincount((step // self.steps)[repeats], minlength=self.segments)
 
-    def _joined(self, is_false: Tensor) -> tuple[Tensor, Tensor]:
+    def _join(self, is_false: Tensor) -> tuple[Tensor, Tensor]:
         """Return partitions of the crossings: those at one place, and those possibly at one."""
         step, values, noise = self._crossings[0], self._values, EQUAL_NOISE * self._noise
         is_switch = self._has_windows[self._crossings[1]]

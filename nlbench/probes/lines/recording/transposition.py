@@ -61,14 +61,14 @@ def with_samples_first(
         *summand, first, second = args
         if not isinstance(second, Input) or isinstance(first, Input) or first.ndim != 2:
             raise NotAffine("it mixes the samples of a batch")
-        return (*map(_transposed, summand), second, first.mT), dict(kwargs)
+        return (*map(_transpose, summand), second, first.mT), dict(kwargs)
     selects = name in ("max", "min") and not isinstance(args[1], (Input, Tensor))
     if not known(name).acts or selects:
         raise NotAffine("it moves or drops the batch axis")
-    return tuple(tree_map(_transposed, list(args))), tree_map(_transposed, dict(kwargs))
+    return tuple(tree_map(_transpose, list(args))), tree_map(_transpose, dict(kwargs))
 
 
-def _transposed(argument: Any) -> Any:
+def _transpose(argument: Any) -> Any:
     if not isinstance(argument, Tensor) or argument.numel() == 1:
         return argument
     if argument.ndim != 2:

@@ -136,13 +136,13 @@ def choice(call: RecordedCall) -> Rule:
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         return torch.where(
-            mask, _inherited(first, bounds, output), _inherited(second, bounds, output)
+            mask, _inherited_error(first, bounds, output), _inherited_error(second, bounds, output)
         )
 
     return Rule(call.apply, bound)
 
 
-def _inherited(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
+def _inherited_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return the bound of a copied term: 0 for a constant."""
     return term_error(term, bounds, like) if isinstance(term, Input) else like.new_zeros(())
 

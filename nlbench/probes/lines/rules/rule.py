@@ -66,16 +66,16 @@ class RecordedCall:
 
     def apply(self, points: Sequence[Tensor]) -> Any:
         """Run the call on other tensors."""
-        args = [_filled(a, points) for a in self.args]
-        kwargs = {name: _filled(a, points) for name, a in self.kwargs.items()}
+        args = [_fill(a, points) for a in self.args]
+        kwargs = {name: _fill(a, points) for name, a in self.kwargs.items()}
         return self.function(*args, **kwargs)
 
 
-def _filled(argument: Any, points: Sequence[Tensor]) -> Any:
+def _fill(argument: Any, points: Sequence[Tensor]) -> Any:
     if isinstance(argument, Input):
         return points[argument.index]
     if isinstance(argument, (list, tuple)):
-        return [_filled(a, points) for a in argument]
+        return [_fill(a, points) for a in argument]
     return argument
 
 
