@@ -15,7 +15,7 @@ from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
 from .framework.figures import draw_groups, page_figure
 from .framework.verdicts import correlates, correlation_text
-from .history import signature_statistics
+from .history import signature_statistics, statistics_of
 from .shared.classifiers import Classifiers, remarks_on, short_name, undecided_if_untrained
 from .shared.site_scores import signatures, site_scores
 from .shared.zoo_networks import zoo_remarks
@@ -118,12 +118,7 @@ def airfoil_networks(runs: Runs) -> pd.DataFrame:
     rows = [
         {
             "network": name,
-            "sites": len(values),
-            "min": values.min(),
-            "median": np.median(values),
-            "mean": values.mean(),
-            "max": values.max(),
-            "spread": np.ptp(values),
+            **statistics_of(values),
             "parameters": math.log(parameters),
             "accuracy": -math.log(error),
         }

@@ -14,6 +14,7 @@ from nlbench.errors import RequestError
 from nlbench.reports.agreement import kendall
 from nlbench.reports.signatures import SignatureComparison, compare_signatures
 
+from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
 from .framework.figures import page_figure, signature_map
 from .framework.verdicts import correlates, correlation_text, ordered, rises, within
@@ -44,15 +45,12 @@ MAX_CHANGE = 0.05
 """Difference of scores that counts as zero."""
 
 
-_FOILS = ("xxsmall", "xsmall", "small", "medium", "large", "xlarge", "xxlarge", "xxxlarge")
-
-
 class Families(Classifiers):
     """DTW distances between the signatures of torchvision's classifiers: dendrogram and map."""
 
     question = "Do networks of one family have similar signatures?"
     zoo = (
-        *(f"neuralfoil-{size}" for size in _FOILS),
+        *(f"neuralfoil-{size}" for size in SIZES),
         *("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "crepe-full"),
     )
     zoo_weights = ("trained", "init")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from nlbench.reports.agreement import kendall
 
@@ -50,17 +51,24 @@ def signature_statistics(run: Run) -> pd.DataFrame:
         {
             "network": model,
             **vars(CLASSIFIERS[str(model)]),
-            "sites": len(values),
-            "min": values.min(),
-            "median": np.median(values),
-            "mean": values.mean(),
-            "max": values.max(),
-            "spread": np.ptp(values),
+            **statistics_of(values),
         }
         for model, values in signatures(site_scores(run), "model")
         if model in CLASSIFIERS
     ]
     return in_order(pd.DataFrame(rows, columns=COLUMNS))
+
+
+def statistics_of(values: NDArray[np.float64]) -> dict[str, float]:
+    """Compute the statistics of a signature."""
+    return {
+        "sites": len(values),
+        "min": values.min(),
+        "median": np.median(values),
+        "mean": values.mean(),
+        "max": values.max(),
+        "spread": np.ptp(values),
+    }
 
 
 TRANSFORMERS = ("minilm-l6", "rxnmapper")

@@ -113,10 +113,9 @@ class Measures(Study):
         cells, descriptions = cells_of(runs), descriptions_of(runs)
         orders = _orders(cells, descriptions)
         names = list(dict.fromkeys(measure for measure, _ in orders))
-        shipped = shipped_results(descriptions)
-        order = pd.concat([order_table(orders), shipped.orders], ignore_index=True)
-        own_precision = precision_table(cells)
-        precision = pd.concat([own_precision, shipped.precision], ignore_index=True)
+        shipped, shipped_precision = shipped_results(descriptions)
+        order = pd.concat([order_table(orders), shipped], ignore_index=True)
+        precision = pd.concat([precision_table(cells), shipped_precision], ignore_index=True)
         precision = precision.drop_duplicates(["measure", "ladder"], ignore_index=True)
         questions = question_table(order, precision)
         exact = exactness_table(cells, descriptions)
@@ -139,7 +138,7 @@ class Measures(Study):
             verdicts,
             {title: table for title, table in tables.items() if len(table)},
             {"Criteria by measures": benchmark_figure(order, precision, set(names))},
-            _remarks(cells, shipped.names),
+            _remarks(cells, list(shipped.measure.unique())),
             headline=_headline(questions),
         )
 
@@ -270,7 +269,7 @@ def _ladder_verdicts(orders: Orders) -> Iterable[Verdict]:
                 f"Ladder {name}: the affine residual rises as planted",
                 "",
                 f"τ {order.text}",
-                {"recovers": True, "sees": True, "inverts": False}.get(order.word),
+                _rises(order),
                 "; ".join(listed),
             )
 

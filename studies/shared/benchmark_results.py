@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +27,17 @@ _TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class ShippedResults:
-    """Rows of measures that a study has not measured itself.
+def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the shipped orders of all measures but the measured ones, and all precisions.
 
-    Parameters
-    ----------
-    orders, precision : DataFrame
-        As `order_table` and `precision_table` return them.
-    names : tuple of str
-        Measures of `orders`.
+    The tables are those of `order_table` and `precision_table`.
     """
-
-    orders: pd.DataFrame
-    precision: pd.DataFrame
-    names: tuple[str, ...]
-
-
-def shipped_results(measured: Mapping[str, Any]) -> ShippedResults:
-    """Return the shipped orders of all measures but the measured ones, and all precisions."""
     stored = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
     orders, precision = (
         pd.DataFrame(stored.get(name, []), columns=columns)
         for name, (_, columns) in _TABLES.items()
     )
-    orders = orders[~orders.measure.isin(list(measured))]
-    return ShippedResults(orders, precision, tuple(dict.fromkeys(orders.measure)))
+    return orders[~orders.measure.isin(list(measured))], precision
 
 
 def save_results(study: Path, file: Path) -> None:

@@ -56,9 +56,9 @@ class Order:
     ('recovers', "can't tell")
     """
 
-    tau: float
-    low: float
-    high: float
+    tau: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
     seeds: int = 0
     recovered: int = 0
     p_rises: float = 1.0
@@ -126,16 +126,14 @@ def order_of(
     rungs = cells.rung.nunique()
     if known.rung.nunique() < max(2, rungs / 2):
         reasons = [reason for reason in cells.reason[cells.status != "ok"] if reason]
-        return Order(math.nan, math.nan, math.nan, mark=_most_frequent(reasons))
+        return Order(mark=_most_frequent(reasons))
     table = known.pivot_table(index="seed", columns="rung", values="value").map(round_digits)
     if is_constant(known.value.map(round_digits)):
-        return Order(math.nan, math.nan, math.nan, mark=CONSTANT)
+        return Order(mark=CONSTANT)
     table *= sense_of(description) or 1
     blocks = [row.dropna() for _, row in table.iterrows() if row.count() >= max(2, rungs / 2)]
     if not blocks:
-        return Order(
-            math.nan, math.nan, math.nan, mark="no network has a value on half of the rungs"
-        )
+        return Order(mark="no network has a value on half of the rungs")
     trend = trend_test(blocks)
     low, high = bootstrap_mean(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)
     icc, icc_low, icc_high = intraclass(table.dropna().T.to_numpy())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from nlbench.probes.replacement.interception import CallId
 
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
-
-CRITERIA = ("residual", "change", "taylor", "fisher", "senet", "depth", "size", "random")
-"""Criteria that `call_criteria` computes."""
 
 LARGE_WEIGHT_SHARE = 0.1
 """Share of a network's weights that SENet's criterion counts as large."""
@@ -135,7 +132,6 @@ class _SubjectMeasure(Measure):
     """Base class for measures that run the network themselves."""
 
     probe = "function"
-    train: ClassVar[Subject]
 
     def update(self, observation: Any) -> None:
         """Ignore the observation."""
