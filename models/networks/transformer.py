@@ -112,10 +112,6 @@ def transformer_tiny(
     input_shape : tuple of int
         (2, length) of the dataset.
 
-    Returns
-    -------
-    TransformerTiny
-        Initialised from PyTorch's global random generator.
 
     Raises
     ------
