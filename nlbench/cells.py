@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nlbench import registry
 from nlbench.options import Options
-from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.store.consistency import Decisions
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.spec import SubjectSpec
@@ -24,7 +21,6 @@ class SubjectPlan:
     ----------
     key : str
         Hash of everything that determines the observations.
-    spec : SubjectSpec
     label : str
         Name of its weights in the table.
     impossible : str
@@ -45,11 +41,8 @@ class SubjectPlan:
     def changed_files(self, planned_on: str) -> str:
         """Describe which files have changed since the run was planned; empty if none has.
 
-        Parameters
-        ----------
-        planned_on : str
-            Name of the machine that made the plan. Another machine's copy of the data may have
-            different modification times, so its fingerprint is not compared.
+        Another machine's copy of the data may have other modification times than that of the
+        machine that the run was planned on, so its fingerprint is not compared.
         """
         spec, changed = self.spec, ""
         if self.weights and choose_weights(spec).identity != self.weights:
@@ -113,24 +106,3 @@ class Plan:
             **{("probe", m.probe): dict(m.probe_options) for m in self.measures},
             **{("subject", *cell.identity[:4]): cell.subject.key for cell in self.cells},
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON types, without repetition."""
-        subjects, measures = self.subjects, self.measures
-        rows = {subject.key: number for number, subject in enumerate(subjects)}
-        columns = {measure.name: number for number, measure in enumerate(measures)}
-        return {
-            "device": self.device,
-            "precision": self.precision,
-            "subjects": to_plain(subjects),
-            "measures": to_plain(measures),
-            "cells": [[c.key, rows[c.subject.key], columns[c.measure.name]] for c in self.cells],
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Plan:
-        """Create a plan from the value of `to_dict`."""
-        subjects = [from_plain(SubjectPlan, subject, "subject") for subject in content["subjects"]]
-        measures = [from_plain(MeasureSpec, measure, "measure") for measure in content["measures"]]
-        cells = tuple(Cell(key, subjects[i], measures[j]) for key, i, j in content["cells"])
-        return cls(cells, content["device"], content["precision"])

@@ -9,36 +9,27 @@ from typing import Any
 from nlbench.errors import RequestError, nearest, shorten
 from nlbench.options import Option
 from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
-from nlbench.serialization.files import read_text, write_if_changed
+from nlbench.serialization.files import read_text, write_atomically
 
 MAX_BYTES = 2**20
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a configuration file.
+    """Read a configuration file: its values, by field of the dataclasses of `nlbench.request`.
 
-    Parameters
-    ----------
-    path : Path
-        Its keys are the flags of ``nlbench run``: ``measures``, ``models`` (or ``model``),
-        ``data``, ``weights``, ``seeds``, ``samples``, …; a table ``set`` holds options, as
-        ``affinity.shrinkage = "none"`` or in nested tables.
-
-    Returns
-    -------
-    dict
-        Values by field of `Request`, `ExecutionOptions` and `RunOptions`.
+    Its keys are the flags of ``nlbench run``: ``measures``, ``models`` (or ``model``), ``data``,
+    ``weights``, ``seeds``, ``samples``, …; a table ``set`` holds options, as
+    ``affinity.shrinkage = "none"`` or in nested tables.
 
     Raises
     ------
     nlbench.RequestError
         If it can't be read, or a key or a value is invalid.
     """
+    text = read_text(path, MAX_BYTES).removeprefix("\ufeff")
     try:
-        content = tomllib.loads(read_text(path, MAX_BYTES).removeprefix("\ufeff"))
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, RequestError):
-            raise
         raise RequestError(f"{path} is not TOML: {shorten(error, 200)}") from error
     known: dict[str, tuple[str, Option]] = {}
     for kind in (Request, ExecutionOptions, RunOptions):
@@ -60,7 +51,9 @@ def read_config(path: Path) -> dict[str, Any]:
 def write_request(path: Path, request: Request) -> None:
     """Write a request as a configuration file that repeats it."""
     text = "# nlbench run --config with this file repeats the request\n" + to_toml(request)
-    write_if_changed(path, text)
+    # A finished run may be read-only.
+    if not path.is_file() or read_text(path) != text:
+        write_atomically(path, text)
 
 
 def to_toml(request: Request) -> str:

@@ -30,15 +30,8 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     """Expand a request to cells.
 
     A subject that can't be measured stays in the plan with the reason, unless it is the only one.
-
-    Parameters
-    ----------
-    request : Request
-    device : str
-        `Request.device` on this machine.
-    warn : callable
-        Called for measures of a glob that can't be loaded, and for models that are freshly
-        initialised because their checkpoint is missing.
+    Warnings are of measures of a glob that can't be loaded, and of models that are freshly
+    initialised because their checkpoint is missing.
 
     Raises
     ------

@@ -1,8 +1,9 @@
 """Leaderboards, figures and HTML pages of runs.
 
-The exports are the functions of `nlbench.reporting.Reports`. `leaderboard` computes values, ranks
-and intervals; `terminal` prints them. `page` collects what the HTML page shows, `views` builds its
-tables (the leaderboard's among them), `templates` has its HTML, CSS and JavaScript.
+The exports are the functions that `nlbench.reporting` provides to the core. `leaderboard` computes
+values, ranks and intervals; `terminal` prints them. `page` collects what the HTML page shows,
+`views` builds its tables (the leaderboard's among them), `templates` has its HTML, CSS and
+JavaScript.
 """
 
 from typing import TYPE_CHECKING

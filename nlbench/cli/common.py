@@ -86,16 +86,9 @@ def command_line() -> str:
 
 
 def show_run(run: Run, report: bool, **files: Path) -> None:
-    """Write a run's page, and print its leaderboard and the paths of its files.
+    """Write a run's page unless it is newer than the run; print its leaderboard and files.
 
-    Parameters
-    ----------
-    run : Run
-        In a folder.
-    report : bool
-        If True, write the page unless it is newer than the run.
-    **files : Path
-        Other files by label.
+    Further files are keyed by their label.
     """
     from rich.console import Console
 
@@ -121,15 +114,7 @@ def _is_newer(file: Path, other: Path) -> bool:
 
 
 class Interrupted(BaseException):
-    """The user stopped a command that can be resumed; its arguments are lines to print.
-
-    Parameters
-    ----------
-    state : str
-        What has been finished.
-    command : str
-        Command line that resumes.
-    """
+    """The user stopped a command that can be resumed; its arguments are lines to print."""
 
     def __init__(self, state: str, command: str) -> None:
         super().__init__(f"interrupted; {state}", f"resume with: {command}")

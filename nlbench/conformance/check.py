@@ -14,7 +14,6 @@ class Check:
 
     Parameters
     ----------
-    name : str
     outcome : {"kept", "broken", "not claimed", "not checked"}
         ``not claimed``: the value changes, and the measure doesn't declare that it is
         invariant. ``not checked``: the detail has the reason.

@@ -68,7 +68,6 @@ def _with_two_more_instances(measure: type[Measure], results: dict[str, Result])
             result: Result = super().compute()
             return result
 
-    Watched.__doc__ = measure.__doc__
     return Watched
 
 
@@ -115,5 +114,4 @@ def _site_by_site(measure: type[Measure]) -> type[Measure]:
             result: Result = super().compute()
             return result
 
-    SiteBySite.__doc__ = measure.__doc__
     return SiteBySite

@@ -43,12 +43,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its queue, as timing requires; do nothing on a CPU.
-
-    Examples
-    --------
-    >>> synchronize(torch.device("cpu"))
-    """
+    """Wait until a GPU has finished its queue, as timing requires; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -21,14 +21,7 @@ from nlbench.registry import about, installed, version_of
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with the description of its machine.
-
-    Parameters
-    ----------
-    device : torch.device
-    environment : mapping
-        See `describe_environment`.
-    """
+    """A device with the description of its machine by `describe_environment`."""
 
     device: torch.device
     environment: Mapping[str, Any]

@@ -58,13 +58,8 @@ def records_of(
 
     Parameters
     ----------
-    subject : Subject
-    resolved : ResolvedSettings
-    machine : Machine
-    monitor : ProgressMonitor
     key_of : callable
         Maps a measure to its cell's key.
-    resources : Resources, optional
     load_seconds : float
         Time that loading the subject took.
     pass_context : callable
@@ -107,15 +102,18 @@ def records_of(
             subject = reload()
         remarks = [remark]
         if changes:
-            remarks.append(f"the pass changed {changes}; since restored")
+            remarks.append(f"the pass changed {', '.join(changes)}; since restored")
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
+            result = outcome.result
+            if problem and result.status == "ok":
+                result = Result.missing("undefined", problem)
             record = Record(
                 key=key,
                 subject=facts,
                 measure=RecordedMeasure.of(measure, options),
                 probe=RecordedProbe(probe, settings, cast(ProbeFacts, outcome.facts)),
                 machine=RecordedMachine(str(machine.device), dtype, machine.environment),
-                result=_final_result(outcome.result, problem, remarks),
+                result=with_remark(result, *remarks),
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
                 traceback=outcome.traceback,
@@ -133,12 +131,6 @@ def _changed_weights(names: Sequence[str]) -> str:
         f"the model changes its own weights when it is run ({names[0]}{others}), so its numbers "
         "would depend on how often it is run"
     )
-
-
-def _final_result(result: Result, problem: str, remarks: Sequence[str]) -> Result:
-    if problem and result.status == "ok":
-        result = Result.missing("undefined", problem)
-    return with_remark(result, *remarks)
 
 
 def missing_record(

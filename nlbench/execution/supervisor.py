@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nlbench.cells import Cell
+from nlbench.serialization.fields import to_plain
 from nlbench.store.record import Record
 
 from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of
@@ -80,13 +81,7 @@ class UnitCancelled(Exception):
 
 
 class Worker:
-    """A process that measures one unit after the other.
-
-    Parameters
-    ----------
-    threads : int
-        Number of PyTorch threads.
-    """
+    """A process that measures one unit after the other."""
 
     def __init__(self, threads: int) -> None:
         self.threads, self.last_used = threads, time.monotonic()
@@ -111,27 +106,27 @@ class Worker:
 
     @property
     def is_fresh(self) -> bool:
-        """True if the process is alive and not about to end for lack of work."""
+        """True if the process is alive and not about to end because it is idle."""
         idle = time.monotonic() - self.last_used
         return self._process.poll() is None and idle < IDLE_SECONDS / 2
 
     def ask(
         self,
-        order: Mapping[str, Any],
+        request: Mapping[str, Any],
+        is_wanted: Callable[[], bool],
         timeout: float | None = None,
-        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[dict[str, Any]]:
-        """Send an order and yield the worker's messages.
+        """Send a request and yield the worker's messages.
 
         Parameters
         ----------
-        order : mapping
+        request : mapping
             A ``unit`` to measure with the ``timeout`` of its cells, or a function
             ``module:name`` to ``call`` with an ``argument`` and a callable that sends messages.
-        timeout : float, optional
-            Seconds for a cell.
         is_wanted : callable
             Polled; the unit is cancelled when it returns False.
+        timeout : float, optional
+            Seconds for a cell.
 
         Raises
         ------
@@ -139,7 +134,7 @@ class Worker:
             The process has ended.
         """
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(json.dumps(order).encode())
+            self._connection.send_bytes(json.dumps(request).encode())
         phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
         is_late = False
         while True:
@@ -203,15 +198,7 @@ def _exit_reason(status: int) -> str:
 
 
 class Supervisor:
-    """Measures units with a worker, and replaces a worker that crashes.
-
-    Parameters
-    ----------
-    threads : int
-        Number of PyTorch threads.
-    timeout : float or None
-        Seconds for a cell.
-    """
+    """Measures units with a worker, and replaces a worker that crashes."""
 
     def __init__(self, threads: int, timeout: float | None) -> None:
         self.threads, self.timeout = threads, timeout
@@ -224,21 +211,8 @@ class Supervisor:
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
         the process crashes, the remaining cells are measured one by one, each once more, so
-        that only the cell that causes the crash fails.
-
-        Parameters
-        ----------
-        unit : Unit
-        is_wanted : callable
-            Polled; the unit is cancelled when it returns False.
-
-        Yields
-        ------
-        Record, UnmeasuredCells, WorkerEvent
-
-        Raises
-        ------
-        UnitCancelled
+        that only the cell that causes the crash fails. `is_wanted` is polled; the unit is
+        cancelled, with the error `UnitCancelled`, when it returns False.
         """
         pending = {cell.key: cell for cell in unit.cells}
         one_by_one = False
@@ -246,8 +220,8 @@ class Supervisor:
             cells = list(pending.values())
             part = replace(unit, cells=tuple(cells[:1] if one_by_one else cells))
             try:
-                order = {"unit": part.to_dict(), "timeout": self.timeout}
-                for message in self._ready().ask(order, self.timeout, is_wanted):
+                request = {"unit": to_plain(part), "timeout": self.timeout}
+                for message in self._ready().ask(request, is_wanted, self.timeout):
                     result = from_message(message, pending)
                     for key in keys_of(result):
                         pending.pop(key, None)
@@ -274,8 +248,8 @@ class Supervisor:
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[dict[str, Any]]:
         """Call a function in the worker and yield its messages; see `Worker.ask`."""
-        order = {"call": function, "argument": dict(argument)}
-        return self._ready().ask(order, is_wanted=is_wanted)
+        request = {"call": function, "argument": dict(argument)}
+        return self._ready().ask(request, is_wanted)
 
     def end(self) -> None:
         """End the worker."""

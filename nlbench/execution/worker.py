@@ -1,6 +1,6 @@
 """The worker process, started and supervised by `nlbench.execution.supervisor`.
 
-Worker and supervisor share one socket: orders come in, events and results go out, message by
+Worker and supervisor share one socket: requests come in, events and results go out, message by
 message. The worker ends with its supervisor.
 """
 
@@ -23,11 +23,12 @@ from typing import Any, NoReturn
 
 from nlbench.errors import NlbenchError
 from nlbench.progress import ProgressMonitor
+from nlbench.serialization.fields import from_plain
 
 from .work_units import Unit, to_message
 
 IDLE_SECONDS = 60.0
-"""Time without an order after which a worker ends and frees its memory and GPU."""
+"""Idle time after which a worker ends and frees its memory and GPU."""
 
 
 class CellTimeout(NlbenchError):
@@ -37,13 +38,8 @@ class CellTimeout(NlbenchError):
 class Messenger(ProgressMonitor):
     """A monitor that reports to the supervisor and measures the time of each cell.
 
-    Parameters
-    ----------
-    connection : Connection
-    unit : Unit
-    timeout : float or None
-        Seconds for a cell. Only with a timeout is the supervisor informed about the measure
-        that is running.
+    Only with a timeout, in seconds for a cell, is the supervisor informed about the measure that
+    is running.
     """
 
     def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
@@ -95,12 +91,7 @@ class Messenger(ProgressMonitor):
             self._send_running()
 
     def leave(self) -> None:
-        """Stop the time of this thread's measure.
-
-        Raises
-        ------
-        CellTimeout
-        """
+        """Stop the time of this thread's measure; raise `CellTimeout` if it took too long."""
         with self._lock:
             self._charge()
             measure = self._running.pop(threading.get_ident())
@@ -135,22 +126,14 @@ class Messenger(ProgressMonitor):
 
 
 def main(handle: int, threads: int) -> None:
-    """Measure units and call functions until the supervisor ends.
-
-    Parameters
-    ----------
-    handle : int
-        File descriptor of the socket.
-    threads : int
-        Number of PyTorch threads.
-    """
+    """Measure units and call functions until the supervisor, on the handle's socket, ends."""
     # A SIGTERM for the whole process group is for the supervisor, which ends this process.
     signal.signal(signal.SIGTERM, lambda *_: None)
     _end_with_the_parent()
     connection = Connection(handle)
-    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
-    # Imported last: from here on the process ends with its supervisor even while it imports.
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
+    # Imported last, so that the process ends with its supervisor even during the imports.
     from nlbench.introspection.threads import torch_threads
 
     from .unit_runner import UnitRunner
@@ -158,17 +141,17 @@ def main(handle: int, threads: int) -> None:
     unit_runner = UnitRunner(threads=threads)
     while True:
         try:
-            order = json.loads(orders.get(timeout=IDLE_SECONDS))
+            request = json.loads(requests.get(timeout=IDLE_SECONDS))
         except queue.Empty:
             _end()
-        if "call" in order:
-            module, _, name = order["call"].partition(":")
+        if "call" in request:
+            module, _, name = request["call"].partition(":")
             function = getattr(importlib.import_module(module), name)
             with torch_threads(threads):
-                function(order["argument"], partial(_send, connection))
+                function(request["argument"], partial(_send, connection))
         else:
-            unit = Unit.from_dict(order["unit"])
-            messenger = Messenger(connection, unit, order["timeout"])
+            unit = from_plain(Unit, request["unit"], "unit")
+            messenger = Messenger(connection, unit, request["timeout"])
             for result in unit_runner.measure(unit, messenger):
                 messenger.send(**to_message(result))
         _send(connection, {"done": True})
@@ -182,10 +165,10 @@ def _send(connection: Connection, message: Mapping[str, Any]) -> None:
         _end()
 
 
-def _listen(connection: Connection, orders: queue.SimpleQueue[bytes]) -> None:
+def _listen(connection: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     with contextlib.suppress(OSError, EOFError):
         while True:
-            orders.put(connection.recv_bytes())
+            requests.put(connection.recv_bytes())
     _end()
 
 

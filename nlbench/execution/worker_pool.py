@@ -19,11 +19,6 @@ class WorkerPool:
 
     Parameters
     ----------
-    execution : ExecutionOptions
-    workers : int
-        Number of units measured at a time.
-    threads : int
-        Number of PyTorch threads in each worker.
     devices : tuple of str
         GPUs to distribute if there are several, else empty. Each worker uses one of them.
     """

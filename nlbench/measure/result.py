@@ -177,7 +177,8 @@ class Result:
         return sum(value.status == "ok" for value in self.values), len(self.values)
 
     def _repr_html_(self) -> str:
-        return load_reports().html_of(self)
+        html: str = load_reports().html_of(self)
+        return html
 
     @classmethod
     def missing(

@@ -26,12 +26,6 @@ MAX_TEXT_BYTES = 2**30
 def check_is_file(path: Path, max_bytes: int | None = None) -> None:
     """Raise unless a path is a regular file: reading a pipe or a device may never end.
 
-    Parameters
-    ----------
-    path : Path
-    max_bytes : int, optional
-        Size limit.
-
     Raises
     ------
     nlbench.RequestError
@@ -109,7 +103,6 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
 
     Parameters
     ----------
-    text : str
     origin : str
         Name of the file in messages.
     finite : bool
@@ -169,14 +162,7 @@ def _is_within_depth(content: object, levels: int) -> bool:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file completely or not at all, and flush it to the disk.
-
-    Parameters
-    ----------
-    path : Path
-        In an existing folder.
-    content : bytes or str
-        Text is encoded as UTF-8.
+    """Write a file in an existing folder completely or not at all, and flush it to the disk.
 
     Raises
     ------
@@ -201,12 +187,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         _sync_folder(path.parent)
     except (OSError, UnicodeError) as error:
         raise RequestError(f"can't write {path}: {system_text(error)}") from error
-
-
-def write_if_changed(path: Path, text: str) -> None:
-    """Write a file atomically unless it has this text already; it may be read-only."""
-    if not path.is_file() or read_text(path) != text:
-        write_atomically(path, text)
 
 
 def make_folder(path: Path) -> None:

@@ -47,16 +47,10 @@ class Manifest(Mapping[str, Any]):
     ----------
     nlbench : str
         Version of nlbench.
-    created : str
-        Time in UTC.
-    command : str
-        The last command line.
-    request : mapping
-        The last request.
+    command, request
+        Those of the last call.
     environment : mapping
         See `nlbench.execution.machine.describe_environment`.
-    device, dtype : str
-        Those of the models.
     seconds : float
         Total time of all calls.
     calls : tuple of RunCall
@@ -69,8 +63,6 @@ class Manifest(Mapping[str, Any]):
         Sources and time of a merge.
     order : tuple of str
         Keys of the records.
-    subjects : tuple of SubjectFacts
-    measures : mapping of str to RecordedMeasure
     probes : mapping of str to mapping
         Options of probes.
     environments : tuple of mapping

@@ -15,16 +15,9 @@ from .run import Run, load_run
 
 
 def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
-    """Merge the cells of several runs into a new folder.
+    """Merge the cells of several runs into a new or empty folder; the runs stay unchanged.
 
     A cell of several runs is taken once; a finished record replaces a failed one.
-
-    Parameters
-    ----------
-    runs : sequence of path
-        Folders of runs; they stay unchanged.
-    out : path
-        A folder that doesn't exist or is empty.
 
     Raises
     ------

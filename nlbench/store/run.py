@@ -122,7 +122,8 @@ class Run:
 
     def report(self, output: str | Path) -> Path:
         """Write the run as an HTML page, like ``nlbench report``, and return its path."""
-        return load_reports().write_page([self], Path(output))
+        page: Path = load_reports().write_page([self], Path(output))
+        return page
 
     def leaderboard(
         self,
@@ -154,40 +155,49 @@ class Run:
             One row per subject; columns ``(measure, field)`` with the fields ``value, low, high,
             rank``.
         """
-        return load_reports().leaderboard_of(
+        board: pd.DataFrame = load_reports().leaderboard_of(
             self, measures, seeds=seeds, full=full, reference=reference
         )
+        return board
 
     def agreement(self) -> pd.DataFrame:
         """Correlate the measures, pair by pair: over networks, and over sites within them."""
-        return load_reports().agreement_of(self)
+        table: pd.DataFrame = load_reports().agreement_of(self)
+        return table
 
     def signature(self, subject: str | None = None, measure: str | None = None) -> Signature:
         """Return the signature of a subject, named by its label, by a measure."""
-        return load_reports().signature_of(self, subject, measure)
+        signature: Signature = load_reports().signature_of(self, subject, measure)
+        return signature
 
     def fingerprint(self, measure: str | None = None) -> Figure:
         """Draw each network as a strip over its depth, coloured by score."""
-        return load_reports().fingerprint_of(self, measure)
+        figure: Figure = load_reports().fingerprint_of(self, measure)
+        return figure
 
     def plot(self, measure: str) -> Figure:
         """Draw a measure's value at each place, one series per subject."""
-        return load_reports().plot_of(self, measure)
+        figure: Figure = load_reports().plot_of(self, measure)
+        return figure
 
     def to_latex(self, *, ranks: bool = True) -> str:
         """Return the leaderboard as a LaTeX table with booktabs rules."""
-        return load_reports().to_latex(self, ranks=ranks)
+        table: str = load_reports().to_latex(self, ranks=ranks)
+        return table
 
     def to_markdown(self, *, ranks: bool = True) -> str:
         """Return the leaderboard as a Markdown table."""
-        return load_reports().to_markdown(self, ranks=ranks)
+        table: str = load_reports().to_markdown(self, ranks=ranks)
+        return table
 
     def to_parquet(self, path: str | Path) -> Path:
         """Write the tidy table as Parquet, which requires pyarrow, and return its path."""
-        return load_reports().to_parquet(self.scores, path)
+        file: Path = load_reports().to_parquet(self.scores, path)
+        return file
 
     def _repr_html_(self) -> str:
-        return load_reports().html_of(self)
+        html: str = load_reports().html_of(self)
+        return html
 
 
 def _first_names(names: list[str]) -> str:

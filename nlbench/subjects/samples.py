@@ -189,15 +189,7 @@ READ_BATCH = 128
 
 
 class DrawnBatches(Batches):
-    """A dataset's sample, read again, batch by batch, in each iteration.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    count, split, seed
-        See `Dataset.sample`.
-    model : torch.nn.Module
-        Batches have its precision.
+    """A dataset's sample, read again, batch by batch, in each iteration, in the model's precision.
 
     Raises
     ------
@@ -262,16 +254,7 @@ def draw(
 ) -> tuple[Sample, DrawnBatches | None]:
     """Draw a subject's samples; the model isn't run.
 
-    Parameters
-    ----------
-    dataset : Data
-        Only a `Dataset` can be read batch by batch.
-    count, split, seed
-        See `Data.sample`.
-    model : torch.nn.Module
-        Batches of a stream have its precision.
-    max_bytes : int
-        A larger sample becomes a stream.
+    Only a `Dataset` can be read batch by batch, in the model's precision.
 
     Returns
     -------

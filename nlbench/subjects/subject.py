@@ -22,11 +22,9 @@ class Subject:
 
     Parameters
     ----------
-    model : torch.nn.Module
     inputs : tensor of shape (n, ...)
         Inputs of the model; for a stream, the first samples.
     labels : tensor of shape (n,) or None
-    facts : SubjectFacts
     images : tensor or None
         Images before normalisation.
     normalize : callable

@@ -157,7 +157,7 @@ def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
     worker = Worker(1)
     messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
     monkeypatch.setattr(worker, "_receive", lambda: messages.pop(0))
-    assert list(worker.ask({}, 1.0)) == []
+    assert list(worker.ask({}, lambda: True, 1.0)) == []
     assert not worker.is_fresh
     worker.end()
 
@@ -167,7 +167,7 @@ def test_dead_worker_is_reported():
     worker._process.kill()
     worker._process.wait()
     with pytest.raises(WorkerCrash, match="killed by SIGKILL"):
-        list(worker.ask({}))
+        list(worker.ask({}, lambda: True))
 
 
 @pytest.mark.parametrize(("set_by_user", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

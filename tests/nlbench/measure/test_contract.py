@@ -149,7 +149,7 @@ def test_a_function_that_returns_nothing_is_refused():
         ("more_means", "less", "'less nonlinear'"),
         ("unreduced", {"share": 0.5}, "functions of a tensor"),
         ("independent_sites", 1, "True or False"),
-        ("probe", None, "names no probe"),
+        ("probe", None, 'probe is None, expected a name: `probe = "sites"`'),
     ],
 )
 def test_a_declaration_that_cannot_be_is_named_with_how_to_write_it(attribute, value, says):

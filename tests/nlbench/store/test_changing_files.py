@@ -19,6 +19,7 @@ from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.request import Request
 from nlbench.runner import run
+from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.store.run_folder import RunFolder
 
 PRINTED = """
@@ -129,7 +130,7 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     (missed,) = unit_runner.UnitRunner().measure(here, ProgressMonitor())
     assert isinstance(missed, UnmeasuredCells)
     (found,) = unit_runner.UnitRunner().measure(
-        Unit.from_dict(elsewhere.to_dict()), ProgressMonitor()
+        from_plain(Unit, to_plain(elsewhere), "unit"), ProgressMonitor()
     )
     assert found.result.status == "ok"
 
