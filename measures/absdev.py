@@ -126,16 +126,6 @@ class _PathDeviation:
     error: Tensor
     scales: Mapping[str, Tensor]
 
-    @classmethod
-    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
-        parts = deviation_parts(trace)
-        parts = ChordParts(parts.above.cpu(), parts.below.cpu(), parts.variation.cpu())
-        error = torch.zeros_like(parts.above)
-        if isinstance(trace, SegmentEstimate):
-            error = trace.length * trace.deviation_error.cpu()
-        scales = {name: deviation_scale(trace, name).cpu() for name in SCALES[1:]}
-        return cls(parts, (_norm(parts.total),), trace.length, error, scales)
-
     def __add__(self, other: _PathDeviation) -> _PathDeviation:
         return _PathDeviation(
             self.parts + other.parts,
@@ -145,19 +135,7 @@ class _PathDeviation:
             {name: scale + other.scales[name] for name, scale in self.scales.items()},
         )
 
-    def value(self, place: str, normalize: str) -> Value:
-        """Return the path's value, with all deviations divided by the path's scale."""
-        n = len(self.segments)
-        if normalize == "none":
-            return Value(place, self.statistics(), n, parts=self.components())
-        divisor = _norm(self.scales[normalize])
-        if divisor == 0:
-            reason = "logits are constant" if normalize == "range" else "chords are level"
-            return Value.missing(place, "undefined", f"the path's {reason}", n)
-        path = self._divided(divisor)
-        return Value(place, {**self.statistics(), **path.statistics()}, n, parts=path.components())
-
-    def _divided(self, divisor: float) -> _PathDeviation:
+    def divided(self, divisor: float) -> _PathDeviation:
         above, below = self.parts.above / divisor, self.parts.below / divisor
         return _PathDeviation(
             ChordParts(above, below, self.parts.variation),
@@ -264,8 +242,23 @@ class AbsoluteDeviation(PathMeasure):
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
         """Integrate one segment."""
-        return _PathDeviation.of(trace)
+        parts = deviation_parts(trace)
+        parts = ChordParts(parts.above.cpu(), parts.below.cpu(), parts.variation.cpu())
+        error = torch.zeros_like(parts.above)
+        if isinstance(trace, SegmentEstimate):
+            error = trace.length * trace.deviation_error.cpu()
+        scales = {name: deviation_scale(trace, name).cpu() for name in SCALES[1:]}
+        return _PathDeviation(parts, (_norm(parts.total),), trace.length, error, scales)
 
     def value_of(self, place: str, path: _PathDeviation) -> Value:
-        """Return a path's deviation."""
-        return path.value(place, str(self.settings["normalize"]))
+        """Return a path's deviation, divided by the path's scale."""
+        n, normalize = len(path.segments), str(self.settings["normalize"])
+        if normalize == "none":
+            return Value(place, path.statistics(), n, parts=path.components())
+        divisor = _norm(path.scales[normalize])
+        if divisor == 0:
+            reason = "logits are constant" if normalize == "range" else "chords are level"
+            return Value.missing(place, "undefined", f"the path's {reason}", n)
+        divided = path.divided(divisor)
+        statistics = {**path.statistics(), **divided.statistics()}
+        return Value(place, statistics, n, parts=divided.components())

@@ -18,13 +18,7 @@ class ChangeAccumulator(Accumulator):
         self._n, self._before, self._after = 0, 0.0, 0.0
 
     def add(self, before: Tensor, after: Tensor) -> None:
-        """Add one batch, with one number per sample, both (n,).
-
-        Raises
-        ------
-        nlbench.NotFinite
-            If a number is NaN or infinite.
-        """
+        """Add one batch, with one number per sample, both (n,)."""
         sums = [numbers.double().sum().item() for numbers in (before, after)]
         if not all(math.isfinite(total) for total in sums):
             bad = sum(int((~torch.isfinite(numbers)).sum()) for numbers in (before, after))

@@ -14,11 +14,6 @@ class SharedSetting:
     The first pass to enter sets it and the last one to leave restores it. If each pass restored
     the value it found, one could change the setting during another, or leave it changed.
 
-    Parameters
-    ----------
-    change : callable
-        Returns the context manager that applies the setting.
-
     Examples
     --------
     >>> from contextlib import nullcontext

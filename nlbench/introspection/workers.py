@@ -49,8 +49,6 @@ class BackgroundWorkers(Generic[Item]):
 
     Parameters
     ----------
-    work : callable
-        Called with each item.
     size : callable
         Bytes of an item.
     limit : int
@@ -60,7 +58,6 @@ class BackgroundWorkers(Generic[Item]):
         Device of the items. On a GPU the work joins the caller's stream.
     lane : callable, optional
         Maps an item to its lane; by default there is one lane.
-    threads : int, optional
 
     Examples
     --------

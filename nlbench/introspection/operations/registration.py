@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from nlbench.errors import RequestError
 
-from .names import is_library_operation, qualified_name
+from .names import qualified_name
 from .registry import FACTS, Operation, entry_of, register_aspect, source_of
 
 
@@ -84,7 +84,8 @@ def register_op(
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     op = getattr(op, "_opoverload", op)  # What torch.library.custom_op returns.
-    if not _is_visible(op):
+    is_function = isinstance(op, type) and issubclass(op, torch.autograd.Function)
+    if not is_function and not isinstance(op, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         raise RequestError(
             f"register_op: {getattr(op, '__name__', repr(op))} can't be seen in a network, "
             "expected an operation of torch.library or a subclass of torch.autograd.Function"
@@ -109,15 +110,9 @@ def register_op(
         register_aspect(name, "kind", source, kind=kind, modules=tuple(modules), gates=gates)
     for aspect, value in facts.items():
         register_aspect(name, aspect, source, **{aspect: value})
-    if isinstance(op, type):
+    if is_function:
         _make_visible(op)
     return entry_of(name)
-
-
-def _is_visible(op: Any) -> bool:
-    if isinstance(op, type):
-        return issubclass(op, torch.autograd.Function)
-    return is_library_operation(op)
 
 
 def _validate_facts(name: str, facts: dict[str, str]) -> None:

@@ -56,13 +56,7 @@ class Outputs(Probe):
         step: OnStep,
         facts: dict[str, Any],
     ) -> None:
-        """See `nlbench.probes.Probe.observe`.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the samples have no labels, or the network returns no tensor.
-        """
+        """See `nlbench.probes.Probe.observe`."""
         from nlbench.introspection.model_output import validated_tensor
         from nlbench.introspection.model_state import evaluation_mode
         from nlbench.introspection.precision import exact_by_default

@@ -97,14 +97,10 @@ class Place:
     after: Axes
     shape: tuple[int, ...]
 
-    @property
-    def has_branch(self) -> bool:
-        """True if the place is a block, whose output minus its input is its branch."""
-        return self.kind == "block"
-
     def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         """Return the input among the arguments of `module`."""
-        tensor: Tensor = _entry(args, kwargs, self.argument)
+        key = self.argument
+        tensor: Tensor = args[key] if isinstance(key, int) else kwargs[key]
         return tensor
 
     def output_of(self, returned: Any) -> Tensor:
@@ -131,28 +127,27 @@ def place_hooks(
     model: nn.Module,
     places: Sequence[Place],
     enter: Callable[[Place, Tensor], Any],
-    leave: Callable[[Place, Any, Tensor], Tensor | None],
+    leave: Callable[[Place, Any, Tensor], None],
 ) -> Iterator[None]:
-    """Observe, or replace, what places compute in the forward passes of a model.
+    """Observe what places compute in the forward passes of a model.
 
     Parameters
     ----------
-    model : torch.nn.Module
     places : sequence of Place
         As `find_places` returns them.
     enter : callable
         Maps a place and its input to anything that `leave` needs. The network may overwrite the
         input later.
     leave : callable
-        Maps a place, what `enter` returned, and the output, to another output, or None to keep it.
+        Called with a place, what `enter` returned, and the output.
 
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     >>> places = find_places(model, torch.zeros(1, 2), "modules:1")
-    >>> with place_hooks(model, places, lambda place, x: x.clone(), lambda place, x, y: x):
-    ...     replaced = model(torch.ones(1, 2))
-    >>> bool(replaced.equal(model[2](model[0](torch.ones(1, 2)))))
+    >>> same = lambda place, x, y: print(torch.equal(x.relu(), y))
+    >>> with place_hooks(model, places, lambda place, x: x.clone(), same):
+    ...     _ = model(torch.ones(1, 2))
     True
     """
     starts = {(place.module, place.call): place for place in places}
@@ -174,13 +169,11 @@ def place_hooks(
         if place is not None:
             open_places[place] = enter(place, place.input_of(args, kwargs))
 
-    def after(module: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
+    def after(module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
         place = ends.get((module, ended[module]))
         ended[module] += 1
-        if place is None or place not in open_places:
-            return None
-        output = leave(place, open_places.pop(place), place.output_of(returned))
-        return None if output is None else place.with_output(returned, output)
+        if place is not None and place in open_places:
+            leave(place, open_places.pop(place), place.output_of(returned))
 
     with ExitStack() as stack:
         stack.callback(model.register_forward_pre_hook(_in_this_thread(begin), prepend=True).remove)
@@ -198,7 +191,6 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[P
 
     Parameters
     ----------
-    model : torch.nn.Module
     example : tensor of shape (n, ...)
         Inputs of the model; two samples are enough.
     of : str
@@ -250,15 +242,15 @@ def _places_of(
     # In convolutional blocks every layer may mix positions.
     blocks = [call for call in blocks if call.has_tokens]
     parts = _parts(model, example, calls, blocks) if blocks else []
-    found = [(index, place) for index, place in parts if place.kind == name]
-    if not found:
+    places = [(index, place) for index, place in parts if place.kind == name]
+    if not places:
         mark = (
             "mixes positions" if name == "attention" else "has two weights and mixes no positions"
         )
         raise Undefined(
             f"the network's blocks have no {name}: no child of a block of tokens {mark}"
         )
-    return found
+    return places
 
 
 def _matching(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:
@@ -464,10 +456,6 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[tuple[int | str, Tensor]]:
             yield key, value
 
 
-def _entry(args: Sequence[Any], kwargs: Mapping[str, Any], key: int | str) -> Any:
-    return args[key] if isinstance(key, int) else kwargs[key]
-
-
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -524,7 +512,7 @@ def _parts(
     for call in calls:
         if call.parent is not None:
             children[call.parent].append(call)
-    found: dict[_Call, list[tuple[int, Place]]] = {}
+    parts_of_block: dict[_Call, list[tuple[int, Place]]] = {}
     level = {block: block for block in blocks}
     for depth in range(MAX_WRAPPERS):
         composite = {
@@ -537,12 +525,12 @@ def _parts(
             parts = list(_parts_of(inner, composite[block], mixing, children))
             has_both = len({place.kind for _, place in parts}) == 2
             if has_both or depth == 0:
-                found[block] = parts
+                parts_of_block[block] = parts
             if not has_both and len(composite[block]) == 1:
                 # The only child may hold both.
                 wrapped[block] = composite[block][0]
         level = wrapped
-    return [part for parts in found.values() for part in parts]
+    return [part for parts in parts_of_block.values() for part in parts]
 
 
 def _parts_of(
