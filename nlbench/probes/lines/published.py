@@ -52,46 +52,11 @@ class _Walk:
     passed: int = 0
 
 
-@dataclass(frozen=True)
-class _Lookahead:
-    """Outputs at P points, their rates of change (P, k), and the next breakpoints.
-
-    `ahead` (P,) is the displacement to the next breakpoint, infinite if there is none, and
-    `site` (P,) the site that causes it; `passed` (P,) counts the breakpoints between the last
-    recorded one and the point.
-    """
-
-    value: Tensor
-    rate: Tensor
-    ahead: Tensor
-    site: Tensor
-    passed: Tensor
-
-
-@dataclass(frozen=True)
-class _Margin:
-    """Distance of units from their kinks, at moving points.
-
-    Parameters
-    ----------
-    value, rate : tensor of shape (P, ...)
-        The margin, and its change as t grows by 1.
-    noise : tensor of shape (P, ...), each axis of full size or 1
-        Magnitude up to which the value may be zero.
-    """
-
-    value: Tensor
-    rate: Tensor
-    noise: Tensor
-
-
-@dataclass(frozen=True)
-class _Front:
-    """Value and rate (P, ...) of a step's output at moving points, and its units' margins."""
-
-    value: Tensor
-    rate: Tensor
-    margins: Sequence[_Margin] = ()
+_Margin = tuple[Tensor, Tensor, Tensor]
+"""Distance of units (P, ...) from their kinks, its change as t grows by 1, and the magnitude up to
+which it may be zero, each axis of full size or 1."""
+_Front = tuple[Tensor, Tensor, list[_Margin]]
+"""Value and rate (P, ...) of a step's output at moving points, and its units' margins."""
 
 
 def trace_adaptively(
@@ -112,7 +77,6 @@ def trace_adaptively(
 
     Parameters
     ----------
-    program : nlbench.probes.lines.recording.program.Program
     segments : iterable of (start, end), tensors of shape (*input)
     sensitivity : float
         Distance past a breakpoint at which the next search begins, as a share of the segment.
@@ -122,11 +86,6 @@ def trace_adaptively(
         Maximum number of segments traced concurrently.
     needs : PointMemory, optional
         Memory needed per point, if already measured.
-
-    Yields
-    ------
-    SegmentTrace
-        In the order of the segments.
 
     References
     ----------
@@ -167,19 +126,18 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
         t = torch.tensor([walk.t for walk in walks], dtype=torch.float64, device=starts.device)
         last = [walk.breakpoints[-1] if walk.breakpoints else 0.0 for walk in walks]
         since_last = t - torch.tensor(last, dtype=torch.float64, device=starts.device)
-        lookahead = _look_ahead(program, starts, rates, t, since_last)
-        if not torch.isfinite(lookahead.value).all():
+        here, rate, ahead, sites, passed_counts = _look_ahead(program, starts, rates, t, since_last)
+        if not torch.isfinite(here).all():
             raise NotFinite("the network's output is not finite on the segment")
         remaining = 1 - t
-        is_last = lookahead.ahead >= remaining - COINCIDENT_T
-        ahead = torch.where(is_last, remaining, lookahead.ahead)
-        here = lookahead.value.double()
+        is_last = ahead >= remaining - COINCIDENT_T
+        ahead = torch.where(is_last, remaining, ahead)
         rows = zip(
             walks,
             torch.where(is_last, 1.0, t + ahead).tolist(),
-            (here + ahead[:, None] * lookahead.rate.double()).cpu(),
-            torch.where(is_last, -1, lookahead.site).tolist(),
-            lookahead.passed.tolist(),
+            (here + ahead[:, None] * rate).cpu(),
+            torch.where(is_last, -1, sites).tolist(),
+            passed_counts.tolist(),
             here.cpu(),
             strict=True,
         )
@@ -196,10 +154,21 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
 
 def _look_ahead(
     program: Program, starts: Tensor, slopes: Tensor, t: Tensor, since_last: Tensor
-) -> _Lookahead:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Find the next breakpoint of each segment, from the values and rates at one point of it.
 
     `since_last` (P,) is the distance from the last breakpoint.
+
+    Returns
+    -------
+    value, rate : float64 tensor of shape (P, k)
+        The outputs, and their change as t grows by 1.
+    ahead : tensor of shape (P,)
+        Displacement to the next breakpoint, infinite if there is none.
+    site : tensor of shape (P,)
+        The site that causes it.
+    passed : tensor of shape (P,)
+        Number of breakpoints between the last recorded one and the point.
     """
     weight = t.reshape(-1, *[1] * (starts.ndim - 1)).to(starts.dtype)
     x = starts + weight * slopes
@@ -214,25 +183,20 @@ def _look_ahead(
         input_rates = [rates[i] for i in step.inputs]
         input_bounds = [bounds[i] for i in step.inputs]
         input_rate_bounds = [rate_bounds[i] for i in step.inputs]
-        front = _front(step, inputs, input_rates, input_bounds, input_rate_bounds)
-        for margin in front.margins:
-            nearest, between = _zeros(margin, since_last)
+        value, rate, margins = _front(step, inputs, input_rates, input_bounds, input_rate_bounds)
+        for margin in margins:
+            nearest, between = _zeros(*margin, since_last)
             site = torch.where(nearest < ahead - COINCIDENT_T, program.sites.index(step.site), site)
             ahead = torch.minimum(ahead, nearest)
             crossed.append(between)
-        values[step.output], rates[step.output] = front.value, front.rate
-        bounds[step.output] = step.rule.bound(inputs, input_bounds, front.value)
-        rate_bounds[step.output] = step.rule.bound(input_rates, input_rate_bounds, front.rate)
+        values[step.output], rates[step.output] = value, rate
+        bounds[step.output] = step.rule.bound(inputs, input_bounds, value)
+        rate_bounds[step.output] = step.rule.bound(input_rates, input_rate_bounds, rate)
         for number in step.ends:
             del values[number], rates[number], bounds[number], rate_bounds[number]
     count = len(t)
-    return _Lookahead(
-        values[program.output].reshape(count, -1),
-        rates[program.output].reshape(count, -1),
-        ahead,
-        site,
-        _distinct(crossed, count, t.device),
-    )
+    value, rate = (x[program.output].reshape(count, -1).double() for x in (values, rates))
+    return value, rate, ahead, site, _distinct(crossed, count, t.device)
 
 
 def _front(
@@ -251,7 +215,7 @@ def _front(
         return _ranks_front(pieces, inputs, rates, bounds)
     if step.rule.bend is not None:
         raise step.refusal("its breakpoints can't be predicted from a point")
-    return _Front(*_jvp(step.rule.apply, inputs, rates))
+    return *_jvp(step.rule.apply, inputs, rates), []
 
 
 def _kinks_front(
@@ -269,14 +233,14 @@ def _kinks_front(
     basis = [torch.ones_like(inputs[0]), *map(torch.zeros_like, inputs[1:])]
     _, slope = _jvp(kinks.value, inputs, basis)
     _, speed = _jvp(kinks.value, inputs, rates)
-    margins = []
+    margins: list[_Margin] = []
     for value, noise, speed_noise in zip(
         kinks.distances(inputs),
         kinks.noises(inputs, bounds),
         kinks.noises(rates, rate_bounds),
         strict=True,
     ):
-        margins.append(_Margin(value, speed, noise))
+        margins.append((value, speed, noise))
         # A unit stays on its kink if its margin and its speed are within rounding.
         near = value.abs() <= noise
         still = near & (speed.abs() <= noise + speed_noise)
@@ -286,7 +250,7 @@ def _kinks_front(
         target = torch.where(still, 0.0, speed.sign() * smallest)
         inputs = shift(inputs, torch.where(near, target - value, 0.0))
         rates = shift(rates, torch.where(still, -speed, 0.0))
-    return _Front(*_jvp(apply, inputs, rates), margins)
+    return *_jvp(apply, inputs, rates), margins
 
 
 def _leaders_front(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Front:
@@ -295,8 +259,8 @@ def _leaders_front(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Te
     # Among tied members, the one that rises fastest leads.
     first = speeds.masked_fill(~tied, -math.inf).argmax(-1, keepdim=True)
     value, speed = members.gather(-1, first), speeds.gather(-1, first)
-    lead = _Margin(value - members, speed - speeds, noise)
-    return _Front(leaders.output(value.squeeze(-1)), leaders.output(speed.squeeze(-1)), [lead])
+    lead = value - members, speed - speeds, noise
+    return leaders.output(value.squeeze(-1)), leaders.output(speed.squeeze(-1)), [lead]
 
 
 def _ranks_front(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Front:
@@ -308,12 +272,12 @@ def _ranks_front(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors)
     ahead = x + rate / torch.where(largest > 0, largest, 1) * error.amax(-1, keepdim=True)
     owner = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks.ranks]
     value, speed = x.gather(-1, owner), rate.gather(-1, owner)
-    margin = _Margin(
+    margin = (
         value[..., None] - x[..., None, :],
         speed[..., None] - rate[..., None, :],
         torch.hypot(error.gather(-1, owner)[..., None], error[..., None, :]),
     )
-    return _Front(ranks.output(value), ranks.output(speed), [margin])
+    return ranks.output(value), ranks.output(speed), [margin]
 
 
 def _jvp(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]:
@@ -325,14 +289,16 @@ def _jvp(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]
     return value, torch.zeros_like(value) if rate is None else rate
 
 
-def _zeros(margin: _Margin, since_last: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the displacement (P,) to the next zero, and the zeros just passed.
+def _zeros(
+    value: Tensor, rate: Tensor, noise: Tensor, since_last: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the displacement (P,) to the next zero of a margin, and the zeros just passed.
 
     The latter are rows and distances of the zeros between the last breakpoint and the point.
     """
     count = len(since_last)
-    value, rate = margin.value.reshape(count, -1), margin.rate.reshape(count, -1)
-    noise = margin.noise.expand_as(margin.value).reshape(count, -1)
+    noise = noise.expand_as(value).reshape(count, -1)
+    value, rate = value.reshape(count, -1), rate.reshape(count, -1)
     distances = (value.double() / rate.double()).nan_to_num(torch.inf, torch.inf, -torch.inf)
     known = value.abs() > noise
     forward = torch.where(known & (distances < 0), -distances, torch.inf)
@@ -401,19 +367,11 @@ def trace_by_sampling(
 
     Parameters
     ----------
-    program : nlbench.probes.lines.recording.program.Program
     segments : iterable of (start, end), tensors of shape (*input)
     resolution : int
         Number of steps.
-    memory : int, optional
-        Memory limit in bytes; by default half of the free memory.
-    needs : PointMemory, optional
-        Memory needed per point, if already measured.
-
-    Yields
-    ------
-    SegmentTrace
-        In the order of the segments.
+    memory, needs
+        As in `trace_adaptively`.
     """
     size = 0
     for start, end in segments:

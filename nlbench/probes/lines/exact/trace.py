@@ -66,7 +66,6 @@ def trace_exactly(
 
     Parameters
     ----------
-    program : nlbench.probes.lines.recording.program.Program
     segments : iterable of (start, end), tensors of shape (*input)
         In the dtype in which the program was recorded.
     memory : int, optional
@@ -78,11 +77,6 @@ def trace_exactly(
         Segments that begin in one batch; by default 1 on a CPU.
     needs : PointMemory, optional
         Memory needed per point, if already measured.
-
-    Yields
-    ------
-    SegmentTrace
-        In the order of the segments.
 
     Raises
     ------
