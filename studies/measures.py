@@ -81,7 +81,7 @@ class Measures(Study):
         runs = {}
 
         def run(part: str, names: tuple[str, ...], fields: Mapping[str, Any]) -> None:
-            settings = _applicable(fields["settings"], names, fields["data"][0])
+            settings = applicable(fields["settings"], names, fields["data"][0])
             runs[part] = context.run(Request(names, **{**fields, "settings": settings}), part)
 
         for name, ladder_requests in requests.items():
@@ -103,7 +103,7 @@ class Measures(Study):
                 for measure in names:
                     (fields,) = requests_of(context, LADDERS[ladder], TWICE_MEASURED_SEEDS)
                     settings = {**fields["settings"], f"{_family(LADDERS[ladder])}.seed": 1}
-                    fields |= {"settings": _applicable(settings, (measure,), fields["data"][0])}
+                    fields |= {"settings": applicable(settings, (measure,), fields["data"][0])}
                     part = f"{ladder}.{measure}"
                     runs[part] = alone.run(Request((measure,), **fields), part)
         return runs
@@ -177,7 +177,7 @@ def requests_of(
             }
 
 
-def _applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
+def applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
     """Select the settings that a run of these measures on this dataset has."""
     probes = (load_measure(name).probe for name in measures)
     owners = {data.partition("/")[0], *measures, *probes}

@@ -16,10 +16,11 @@ from nlbench.request import Request
 from nlbench.serialization.fields import to_plain
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import page_figure
+from .framework.figures import draw_intervals, page_figure
 from .framework.partial_tau import Association, Group, associate
 from .framework.trends import LEVEL, holm
 from .framework.verdicts import above
+from .measures import applicable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,7 @@ SHAPES = 5
 """Pairs of width and depth for each task and activation."""
 NOISES, DECAYS = (0.0, 0.1, 0.2, 0.4), (0.0, 1e-4, 1e-3)
 SAMPLES, PAIRS = 512, 16
+SETTINGS = {"substitution.cost": "kl", "lines.paths": "pairs", "lines.tolerance": 0.01}
 MEASURES = (
     "affinity", "r2", "cka", "nlc", "absdev", "affine-residual", "activation-state", "pieces",
     "effective-rank", "substitution",
@@ -118,13 +120,14 @@ class Prediction(Study):
         tasks = QUICK_TASKS if context.quick else TASKS
         networks = {task: _networks(context, task) for task in tasks}
         context.train_pending()
+        pairs = PAIRS // 4 if context.quick else PAIRS
         runs: dict[str, Run] = {}
         for task, by_model in networks.items():
             for model, files in by_model.items():
                 request = Request(
                     names, (model,), (task,), tuple(map(str, files)), (0,), SAMPLES,
                     split="train",
-                    settings=_settings(names, PAIRS // 4 if context.quick else PAIRS),
+                    settings=applicable({**SETTINGS, "lines.number": pairs}, names, task),
                 )  # fmt: skip
                 runs[f"measures-{task}"] = context.run(request, f"measures-{task}")
             runs[f"outcomes-{task}"] = _outcomes(context, task, by_model)
@@ -184,19 +187,6 @@ def _request_network(context: Context, task: str, model: str, seed: int, decay: 
         weight_decay=decay,
         warmup_steps=20,
     )
-
-
-def _settings(measures: Sequence[str], pairs: int) -> dict[str, Any]:
-    from nlbench.plugin_loading import load_measure
-
-    settings: dict[str, Any] = {
-        "substitution.cost": "kl",
-        "lines.paths": "pairs",
-        "lines.number": pairs,
-        "lines.tolerance": 0.01,
-    }
-    owners = {*measures, *(load_measure(name).probe for name in measures)}
-    return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
 
 
 def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]]) -> Run:
@@ -377,9 +367,7 @@ def _figure(result: pd.DataFrame) -> Figure:
     figure, panels = page_figure(0.8 + 0.22 * len(names), columns=len(OUTCOMES), sharey=True)
     for axes, outcome in zip(panels, OUTCOMES, strict=True):
         rows = result[result.outcome == outcome].set_index("measure").loc[names]
-        value, low, high = (rows[c].to_numpy(dtype=np.float64) for c in ("τ", "low", "high"))
-        width = np.clip([value - low, high - value], 0, None)
-        axes.errorbar(value, np.arange(len(names)), xerr=width, fmt="o", capsize=2)
+        draw_intervals(axes, rows, "τ", np.arange(len(names)), fmt="o", capsize=2)
         axes.axvline(0, color="0.7", zorder=0)
         axes.set_xlabel(f"partial τ, {outcome}")
     panels[0].set_yticks(np.arange(len(names)), names)

@@ -38,7 +38,12 @@ def window(index: int) -> str:
     >>> window(0), window(19)
     ('interval/-6.000000:-2.000000', 'interval/2.000000:6.000000')
     """
-    return f"interval/{CENTRES[index] - HALF_WIDTH:.6f}:{CENTRES[index] + HALF_WIDTH:.6f}"
+    low, high = _ends(index)
+    return f"interval/{low:.6f}:{high:.6f}"
+
+
+def _ends(index: int) -> tuple[float, float]:
+    return CENTRES[index] - HALF_WIDTH, CENTRES[index] + HALF_WIDTH
 
 
 class ReluDomain(Study):
@@ -107,7 +112,7 @@ def _compared(scores: pd.DataFrame, index: int, published: float) -> Verdict:
     ours = scores[scores.data == window(index)].value
     mean, spread, n = ours.mean(), ours.std(), len(ours)
     margin = t.ppf(0.995, n - 1) * spread * math.sqrt(1 + 1 / n) if n > 1 else math.nan
-    low, high = CENTRES[index] - HALF_WIDTH, CENTRES[index] + HALF_WIDTH
+    low, high = _ends(index)
     return Verdict(
         f"Inputs from {low:.2f} to {high:.2f}",
         f"{published:.4f}",
@@ -119,17 +124,16 @@ def _compared(scores: pd.DataFrame, index: int, published: float) -> Verdict:
 
 
 def _closed_form(index: int) -> float:
-    low, high = CENTRES[index] - HALF_WIDTH, CENTRES[index] + HALF_WIDTH
+    low, high = _ends(index)
     return 1.0 if low >= 0 else math.nan if high <= 0 else relu_on_uniform(low, high)[2]
 
 
 def _table(scores: pd.DataFrame) -> pd.DataFrame:
     rows = []
-    for index, centre in enumerate(CENTRES):
+    for index in range(len(CENTRES)):
         ours = scores[scores.data == window(index)].value
         if len(ours):
-            ends = (centre - HALF_WIDTH, centre + HALF_WIDTH)
-            rows.append((*ends, ours.mean(), ours.std(), _closed_form(index)))
+            rows.append((*_ends(index), ours.mean(), ours.std(), _closed_form(index)))
     return pd.DataFrame(rows, columns=["from", "to", "here", "±draws", "closed form"])
 
 

@@ -351,10 +351,10 @@ def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFra
 
 
 def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
-    def against_zero(claim: str, criterion: str, published: str = "") -> Verdict:
+    def against_zero(claim: str, criterion: str) -> Verdict:
         values = correlations[correlations.criterion == criterion].spearman.to_numpy()
         ours = f"{_with_interval(values)}, {len(values)} networks"
-        return Verdict(claim, published, ours, decided(values), "mean Spearman above 0")
+        return Verdict(claim, "", ours, decided(values), "mean Spearman above 0")
 
     def against(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
         frame = correlations if column == "spearman" else areas

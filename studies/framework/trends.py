@@ -115,8 +115,8 @@ def _divide(counts: list[int], size: int) -> list[int]:
     return quotient[: len(counts) - size + 1]
 
 
-def sign_test(successes: int, trials: int, share: float = 0.5) -> float:
-    """Compute the exact p-value of more successes than a share of all networks.
+def sign_test(successes: int, trials: int) -> float:
+    """Compute the exact p-value of more successes than half of all networks.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def sign_test(successes: int, trials: int, share: float = 0.5) -> float:
     """
     if not trials:
         return 1.0
-    return float(stats.binomtest(successes, trials, share, alternative="greater").pvalue)
+    return float(stats.binomtest(successes, trials, alternative="greater").pvalue)
 
 
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:

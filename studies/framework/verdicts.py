@@ -130,7 +130,7 @@ def rises(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
     return bool((steps > -tolerance).all()) if _is_known(steps) else None
 
 
-def falls(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
+def falls(values: ArrayLike) -> bool | None:
     """Test whether a curve, or each of several of equal length, falls at every step.
 
     Examples
@@ -138,7 +138,7 @@ def falls(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
     >>> falls([4, 2, 1]), falls([1, 2])
     (True, False)
     """
-    return rises(-_array(values), tolerance)
+    return rises(-_array(values))
 
 
 def correlates(correlation: Correlation, sign: int = 1) -> bool | None:

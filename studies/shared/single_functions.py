@@ -44,8 +44,8 @@ def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:
     return {"affinity.shrinkage": shrinkage, "sites.batch": samples}
 
 
-def summary_values(run: Run, measure: str = "affinity") -> pd.DataFrame:
-    """Read one number per cell.
+def summary_values(run: Run) -> pd.DataFrame:
+    """Read the affinity of each cell.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def summary_values(run: Run, measure: str = "affinity") -> pd.DataFrame:
             record.result.reason,
         )
         for record in run.records
-        if record.measure.name == measure
+        if record.measure.name == "affinity"
     ]
     return pd.DataFrame(rows, columns=["function", "data", "seed", "value", "reason"])
 
