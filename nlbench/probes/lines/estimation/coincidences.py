@@ -21,14 +21,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .copies import MAX_COMPARED_ROUNDING, CrossingLog, clusters, join_clusters
+from .copies import MAX_COMPARED_ROUNDING, UNKNOWN, CrossingLog, clusters, join_clusters
 
 EQUAL_NOISE = 0.25
 """Difference of equal values, in units of their noise: a machine epsilon of the layer's largest."""
 MAX_TIE_SHARE = 1e-3
 """Rounding error of a distance, as a share of its change in a step, up to which ties are seen."""
-_UNKNOWN = 1e300
-"""Value at an end at which it was not logged."""
 
 
 class CrossingTable:
@@ -65,7 +63,7 @@ class CrossingTable:
         self._crossings = crossings.new_zeros(4, count)
         self._crossings[:, entry] = crossings
         # By end and value, (2, 2, m).
-        self._values = values.new_full((2, 2, count), _UNKNOWN)
+        self._values = values.new_full((2, 2, count), UNKNOWN)
         self._values[side, :, entry] = values.T
         self._noise = noise.new_zeros(count)
         self._noise[entry] = noise
@@ -88,7 +86,7 @@ class CrossingTable:
         keys, order = _keys(self._crossings).sort()
         wanted = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
         at = torch.searchsorted(keys, wanted).clamp(max=max(0, len(keys) - 1))
-        values = middle.new_full((2, 2, len(wanted)), _UNKNOWN)
+        values = middle.new_full((2, 2, len(wanted)), UNKNOWN)
         if len(keys):
             (known,) = (keys[at] == wanted).nonzero().unbind(1)
             other = 1 - side[known]
@@ -97,7 +95,7 @@ class CrossingTable:
         self.steps *= 2
         self._crossings, self._values, self._noise = crossings, values, noise
 
-    def counts(self) -> tuple[Tensor, Tensor, Tensor]:
+    def counts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Count the switches of windows, and the crossings that repeat another of their step.
 
         Returns
@@ -105,6 +103,8 @@ class CrossingTable:
         switches, repeats : tensor of shape (segments, sites)
         doubtful : tensor of shape (segments,)
             Further crossings that may repeat another.
+        has_ties : bool tensor of shape (segments,)
+            True where a crossing repeats another unit's, or a switch is false.
         """
         step, site = self._crossings[:2]
         segment, is_switch = step // self.steps, self._has_windows[site]
@@ -113,7 +113,7 @@ class CrossingTable:
         index = torch.arange(len(step))
         repeated = is_false | (certain != index)
         gaps = self._gaps()
-        is_unknown = is_switch & ((gaps == _UNKNOWN) | (gaps <= self._noise)).any(0)
+        is_unknown = is_switch & ((gaps == UNKNOWN) | (gaps <= self._noise)).any(0)
         further = ~repeated & ((possible != index) | is_unknown)
 
         def by_site(flags: Tensor) -> Tensor:
@@ -123,16 +123,9 @@ class CrossingTable:
 
         doubtful = torch.bincount(segment[further], minlength=self.segments)
         doubtful += self._cycles(is_switch & ~repeated & ~further)
-        return by_site(is_switch), by_site(repeated), doubtful.float()
-
-    def ties(self) -> Tensor:
-        """Count the crossings that repeat another unit's, and false switches: (segments,)."""
-        step, site = self._crossings[:2]
-        is_switch = self._has_windows[site]
-        is_false = is_switch & self._is_no_switch()
-        certain, _ = self._join(is_false)
-        repeats = is_false | ~is_switch & (certain != torch.arange(len(step)))
-        return torch.bincount((step // self.steps)[repeats], minlength=self.segments)
+        has_ties = torch.zeros(self.segments, dtype=torch.bool)
+        has_ties[segment[is_false | repeated & ~is_switch]] = True
+        return by_site(is_switch), by_site(repeated), doubtful.float(), has_ties
 
     def _join(self, is_false: Tensor) -> tuple[Tensor, Tensor]:
         """Return partitions of the crossings: those at one place, and those possibly at one."""
@@ -141,16 +134,16 @@ class CrossingTable:
         is_flat = self._is_flat()
         has_evidence = ~is_flat.all(0)
 
-        step_and_kind, alone = 2 * step + is_switch, -1 - torch.arange(len(step))
+        step_and_kind = 2 * step + is_switch
 
         def agree(group: Tensor, values: Tensor, noise: Tensor, is_compared: Tensor) -> Tensor:
-            return clusters(torch.where(is_compared & ~is_false, group, alone), values, noise)
+            return clusters(group, values, noise, is_compared & ~is_false)
 
         ends = values.flatten(0, 1).T
         gaps = self._gaps()
         width = gaps.sum(0).clamp(min=torch.finfo(gaps.dtype).tiny)
         accuracy = noise / width
-        is_precise = (accuracy <= MAX_COMPARED_ROUNDING) & (gaps < _UNKNOWN).all(0) & has_evidence
+        is_precise = (accuracy <= MAX_COMPARED_ROUNDING) & (gaps < UNKNOWN).all(0) & has_evidence
         certain = join_clusters(
             agree(step_and_kind, ends, noise, has_evidence),
             agree(step, (gaps[0] / width)[:, None], accuracy, is_precise),
@@ -166,7 +159,7 @@ class CrossingTable:
     def _is_no_switch(self) -> Tensor:
         """Return True where members were equal at an end, or both may have rested in between."""
         values, gaps = self._values, self._gaps()
-        is_known = values[:, 0] != _UNKNOWN
+        is_known = values[:, 0] != UNKNOWN
         # Of the leader at the one end, the value at the other.
         others = torch.stack([values[0, 1], values[1, 0]])
         rests = torch.isin(others, self._resting_values) & is_known
@@ -178,7 +171,7 @@ class CrossingTable:
         first, second = self._values.unbind(1)
         between = torch.stack([first[0] - second[0], second[1] - first[1]])
         gaps = torch.where(self._has_windows[self._crossings[1]], between, first)
-        return torch.where(first == _UNKNOWN, first, gaps)
+        return torch.where(first == UNKNOWN, first, gaps)
 
     def _is_flat(self) -> Tensor:
         """Return True for ends with a value that is unknown or recurs at other nodes: (2, m)."""
@@ -186,14 +179,15 @@ class CrossingTable:
         count, segment = len(step), step // self.steps
         values, is_switch = self._values[:, 0], self._has_windows[site]
         node = torch.cat([step + segment, step + segment + 1])
-        kind = _keys(torch.stack([segment, site, kink])).repeat(2)
+        kinks = int(kink.max()) + 1 if count else 1
+        kind = ((segment * len(self._has_windows) + site) * kinks + kink).repeat(2)
         noise = EQUAL_NOISE * self._noise.repeat(2)
         cluster = clusters(kind, values.reshape(-1, 1), noise)
         first, last = torch.full_like(node, 2**62), torch.full_like(node, -1)
         first.scatter_reduce_(0, cluster, node, "amin")
         last.scatter_reduce_(0, cluster, node, "amax")
         recurs = (first != last)[cluster].reshape(2, count)
-        return recurs & ~is_switch | (values == _UNKNOWN)
+        return recurs & ~is_switch | (values == UNKNOWN)
 
     def _cycles(self, chosen: Tensor) -> Tensor:
         """Count the switches that others of their step may imply: (segments,).

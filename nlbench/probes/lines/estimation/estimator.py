@@ -60,19 +60,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _EstimateOptions:
-    """Options of `estimate_segments`."""
+    """Options of `estimate_segments`.
+
+    With `may_be_imprecise`, segments that need double precision are marked, and not finished; with
+    `expects_ties`, all are taken to have crossings at one place. `integrates` is False if the
+    number of boundaries alone is wanted.
+    """
 
     tolerance: float
     evaluations: int
     budget: int
+    may_be_imprecise: bool
+    expects_ties: bool = False
+    integrates: bool = True
 
 
 @dataclass
 class _SegmentState:
     """Estimates of one segment so far.
 
-    `is_exact` marks a segment for an exact trace, `is_imprecise` one that needs double precision;
-    `extra_evaluations` are those that are not nodes of its grid.
+    `is_exact` marks a segment for an exact trace, `is_imprecise` one that needs double precision,
+    `has_ties` one whose crossings alone need it; `extra_evaluations` are those that are not nodes
+    of its grid.
     """
 
     evaluator: Evaluator
@@ -83,6 +92,7 @@ class _SegmentState:
     deviation: DeviationEstimate | None = None
     is_exact: bool = False
     is_imprecise: bool = False
+    has_ties: bool = False
     extra_evaluations: int = 0
 
     def rounding_error(self) -> Tensor:
@@ -172,19 +182,41 @@ def estimate_segments(
         return Evaluator(model, precision, first, memory)
 
     first_dtype = dtype or torch.float32
-    options = _EstimateOptions(tolerance, evaluations, budget)
-    while group := list(itertools.islice(remaining, evaluator_in(first_dtype).batch_segments)):
-        states = _estimate_in_memory(evaluator_in, first_dtype, group, options, dtype is None)
-        again = [i for i, state in enumerate(states) if state.is_imprecise]
-        if again:
-            for indices in _batches(again, evaluator_in(torch.float64).batch_segments):
-                few = [group[i] for i in indices]
-                precise = _estimate_in_memory(evaluator_in, torch.float64, few, options, False)
-                for i, state in zip(indices, precise, strict=True):
-                    extra = states[i].extra_evaluations + state.extra_evaluations
-                    states[i] = replace(state, extra_evaluations=extra)
+    options = _EstimateOptions(tolerance, evaluations, budget, may_be_imprecise=dtype is None)
+    precise = replace(options, may_be_imprecise=False)
+    crossings_only = replace(precise, integrates=False)
+    count = 1
+    while group := list(itertools.islice(remaining, count)):
+        states = _estimate_in_memory(evaluator_in, first_dtype, group, options)
+        if group[0] is first:
+            # The others rarely differ, and need not be searched in single precision.
+            options = replace(options, expects_ties=states[0].has_ties)
+        count = evaluator_in(first_dtype).batch_segments
+        imprecise = [i for i, state in enumerate(states) if state.is_imprecise]
+        for i, double in _estimate_again(evaluator_in, group, imprecise, precise):
+            extra = states[i].extra_evaluations + double.extra_evaluations
+            states[i] = replace(double, extra_evaluations=extra)
+        tied = [i for i, state in enumerate(states) if state.has_ties]
+        for i, double in _estimate_again(evaluator_in, group, tied, crossings_only):
+            states[i].crossings = double.crossings
+            states[i].extra_evaluations += double.extra_evaluations + len(double.values)
         for state in states:
             yield None if state.is_exact else state.estimate(tolerance)
+
+
+def _estimate_again(
+    evaluator_in: Callable[[torch.dtype], Evaluator],
+    segments: Sequence[Segment],
+    indices: Sequence[int],
+    options: _EstimateOptions,
+) -> Iterator[tuple[int, _SegmentState]]:
+    """Yield the indices of some segments with their estimates in double precision."""
+    if indices:
+        for few in _batches(indices, evaluator_in(torch.float64).batch_segments):
+            group = [segments[i] for i in few]
+            yield from zip(
+                few, _estimate_in_memory(evaluator_in, torch.float64, group, options), strict=True
+            )
 
 
 def _batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
@@ -196,7 +228,6 @@ def _estimate_in_memory(
     dtype: torch.dtype,
     segments: Sequence[Segment],
     options: _EstimateOptions,
-    may_be_imprecise: bool,
 ) -> list[_SegmentState]:
     """Estimate segments, halving the batch on out-of-memory."""
     evaluator = evaluator_in(dtype)
@@ -205,9 +236,7 @@ def _estimate_in_memory(
     def attempt(points: int) -> list[_SegmentState]:
         evaluator.batch_points = points
         batches = _batches(segments, max(1, len(segments) * points // before))
-        states = (
-            _estimate(evaluator, evaluator_in, few, options, may_be_imprecise) for few in batches
-        )
+        states = (_estimate(evaluator, evaluator_in, few, options) for few in batches)
         return list(itertools.chain.from_iterable(states))
 
     states, evaluator.batch_points = halve_on_oom(attempt, before, evaluator.device)
@@ -221,7 +250,6 @@ def _estimate(
     evaluator_in: Callable[[torch.dtype], Evaluator],
     segments: Sequence[Segment],
     options: _EstimateOptions,
-    may_be_imprecise: bool,
 ) -> list[_SegmentState]:
     """Halve the grids of segments until the numbers of boundaries are known, then integrate."""
     states = []
@@ -255,7 +283,7 @@ def _estimate(
                 counts[:, i], doubtful, miscounted, repeats[i], paired_share
             )
             state.values = group.values[i]
-            if group.steps == COST_PROBE_STEPS and _leaves(state, options, may_be_imprecise):
+            if group.steps == COST_PROBE_STEPS and _leaves(state, options):
                 continue
             is_known = state.crossings.is_close(tolerance) and (
                 group.steps >= PAIR_SEARCH_STEPS or state.crossings.is_settled(tolerance)
@@ -268,15 +296,21 @@ def _estimate(
             group.select(going)
         active = [active[i] for i in going]
         if group.steps == COST_PROBE_STEPS:
+            if options.expects_ties and options.may_be_imprecise:
+                for state in active:
+                    state.has_ties = True
+                break
             _exclude_copies(group, active, evaluator_in(torch.float64))
             if evaluator.piecewise.may_coincide:
-                going = _compare_crossings(group, active, may_be_imprecise)
+                going = _compare_crossings(group, active, options)
                 if not going:
                     break
                 if len(going) < len(active):
                     group.select(going)
                     active = [active[i] for i in going]
-    _integrate(evaluator, [s for s in states if not (s.is_exact or s.is_imprecise)], options)
+    if options.integrates:
+        left = [state for state in states if not (state.is_exact or state.is_imprecise)]
+        _integrate(evaluator, left, options)
     return states
 
 
@@ -287,24 +321,22 @@ def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState], precise: 
 
 
 def _compare_crossings(
-    group: GridGroup, states: Sequence[_SegmentState], may_be_imprecise: bool
+    group: GridGroup, states: Sequence[_SegmentState], options: _EstimateOptions
 ) -> list[int]:
     """Compare crossings from now on; return the segments that don't need double precision."""
     have_ties = group.compare_crossings()
     for state, has_ties in zip(states, have_ties, strict=True):
         state.extra_evaluations += group.steps + 1
-        if has_ties and may_be_imprecise:
-            # Places of crossings are compared, which single precision doesn't resolve.
-            state.is_imprecise = True
-            state.extra_evaluations += group.steps + 1
-    return [i for i, state in enumerate(states) if not state.is_imprecise]
+        # Places of crossings are compared, which single precision doesn't resolve.
+        state.has_ties = has_ties and options.may_be_imprecise
+    return [i for i, state in enumerate(states) if not state.has_ties]
 
 
-def _leaves(state: _SegmentState, options: _EstimateOptions, may_be_imprecise: bool) -> bool:
+def _leaves(state: _SegmentState, options: _EstimateOptions) -> bool:
     """Choose from nine points between an exact trace and double precision."""
     assert state.crossings is not None
     state.is_exact = state.crossings.total + 1 <= options.budget
-    if state.is_exact or not may_be_imprecise:
+    if state.is_exact or not options.may_be_imprecise:
         return state.is_exact
     rounding, tolerance = state.rounding_error(), options.tolerance
     deviation = DeviationEstimate.of(state.values, None).parts.total

@@ -115,6 +115,7 @@ class GridGroup:
         # Crossings of each level that repeat another of their step, (s, sites), on the CPU.
         self._repeats: list[Tensor] = []
         self._table: CrossingTable | None = None
+        self._has_ties = torch.zeros(len(segments), dtype=torch.bool)
         # Crossings of the finest grid that may repeat another.
         self.doubtful = torch.zeros(len(segments))
         self._at_nodes = torch.zeros(len(segments), device=self._device)
@@ -209,8 +210,8 @@ class GridGroup:
         Returns True for segments with crossings at one place.
         """
         self._with_capacity(self._evaluate_ends)
-        assert self._table is not None
-        return (self._table.ties() > 0).tolist()
+        flags: list[bool] = self._has_ties.tolist()
+        return flags
 
     def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         count, steps = len(self), self.steps
@@ -241,7 +242,8 @@ class GridGroup:
             has_windows[[self._site_index[output] for output in self._leads]] = True
             resting_values = self._evaluator.piecewise.resting_values.cpu().double()
             self._table = CrossingTable(crossings, count, steps, has_windows, resting_values)
-            self._switches[-1], self._repeats[-1], self.doubtful = self._table.counts()
+            counts = self._table.counts()
+            self._switches[-1], self._repeats[-1], self.doubtful, self._has_ties = counts
 
     def _evaluate_middles(self, crossings: CrossingLog, switches: CrossingLog) -> None:
         count, steps = len(self), self.steps
@@ -309,7 +311,7 @@ class GridGroup:
             self._repeats.append(torch.zeros_like(self._switches[-1]))
         else:
             self._table.halve(crossings)
-            seen, repeats, self.doubtful = self._table.counts()
+            seen, repeats, self.doubtful, _ = self._table.counts()
             self._switches.append(seen)
             self._repeats.append(repeats)
 

@@ -1,12 +1,14 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nlbench.probes.lines import estimate_segment, trace_segment
+from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
 from nlbench.probes.lines.estimation.coincidences import CrossingTable
-from nlbench.probes.lines.estimation.copies import CrossingLog
+from nlbench.probes.lines.estimation.copies import UNKNOWN, CrossingLog, clusters
 from nlbench.probes.lines.estimation.piecewise import record_pieces
 from tests.support.segments import Functional
 
@@ -179,12 +181,22 @@ def test_only_networks_that_need_it_are_compared(layers, expected):
     assert record_pieces(network, example).may_coincide == expected
 
 
-def test_units_that_cross_together_need_double_precision():
+def test_units_that_cross_together_are_counted_in_double_precision():
     layers = nn.Conv2d(3, 24, 3), nn.ReLU(), overlapping(), nn.BatchNorm2d(24), nn.ReLU()
-    plain = network_of(layers[0], nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), size=16)
-    assert estimate_segment(*plain).precision == torch.finfo(torch.float32).eps
-    precise = estimate_segment(*network_of(*layers, size=16))
-    assert precise.precision == torch.finfo(torch.float64).eps
+    network, start, end = network_of(*layers, size=16)
+    # The first segment is searched for ties, the others are expected to have them.
+    path = torch.stack([start, end, start.roll(1), end.roll(3)])
+    estimates = [seen.trace for seen in observe_paths(network, path[None], method="refined")]
+    for ends, estimate in zip(itertools.pairwise(path), estimates, strict=True):
+        double = estimate_segment(network, *ends, dtype=torch.float64)
+        assert (estimate.crossings, estimate.at_least) == (double.crossings, double.at_least)
+        assert estimate.contributions == double.contributions
+        # Values of the network are as precise in float32.
+        assert estimate.precision == torch.finfo(torch.float32).eps
+        error = estimate.deviation_error + double.deviation_error
+        assert (
+            (estimate.above + estimate.below - double.above - double.below).abs() <= error
+        ).all()
 
 
 FLATS = torch.zeros(1, dtype=torch.float64)
@@ -206,7 +218,47 @@ def table(crossings, has_windows=False, steps=8):
 
 
 def counts(*arguments, **options):
-    return [int(x) for x in table(*arguments, **options).counts()]
+    return [int(x) for x in table(*arguments, **options).counts()[:3]]
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans(), st.booleans()), max_size=12),
+)
+def test_clusters_are_rows_of_a_group_that_agree(rows):
+    group = torch.tensor([row[0] for row in rows], dtype=torch.int64)
+    values = torch.tensor([row[1:3] for row in rows], dtype=torch.float64).reshape(-1, 2)
+    # Agreement is transitive here: values differ by 0, by a tenth of the tolerance, or by 1.
+    values += torch.tensor([[1e-7 * row[3]] for row in rows]).reshape(-1, 1)
+    values[values == 3.0] = UNKNOWN
+    is_compared = torch.tensor([row[4] for row in rows], dtype=torch.bool)
+    expected = [
+        next(
+            j
+            for j in range(i + 1)
+            if i == j
+            or (
+                bool(is_compared[i] & is_compared[j])
+                and group[i] == group[j]
+                and bool(((values[i] - values[j]).abs() <= 1e-6).all())
+            )
+        )
+        for i in range(len(rows))
+    ]
+    tolerance = torch.full((len(rows),), 1e-6, dtype=torch.float64)
+    assert clusters(group, values, tolerance, is_compared).tolist() == expected
+
+
+def test_crossings_of_unknown_ends_are_compared_at_the_other():
+    random = torch.linspace(0, 1, 40, dtype=torch.float64)
+    ends = torch.full((41, 2), UNKNOWN, dtype=torch.float64)
+    ends[:, 0] = torch.cat([random, random[:1]])
+    tolerance = torch.full((41,), 1e-12, dtype=torch.float64)
+    assert clusters(torch.zeros(41, dtype=torch.int64), ends, tolerance)[40] == 0
+
+
+@pytest.mark.parametrize(("second", "has_ties"), [((0.1, 0.2), True), ((0.1, 0.3), False)])
+def test_ties_are_crossings_that_repeat_another(second, has_ties):
+    assert table([(0, 1, 0.1, 0.2), (0, 2, *second)]).counts()[3].tolist() == [has_ties]
 
 
 def test_units_equal_at_both_ends_cross_together():
@@ -261,6 +313,6 @@ def test_halving_keeps_what_is_known():
     log.fetch()
     coarse.halve(log)
     assert coarse.steps == 8
-    assert [int(x) for x in coarse.counts()] == [0, 1, 0]
+    assert [int(x) for x in coarse.counts()[:3]] == [0, 1, 0]
     coarse.select([0])
-    assert [int(x) for x in coarse.counts()] == [0, 1, 0]
+    assert [int(x) for x in coarse.counts()[:3]] == [0, 1, 0]
