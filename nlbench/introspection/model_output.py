@@ -10,10 +10,6 @@ from nlbench.errors import Undefined
 def validated_tensor(output: object) -> Tensor:
     """Validate that a model's output is a tensor, and return it.
 
-    Raises
-    ------
-    nlbench.Undefined
-
     Examples
     --------
     >>> import torch

@@ -118,7 +118,6 @@ def _snapshot(module: nn.Module) -> _Snapshot:
 
 
 def _fits(buffer: Tensor, before: Tensor) -> bool:
-    """Return True if a buffer can hold its former content."""
     same = buffer.shape == before.shape and buffer.dtype == before.dtype
     return same and not buffer.is_meta
 

@@ -198,7 +198,6 @@ def _read(settings: list[_Setting]) -> list[Any]:
 
 
 def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[str]:
-    """Restore settings, and yield the names of those that changed."""
     for setting, before in zip(settings, values, strict=True):
         if setting.read() != before:
             setting.write(before)

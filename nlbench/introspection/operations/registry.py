@@ -165,12 +165,7 @@ class Operation:
         return self.takes in ("shape", "noise")
 
     def is_nonlinear(self, data: int) -> bool:
-        """Return True if it acts elementwise and is not affine in its operands.
-
-        Parameters
-        ----------
-        data : int
-            Number of its operands that are data.
+        """Return True if it acts elementwise and is not affine in its `data` operands.
 
         Examples
         --------
@@ -216,8 +211,6 @@ def register_aspect(
 
     Parameters
     ----------
-    name : str
-        Name of the operation.
     aspect : str
         ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`.
     source : str
@@ -369,7 +362,6 @@ def load_errors() -> tuple[str, ...]:
 
 
 def _load_plugins() -> None:
-    """Load the entry points once; this registers their operations."""
     if _PLUGINS.loaded or getattr(_PLUGINS.importing, "now", False):
         return
     with _PLUGINS.lock:

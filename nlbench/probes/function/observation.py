@@ -71,7 +71,6 @@ def observe_function(
 
     Parameters
     ----------
-    model : torch.nn.Module
     batches : iterable of tensor
         Inputs of the model, on its device.
     on_observation : callable

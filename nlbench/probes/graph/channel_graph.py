@@ -451,7 +451,6 @@ def _distinct_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows, and the index of each row."""
     if rows.shape[1] == 1:
         numbers, inverse = distinct(rows[:, 0])
         return numbers[:, None], inverse

@@ -33,8 +33,6 @@ from .channel_graph import ChannelGraph
 from .dependence import DependentMemory
 from .tracker import ChannelTracker
 
-Example = Tensor | tuple[Tensor, ...]
-
 
 def observe(
     model: nn.Module,
@@ -66,7 +64,7 @@ def observe(
     step()
 
 
-def channel_graph(model: nn.Module, example: Example) -> ChannelGraph:
+def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> ChannelGraph:
     """Find the channel graph of a network, in one run of it.
 
     Parameters

@@ -292,7 +292,6 @@ def _reshaped(call: ChannelCall) -> Tensor:
 
 
 def _count_position_axes(nodes: Tensor) -> int:
-    """Count the axes of positions."""
     return sum(size > 1 and not varies(nodes, axis) for axis, size in enumerate(nodes.shape))
 
 
@@ -349,7 +348,6 @@ def _taken(call: ChannelCall, axes: Iterable[int]) -> Tensor:
 
 @graph_rule("index_select", "take_along_dim")
 def _selected(call: ChannelCall) -> Tensor:
-    """Follow selection along a named axis."""
     named = call.argument(1 if call.name == "index_select" else 2, "dim")
     return _taken(call, () if named is None else (named,))
 
@@ -381,7 +379,6 @@ def _width(part: Any) -> int:
 
 
 def _earlier_occurrences(numbers: Tensor) -> Tensor:
-    """Count the earlier occurrences of each number."""
     flat = numbers.reshape(-1)
     ordered, order = flat.sort(stable=True)
     times = torch.empty_like(flat)

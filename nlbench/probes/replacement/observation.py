@@ -24,7 +24,7 @@ from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
 
 from .calls import find_calls
-from .fits import AffineFit, AffineMap, rows_of
+from .fits import AffineFit, rows_of
 from .interception import CallId, CallInterception, ReplaceableCall, first_tensor
 from .prefix import Replacement, SharedPrefix
 from .probe import UNFITTED, parse_maps
@@ -258,17 +258,8 @@ def fit_places(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        In evaluation mode.
-    batches : iterator of tensor
-        On the model's device.
     full_channels : int or None
         Largest number of channels of a place whose full map is fitted; None: any.
-
-    Returns
-    -------
-    dict of str to AffineFit
-        Keyed by place.
 
     Raises
     ------
@@ -326,8 +317,4 @@ def maps_of(
             # A copy, since the network may change it in place.
             yield name, torch.clone
         elif (affine := fitted[name]()) is not None:
-            yield name, partial(_apply, affine, place.channel_axis)
-
-
-def _apply(affine: AffineMap, channel_axis: int, x: Tensor) -> Tensor:
-    return affine(x, channel_axis)
+            yield name, partial(affine, channel_axis=place.channel_axis)

@@ -74,8 +74,6 @@ class SharedPrefix:
 
     Parameters
     ----------
-    model : torch.nn.Module
-        In evaluation mode.
     example : tensor
         A few inputs, for the pass that determines what can be cached.
 

@@ -56,6 +56,10 @@ class CapturePolicy:
     selects: Callable[[str, str | None], bool] = lambda name, kind: True
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
 
+    def capture(self, tensor: Tensor, axis: int) -> Side:
+        """Reduce a tensor, batch first, with channels along an axis."""
+        return capture(tensor, axis, self.reduction, self.functions, self.positions)
+
 
 @dataclass(frozen=True)
 class PendingCall:
@@ -295,9 +299,7 @@ class CallInterceptor(SiteNames):
     def _capture(self, tensor: Tensor, axis: int) -> Side:
         self._paused, before = True, self._paused
         try:
-            return capture(
-                tensor, axis, self.policy.reduction, self.policy.functions, self.policy.positions
-            )
+            return self.policy.capture(tensor, axis)
         finally:
             self._paused = before
 

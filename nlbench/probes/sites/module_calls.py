@@ -12,7 +12,6 @@ from nlbench.introspection.module_stack import SiteName
 
 from .intercept import CapturePolicy, PendingCall, SiteCall
 from .modules import Place, find_places, place_hooks
-from .reduce import Side, capture
 
 
 class ModuleInterceptor:
@@ -52,14 +51,15 @@ class ModuleInterceptor:
         name, kind = place.name, place_kind(place)
         is_selected = self.policy.selects(name, kind)
         axes = place.before
-        side = self._capture(x, axes.batch, axes.channel) if is_selected else None
+        moved = batch_first(x, axes.batch)
+        side = self.policy.capture(moved, axes.channel) if is_selected else None
         return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
 
     def _leave(self, place: Place, pending: PendingCall, y: Tensor) -> None:
         axes = place.after
         side = None
         if pending.side is not None:
-            side = self._capture(y, axes.batch, axes.channel)
+            side = self.policy.capture(batch_first(y, axes.batch), axes.channel)
         call = SiteCall(
             SiteName(place.name, place.name, place_kind(place)), pending, side, place.kind
         )
@@ -69,15 +69,6 @@ class ModuleInterceptor:
                 "output, so rows don't correspond"
             )
         self._on_call(call)
-
-    def _capture(self, tensor: Tensor, batch: int, channel: int) -> Side:
-        return capture(
-            batch_first(tensor, batch),
-            channel,
-            self.policy.reduction,
-            self.policy.functions,
-            self.policy.positions,
-        )
 
 
 def place_kind(place: Place) -> str:

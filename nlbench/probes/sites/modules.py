@@ -352,8 +352,6 @@ class _Call:
 
 
 class _FollowedAxes(TorchFunctionMode):
-    """Follows the axes of tensors through a pass."""
-
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         super().__init__()
         self.layouts = Layouts(len(inputs))

@@ -56,7 +56,6 @@ def observe_sites(
 
     Parameters
     ----------
-    model : torch.nn.Module
     batches : iterable of tensor
         Inputs of the model, on its device.
     on_observation : callable
@@ -270,9 +269,6 @@ def list_sites(
 
     Parameters
     ----------
-    model : torch.nn.Module
-    example : tensor
-        A batch of inputs.
     attention : bool
         Include softmaxes.
     of : str

@@ -135,5 +135,5 @@ def test_samples_that_an_einsum_sums_over_are_lost():
         def forward(self, x):
             return torch.relu(torch.einsum("bnc,bmc->nm", x, x))
 
-    with pytest.raises(Undefined, match="samples is not known"):
+    with pytest.raises(Undefined, match="batch axis is unknown"):
         observe_sites(Model(), [torch.randn(4, 8, 12)], lambda observation: None)
