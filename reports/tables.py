@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from nlbench.store.record import Record
 
 _SUBJECT = ("run", "model", "weights", "data", "seed")
-_REQUIRED = (*_SUBJECT[1:], "measure", "place", "statistic", "value", "n", "status", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,7 @@ class Scores:
             if label not in subjects:
                 model, weights, data, seed = identity
                 subjects[label] = TableSubject(
-                    label, str(run), str(model), str(weights), str(data), int(seed or 0)
+                    label, str(run), str(model), str(weights), str(data), int(seed)
                 )
             names.setdefault(measure)
             cell = self._cells.get((label, measure))
@@ -291,13 +290,8 @@ class _CellBuilder:
         return TableCell(self.statistics[""], *self.about[""], places)
 
 
-def subject_columns(scores: pd.DataFrame) -> list[str]:
-    """Return the columns that identify subjects; ``run`` only if the table has it."""
-    return [name for name in _SUBJECT if name in scores.columns]
-
-
 def labelled(scores: pd.DataFrame) -> pd.DataFrame:
-    """Validate a tidy table of scores, fill its blanks and add the column ``subject``.
+    """Add the column ``subject`` to a tidy table of scores.
 
     A subject's label is its model and the fields in which the table's subjects differ. A table
     that has the column is returned unchanged.
@@ -305,13 +299,12 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     scores : DataFrame
-        One value per row, with the columns ``model, weights, data, seed, measure, place,
-        statistic, value, n, status, reason`` and optionally ``run``.
+        `nlbench.Run.scores`; several runs have the column ``run``.
 
     Raises
     ------
     nlbench.RequestError
-        If a column is missing or a value occurs twice.
+        If a value occurs twice.
 
     Examples
     --------
@@ -323,13 +316,12 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     """
     if "subject" in scores.columns:
         return scores
-    absent = [name for name in _REQUIRED if name not in scores.columns]
-    if absent and len(scores):
-        raise RequestError(f"the table of scores lacks the columns {', '.join(absent)}")
-    table = scores.reindex(columns=[*scores.columns, *absent]).reset_index(drop=True)
-    keys = subject_columns(table)
+    table = scores.reset_index(drop=True)
+    keys = [name for name in _SUBJECT if name in table.columns]
     for name in (*keys, "measure", "place", "statistic", "status", "reason"):
-        table[name] = _plain_column(table[name])
+        # Plain values, each distinct one once, are read several times as fast and take less memory.
+        codes, distinct = pd.factorize(table[name])
+        table[name] = pd.Series(distinct.to_numpy(dtype=object)[codes], dtype=object)
     _check_unique(table, keys)
     varying = [name for name in keys if name == "model" or len(set(table[name])) > 1]
     distinct = list(dict.fromkeys(_rows(table, keys)))
@@ -342,32 +334,6 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
 
 def _rows(table: pd.DataFrame, columns: list[str]) -> zip[tuple[object, ...]]:
     return zip(*(table[name] for name in columns), strict=True)
-
-
-def _plain_column(column: pd.Series) -> pd.Series:
-    """Convert a column to plain values, each distinct value once."""
-    if column.dtype != object:
-        codes, distinct = pd.factorize(column, use_na_sentinel=False)
-        values = np.array([_plain(value) for value in distinct.tolist()], dtype=object)
-        return pd.Series(values[codes], index=column.index, dtype=object)
-    # Here 1, 1.0 and True are equal, but different values.
-    known: dict[tuple[type, object], str | int] = {}
-    plain = []
-    for value in column.tolist():
-        key = (value.__class__, value)
-        if key not in known:
-            known[key] = _plain(value)
-        plain.append(known[key])
-    return pd.Series(plain, index=column.index, dtype=object)
-
-
-def _plain(value: object) -> str | int:
-    """Convert a value to text or an integer, as a CSV or Parquet file may have changed it."""
-    if isinstance(value, float) and not value.is_integer():
-        return "" if math.isnan(value) else str(value)
-    if isinstance(value, (bool, str)):
-        return str(value)
-    return "" if value is None or value is pd.NA else int(value)  # type: ignore[call-overload]
 
 
 def _labels(subjects: Sequence[tuple[object, ...]], varying: Sequence[int]) -> list[str]:

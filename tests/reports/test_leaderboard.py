@@ -1,6 +1,5 @@
 """Ranks, their intervals, ties and seeds."""
 
-import io
 import math
 
 import numpy as np
@@ -228,16 +227,6 @@ def test_draws_depend_on_seed_and_number_alone() -> None:
     np.testing.assert_array_equal(first, again)
     np.testing.assert_allclose(resampled_means([11.0, 12.0, 15.0], 50, "a"), first + 10)
     assert (resampled_means([1.0, 2.0, 5.0], 50, "b") != first).any()
-
-
-def test_a_table_that_went_through_csv_gives_the_same_leaderboard(run) -> None:
-    again = pd.read_csv(io.StringIO(run.scores.to_csv(index=False)))
-    measures = run.manifest["measures"]
-    frames = [
-        leaderboard_frame(leaderboard(Scores(table, measures), measures), list(measures))
-        for table in (run.scores, again)
-    ]
-    pd.testing.assert_frame_equal(*frames)
 
 
 def test_every_summary_of_the_scores_is_on_the_leaderboard(run) -> None:

@@ -40,11 +40,6 @@ def test_a_cells_samples_and_status_are_those_of_its_value(conftest, statistics)
     assert cell.statistics == {statistics[0]: 0.5}
 
 
-def test_a_missing_column_is_named(conftest) -> None:
-    with pytest.raises(RequestError, match="lacks the columns status, reason"):
-        Scores(one(conftest).drop(columns=["status", "reason"]))
-
-
 def test_labels_say_only_what_differs(run) -> None:
     assert set(labelled(run.scores)["subject"]) >= {"vgg8 · init", "vgg8 · trained"}
     one = run.scores[(run.scores["model"] == "vgg8") & (run.scores["weights"] == "init")]
@@ -65,12 +60,6 @@ def test_places_keep_the_order_of_call(conftest) -> None:
     (series,) = per_place(conftest.frame(rows), "m")
     assert [place.name for place in series.places] == names
     assert series.places[0].statistics == {"value": 0.5, "std": 0.1, "batches": 4.0}
-
-
-def test_a_subjects_text_and_numbers_are_kept_apart(conftest) -> None:
-    scores = one(conftest)
-    scores["model"] = pd.Series([True] * len(scores), dtype=object)
-    assert Scores(scores).subjects[0].model == "True"
 
 
 def test_records_are_indexed_as_their_tidy_table_is() -> None:
