@@ -61,30 +61,8 @@ def to_toml(request: Request) -> str:
 
     Examples
     --------
-    >>> print(to_toml(Request("r2", "vgg8", "digits", settings={"sites.batch": 8})))
-    measures = [
-        "r2",
-    ]
-    models = [
-        "vgg8",
-    ]
-    data = [
-        "digits",
-    ]
-    weights = [
-        "auto",
-    ]
-    seeds = [
-        0,
-    ]
-    samples = 512
-    split = "test"
-    device = "auto"
-    precision = "native"
-    <BLANKLINE>
-    [set]
-    "sites.batch" = 8
-    <BLANKLINE>
+    >>> to_toml(Request("r2", settings={"sites.batch": 8})).splitlines()[-2:]
+    ['[set]', '"sites.batch" = 8']
     """
     import tomli_w
 

@@ -146,19 +146,8 @@ def shorten(value: object, limit: int = 80) -> str:
 def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Suggest the valid name nearest to an unknown one.
 
-    Parameters
-    ----------
-    name : str
-        The unknown name.
-    names : iterable of str
-        The valid names.
-    prefix : str
-        Prefix of suggested names, such as a family's ``torchvision/``.
-
-    Returns
-    -------
-    str
-        ``"; did you mean 'x'?"``, else the list of valid names, else nothing.
+    The text is ``"; did you mean 'x'?"``, else the list of valid names. They may have a prefix,
+    such as a family's ``torchvision/``.
 
     Examples
     --------

@@ -97,14 +97,7 @@ class Option:
         return _KINDS[self.kind].read is not None
 
     def parse(self, value: object, label: str = "option") -> Any:
-        """Validate a value and convert it to the option's type.
-
-        Parameters
-        ----------
-        value : object
-            The value itself, or its text.
-        label : str
-            Name of the option in messages.
+        """Validate a value, or its text, and convert it to the option's type.
 
         Raises
         ------
@@ -122,13 +115,7 @@ class Option:
             raise RequestError(message) from None
 
     def parse_flags(self, texts: Sequence[str], label: str) -> Any:
-        """Parse the texts of a repeatable flag.
-
-        Raises
-        ------
-        nlbench.RequestError
-            As `parse`, or if a glob of paths matches no file.
-        """
+        """Parse the texts of a repeatable flag; raise as `parse`, or if a glob matches no file."""
         read = _KINDS[self.kind].read
         assert read is not None
         return self.parse(read(texts, label), label)

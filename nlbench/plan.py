@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from nlbench import registry
@@ -104,7 +104,7 @@ def _plan_subjects(
         key = content_key(
             {
                 "subject": {
-                    **{entry.name: getattr(spec, entry.name) for entry in fields(spec)},
+                    **vars(spec),
                     "weights": weights.identity,
                     "options": dict(spec.options),
                 },

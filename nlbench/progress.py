@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from nlbench.errors import RequestError, nearest, one_line
+from nlbench.errors import one_line
 
 
 class Progress(Protocol):
@@ -73,8 +73,6 @@ class ProgressMonitor:
         """Note that the measure has stopped; raise if it took too long."""
 
 
-STYLES = ("auto", "rich", "plain", "none")
-
 LOG_SECONDS = 5.0
 """Minimum time between two lines of ``--progress plain``."""
 
@@ -89,14 +87,7 @@ def create_progress(style: str) -> Bar | PlainProgress:
     ----------
     style : {"auto", "rich", "plain", "none"}
         ``auto``: a bar if standard error is a terminal, else a line every 30 seconds.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is no such style.
     """
-    if style not in STYLES:
-        raise RequestError(f"--progress: unknown '{style}'{nearest(style, STYLES)}")
     if style == "plain":
         return PlainProgress()
     if style == "auto" and not sys.stderr.isatty():
@@ -161,14 +152,9 @@ class Bar:
 
 
 class PlainProgress:
-    """Lines on standard error for a log.
+    """Lines on standard error for a log, with at least `interval` seconds between two of them.
 
-    Parameters
-    ----------
-    interval : float
-        Minimum time between two lines, in seconds.
-    is_quiet : bool
-        If True, print nothing in the first interval, and only steps.
+    If it is quiet, it prints nothing in the first interval, and only steps.
     """
 
     def __init__(self, interval: float = LOG_SECONDS, *, is_quiet: bool = False) -> None:

@@ -183,7 +183,8 @@ def find(group: str, name: str) -> Entry:
     owner = f"{prefix}/*"
     if slash and member and owner in points:
         entry = _families(group, {owner: points[owner]})[prefix]
-        if not claims or _lists(entry.family, member):
+        family = entry.family
+        if not claims or (family and not family.costly and member in family.names()):
             return Entry(group, name, claims + entry.claims, entry.family)
     if not claims:
         hint = nearest(name, entries(group))
@@ -194,10 +195,6 @@ def find(group: str, name: str) -> Entry:
             )
         raise RequestError(f"there is no {GROUPS[group]} '{shorten(name)}'{hint}")
     return Entry(group, name, claims)
-
-
-def _lists(family: Family | None, member: str) -> bool:
-    return family is not None and not family.costly and member in family.names()
 
 
 def load(group: str, name: str) -> Any:

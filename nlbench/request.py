@@ -19,7 +19,6 @@ AUTO_DATA = "auto"
 PRECISIONS = ("native", "tf32", "float64", "bfloat16", "float16")
 RERUN = ("failed", "never", "all")
 EXECUTORS = ("serial", "processes", "dask")
-PROGRESS = ("auto", "rich", "plain", "none")
 
 
 def _option(help: str, default: Any = MISSING, **declaration: Any) -> Any:
@@ -203,18 +202,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Output options of ``nlbench run``.
-
-    Parameters
-    ----------
-    sites : str
-        Short for the setting ``sites.select``.
-    out : str, optional
-        The run's folder; by default named by model and time.
-    report : bool
-        Write a page into it.
-    progress : {"auto", "rich", "plain", "none"}
-    """
+    """Output options of ``nlbench run``."""
 
     sites: str = _option("Sites to measure; short for --set sites.select=….", "")
     out: str | None = _option(
@@ -228,7 +216,7 @@ class RunOptions:
     progress: str = _option(
         "auto, rich, plain or none.",
         "auto",
-        choices=PROGRESS,
+        choices=("auto", "rich", "plain", "none"),
         default_text="auto: rich on a terminal, else a line every 30 s",
     )
 

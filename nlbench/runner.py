@@ -159,11 +159,8 @@ def run(
     KeyboardInterrupt
         On Ctrl-C or a termination signal; finished cells are kept.
     """
-    monitor, execution, folder = (
-        ProgressMonitor(progress),
-        execution or ExecutionOptions(),
-        RunFolder(out),
-    )
+    monitor, folder = ProgressMonitor(progress), RunFolder(out)
+    execution = execution or ExecutionOptions()
     is_new = not folder.holds_a_run() and not os.path.lexists(folder.path)
     with interruptible():
         plan = _plan(request, monitor)

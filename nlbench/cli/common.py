@@ -97,20 +97,15 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
     assert run.path is not None
     page = run.path / "report.html"
     # Printing may fail, if its reader is gone.
-    if report and not _is_newer(page, run.path / "manifest.json"):
+    manifest = run.path / "manifest.json"
+    is_current = page.exists() and page.stat().st_mtime_ns > manifest.stat().st_mtime_ns
+    if report and not is_current:
         page = run.report(page)
     load_reports().print_leaderboard(run, Console())
     files = {"run": run.path, **files, "table": run.path / "scores.csv"}
     files |= {"report": page} if report else {}
     width = max(map(len, ("report", *files))) + 2
     print("", *(f"{name:<{width}}{file}" for name, file in files.items()), sep="\n")
-
-
-def _is_newer(file: Path, other: Path) -> bool:
-    try:
-        return file.stat().st_mtime_ns > other.stat().st_mtime_ns
-    except OSError:
-        return False
 
 
 class Interrupted(BaseException):

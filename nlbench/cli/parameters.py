@@ -1,6 +1,6 @@
 """Declarations of options that several commands share."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,7 +19,7 @@ DatasetSettings = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Seeds = Annotated[list[str] | None, typer.Option(help="Seeds, with commas; 0-9 is a range of ten.")]
 ProgressStyle = Annotated[
-    str,
+    Literal["auto", "rich", "plain", "none"],
     typer.Option(help="auto, rich, plain or none; auto: rich on a terminal, else a few lines."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]

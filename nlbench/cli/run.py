@@ -32,7 +32,19 @@ _OPTIONS: dict[str, Option] = {
 }
 
 
-def run(*, config: Path | None, dry_run: bool, **flags: Any) -> None:
+def run(
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with these options; flags override it.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the cells to measure and their predicted cost, and stop."
+        ),
+    ] = False,
+    **flags: Any,
+) -> None:
     """Measure models, and write records, a table and a report; print the leaderboard."""
     from nlbench.progress import create_progress
 
@@ -76,25 +88,9 @@ def run(*, config: Path | None, dry_run: bool, **flags: Any) -> None:
 
 def _signature() -> inspect.Signature:
     """Return the command's parameters, for Typer."""
-    parameters = [_parameter(name, option) for name, option in _OPTIONS.items()]
-    extra = {
-        "config": Annotated[
-            Path | None, typer.Option(help="TOML file with these options; flags override it.")
-        ],
-        "dry_run": Annotated[
-            bool,
-            typer.Option(
-                "--dry-run", help="Print the cells to measure and their predicted cost, and stop."
-            ),
-        ],
-    }
-    defaults = {"config": None, "dry_run": False}
-    only = inspect.Parameter.KEYWORD_ONLY
-    parameters += [
-        inspect.Parameter(name, only, default=defaults[name], annotation=annotation)
-        for name, annotation in extra.items()
-    ]
-    return inspect.Signature(parameters)
+    options = [_parameter(name, option) for name, option in _OPTIONS.items()]
+    config, dry_run, _ = inspect.signature(run, eval_str=True).parameters.values()
+    return inspect.Signature([*options, config, dry_run])
 
 
 _METAVARS: Mapping[str, str | None] = {

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +29,8 @@ def show(
     ] = False,
 ) -> None:
     """Show a measure, model, dataset or recipe, or the manifest of a run."""
-    if _is_run(name):
+    # The functions of os.path return False for an invalid name instead of raising.
+    if os.path.isfile(f"{name}/manifest.json"):  # noqa: PTH113
         from nlbench.reporting import load_reports
         from nlbench.store.run import load_run
 
@@ -41,7 +41,7 @@ def show(
     try:
         group = group_of(name)
     except RequestError as error:
-        if os.path.isdir(name):  # noqa: PTH112 (returns False for an invalid name instead of raising)
+        if os.path.isdir(name):  # noqa: PTH112
             raise RequestError(f"{name} is not a run: it has no manifest.json") from error
         raise
     if cite:
@@ -52,13 +52,6 @@ def show(
         print(text)
         return
     print(details(group, name))
-
-
-def _is_run(name: str) -> bool:
-    try:
-        return Path(name, "manifest.json").is_file()
-    except OSError:  # Not a valid file name.
-        return False
 
 
 GROUPS = ("measures", "models", "datasets", "recipes")

@@ -192,9 +192,6 @@ def _interrupts_blocked() -> Iterator[None]:
 
     They inherit the blocked signal. In this process it is delivered after the block.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows.
-        yield
-        return
     # If it were started together with the first of those processes, it would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

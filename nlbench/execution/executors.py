@@ -12,6 +12,7 @@ from nlbench.store.record import Record
 
 from .dask_cluster import measure_on_cluster
 from .processes import measure_in_processes
+from .unit_runner import UnitRunner
 from .work_units import Unit, UnmeasuredCells
 from .worker_pool import WorkerPool
 
@@ -38,8 +39,6 @@ def execute(
 def _measure_serially(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | UnmeasuredCells]:
-    # Imported here: a finished run is loaded without PyTorch.
-    from .unit_runner import UnitRunner
 
     unit_runner, monitor = UnitRunner(threads=pool.threads), ProgressMonitor(progress)
     for unit in units:

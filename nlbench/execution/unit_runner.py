@@ -8,14 +8,14 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
 
 from nlbench import registry
-from nlbench.cells import Cell, MeasureSpec, SubjectPlan
+from nlbench.cells import MeasureSpec, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
 from nlbench.introspection.memory import FittingSizes, release_gpu_cache
 from nlbench.introspection.precision import exact_arithmetic
@@ -90,6 +90,10 @@ class UnitRunner:
             yield unmeasured
             return
         keys = {cell.measure.name: cell.key for cell in cells}
+        resolved = ResolvedSettings(
+            tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
+            {cell.measure.probe: cell.measure.probe_options for cell in cells},
+        )
 
         def reload() -> Subject:
             self._subject = None
@@ -97,7 +101,7 @@ class UnitRunner:
 
         yield from records_of(
             subject,
-            self._resolve(cells),
+            resolved,
             machine,
             monitor,
             lambda measure: keys[measure.name],
@@ -184,12 +188,6 @@ class UnitRunner:
                 # Loading raises its errors again.
                 with restored_process_state(), contextlib.suppress(NlbenchError):
                     registry.load(*plugin)
-
-    def _resolve(self, cells: Sequence[Cell]) -> ResolvedSettings:
-        return ResolvedSettings(
-            tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
-            {cell.measure.probe: cell.measure.probe_options for cell in cells},
-        )
 
     def _load(self, unit: Unit, monitor: ProgressMonitor) -> tuple[Subject, Machine]:
         """Load a unit's subject, or return the cached one."""

@@ -72,7 +72,7 @@ class Messenger(ProgressMonitor):
     def loading(self) -> None:
         """Start the time of loading a subject."""
         self._since = time.monotonic()
-        self._send_phase("loading", 0, 0.0)
+        self.send(phase="loading", cell=0, spent=0.0)
 
     def observing(self, probe: str) -> None:
         """Start the time of a probe's pass."""
@@ -81,7 +81,7 @@ class Messenger(ProgressMonitor):
             self._load_seconds = now - self._since
         self._shared_seconds, self._since = self._load_seconds, now
         self._probe = self._probes[probe]
-        self._send_phase("observing", self._probe, self._shared_seconds)
+        self.send(phase="observing", cell=self._probe, spent=self._shared_seconds)
 
     def enter(self, measure: str) -> None:
         """Start the time of a measure in this thread."""
@@ -114,15 +114,11 @@ class Messenger(ProgressMonitor):
         if self._timeout is None:
             return
         if not self._running:
-            self._send_phase("observing", self._probe, self._shared_seconds)
+            self.send(phase="observing", cell=self._probe, spent=self._shared_seconds)
             return
         measure = max(self._running.values(), key=self._seconds.__getitem__)
         spent = self._shared_seconds + self._seconds[measure]
-        self._send_phase("measuring", self._cells[measure], spent)
-
-    def _send_phase(self, name: str, cell: int, spent: float) -> None:
-        """Send the phase that starts, with the seconds that its cell has already taken."""
-        self.send(phase=name, cell=cell, spent=spent)
+        self.send(phase="measuring", cell=self._cells[measure], spent=spent)
 
 
 def main(handle: int, threads: int) -> None:

@@ -75,10 +75,12 @@ def _measure_of(given: object, name: str | None) -> type[Measure]:
     if _is_metric(given):
         return _of_metric(given, name, label)
     if inspect.isfunction(given):
-        if _required_parameters(given):
+        try:
+            inspect.signature(given).bind()
+        except TypeError:
             raise PluginError(
                 f"{label} is a plain function; put @nlbench.site_measure(...) above it"
-            )
+            ) from None
         returned = _call(given, label)
         if _is_metric(returned):
             return _of_metric(returned, name, label)
@@ -120,16 +122,6 @@ def _call(make: Callable[[], Any], label: str) -> Any:
             f"{label} can't be created without arguments ({error_text(error)}); register a "
             "function that creates it"
         ) from error
-
-
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the required positional parameters."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in positional and parameter.default is parameter.empty
-    ]
 
 
 _EXAMPLES = {

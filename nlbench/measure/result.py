@@ -99,11 +99,6 @@ class Value:
 def summarize(values: Iterable[float]) -> dict[str, float]:
     """Compute summary statistics over places.
 
-    Parameters
-    ----------
-    values : iterable of float
-        At least one finite number.
-
     Returns
     -------
     dict of str to float
@@ -209,7 +204,6 @@ class Result:
             One number per place, or complete values.
         n : int
             Number of samples; by default the largest ``n`` of the values.
-        notes : mapping, optional
         summary : callable
             Maps the numbers of the defined places to the statistics of the summary.
 

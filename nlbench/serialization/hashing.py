@@ -101,10 +101,7 @@ def tensor_hash(tensor: Tensor) -> str:
 class SampleHash:
     """Incremental `tensor_hash` of samples in batches.
 
-    Parameters
-    ----------
-    samples : int or None
-        Total number of samples. If None, the hash differs from that of one tensor.
+    Without the total number of samples, the hash differs from that of one tensor.
 
     Examples
     --------

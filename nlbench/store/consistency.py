@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from nlbench.subjects.facts import SubjectFacts
@@ -86,8 +85,7 @@ def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
     >>> changed_subject(facts, {"sample_hash": "b"}).partition(" differs")[0]
     'vgg8 on digits: the sample hash'
     """
-    known = {entry.name: getattr(facts, entry.name) for entry in fields(facts)}
-    current = {name: fact for name, fact in known.items() if fact is not None}
+    current = {name: fact for name, fact in vars(facts).items() if fact is not None}
     for name in changed_keys(recorded, current):
         return (
             f"{facts.model} on {facts.data}: the {name.replace('_', ' ')} differs from "

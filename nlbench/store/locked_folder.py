@@ -19,14 +19,9 @@ from nlbench.serialization.versioned import dump_versioned, parse_versioned
 
 
 class LockedFolder:
-    """A folder with a manifest that one process writes at a time.
+    """A folder with a manifest that one process writes at a time; it need not exist.
 
-    Parameters
-    ----------
-    path : path
-        It need not exist.
-    locked : str
-        Name of the sub-folder that holds the lock; by default the folder itself.
+    The lock is that of a sub-folder if one is named, else of the folder itself.
 
     Examples
     --------
@@ -40,13 +35,9 @@ class LockedFolder:
 
     def __init__(self, path: str | Path, locked: str = "") -> None:
         self.path = Path(path)
+        self.manifest_file = self.path / "manifest.json"
         self._lock = self.path / locked
         self._handle: int | None = None
-
-    @property
-    def manifest_file(self) -> Path:
-        """The manifest's file."""
-        return self.path / "manifest.json"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -45,8 +45,6 @@ class Manifest(Mapping[str, Any]):
 
     Parameters
     ----------
-    nlbench : str
-        Version of nlbench.
     command, request
         Those of the last call.
     environment : mapping
@@ -63,8 +61,7 @@ class Manifest(Mapping[str, Any]):
         Sources and time of a merge.
     order : tuple of str
         Keys of the records.
-    probes : mapping of str to mapping
-        Options of probes.
+
     environments : tuple of mapping
         Environments of all cells, if there are several.
     cells : mapping of str to int

@@ -99,15 +99,10 @@ class Run:
         return [record for record in self.records if record.result.status == "failed"]
 
     def save(self, path: str | Path) -> Path:
-        """Write the run to its own folder: manifest, records and table.
+        """Write the run to its own folder: manifest, records and table. Return the folder.
 
         An interrupted save can be repeated to the same folder; until then the folder is not
         read as a run.
-
-        Returns
-        -------
-        Path
-            The folder.
 
         Raises
         ------

@@ -42,23 +42,12 @@ class RunFolder(LockedFolder):
     'runs/first/cells/3f2a.json'
     """
 
-    FILES = ("manifest.json", "scores.csv", "request.toml")
-
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, "cells")
+        self.cells, self.table_file = self.path / "cells", self.path / "scores.csv"
         self.manifest = Manifest()
         self.records: dict[str, Record] = {}
         self._write_seconds = 0.0
-
-    @property
-    def cells(self) -> Path:
-        """The folder of the records."""
-        return self.path / "cells"
-
-    @property
-    def table_file(self) -> Path:
-        """The file of the tidy table."""
-        return self.path / "scores.csv"
 
     def record_file(self, key: str) -> Path:
         """Return the file of a cell's record."""
@@ -253,7 +242,7 @@ class RunFolder(LockedFolder):
         with contextlib.suppress(OSError):
             # Fails first if there is a cell.
             self.cells.rmdir()
-            for name in self.FILES:
+            for name in ("manifest.json", "scores.csv", "request.toml"):
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
 

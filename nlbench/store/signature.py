@@ -73,7 +73,6 @@ class Signature:
 
         Parameters
         ----------
-        result : Result
         kinds : mapping of str to str, optional
             Maps sites to kinds; see `nlbench.probes.sites.list_sites`.
         name : str
@@ -151,13 +150,7 @@ class Signature:
         return float(dtw.distance(list(self.defined), list(other.defined)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the values over the sites in order of call, with gaps for missing ones.
-
-        Parameters
-        ----------
-        ax : matplotlib axes, optional
-            By default those of a new figure.
-        """
+        """Plot the values over the sites in order of call, by default in a new figure."""
         if ax is None:
             from matplotlib import pyplot
 

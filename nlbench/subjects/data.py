@@ -200,17 +200,6 @@ class Dataset:
     ) -> Iterator[Sample]:
         """Draw the images of `sample` batch by batch, with one batch in memory.
 
-        Parameters
-        ----------
-        count, split, seed
-            See `sample`.
-        batch : int
-            Images in a batch; the last may have fewer.
-
-        Yields
-        ------
-        Sample
-
         Examples
         --------
         >>> from nlbench.models.datasets.digits import digits

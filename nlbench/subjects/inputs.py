@@ -39,7 +39,6 @@ class Arguments:
         Positions or keywords of the tensors.
     shapes : tuple of tuple of int
         Shape of one sample of each tensor.
-    dtypes : tuple of torch.dtype
     constants : tuple of (int or str, value)
         Arguments that are not tensors, such as a flag; equal for all batches.
 
@@ -58,12 +57,7 @@ class Arguments:
 
     @classmethod
     def of(cls, batch: object) -> Arguments:
-        """Derive the layout from one batch.
-
-        Parameters
-        ----------
-        batch : tensor, tuple, list or mapping
-            For ``model(x)``, ``model(*batch)`` or ``model(**batch)``.
+        """Derive the layout from one batch: a tensor, or arguments by position or keyword.
 
         Raises
         ------
@@ -200,7 +194,6 @@ class BatchReader:
 
     Parameters
     ----------
-    model : torch.nn.Module
     labels : bool, str or None
         True: the last of a tuple, or a mapping's ``labels``, are labels. False: there are none.
         A string: the key of a mapping. None: a pair is (inputs, labels) if the model takes one

@@ -18,13 +18,7 @@ from .inputs import Arguments, BatchReader
 
 
 class Batches:
-    """The batches of a loader, which are read only once.
-
-    Parameters
-    ----------
-    loader : iterable
-    reader : BatchReader, optional
-        By default one for a model with one argument.
+    """The batches of a loader, which are read only once; by default for a model with one argument.
 
     Examples
     --------
@@ -147,14 +141,8 @@ def batch_sizes(samples: int, limit: int) -> Sequence[int]:
 def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -> Iterator[Tensor]:
     """Yield batches of nearly equal size from batches of any size.
 
-    Parameters
-    ----------
-    batches : iterable of tensor
-    limit : int
-        Samples in a batch.
-    known_length : int or None
-        If given, the batches have the sizes of `batch_sizes`. Otherwise each has `limit`
-        samples, except that the last one and the remainder are split evenly.
+    If the length is known, they have the sizes of `batch_sizes`. Otherwise each has `limit`
+    samples, except that the last one and the remainder are split evenly.
 
     Examples
     --------

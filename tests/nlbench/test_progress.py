@@ -1,7 +1,6 @@
 import pytest
 
 from nlbench import progress
-from nlbench.errors import RequestError
 from nlbench.progress import create_progress
 
 
@@ -47,8 +46,3 @@ def test_without_a_terminal_a_long_command_prints_lines(clock, capsys):
 def test_none_prints_no_steps(clock, capsys):
     steps("none", clock, [100, 100])
     assert capsys.readouterr().err == "nlbench: one sample is missing\n"
-
-
-def test_an_unknown_style_names_the_nearest():
-    with pytest.raises(RequestError, match="did you mean 'plain'"):
-        create_progress("plane")
