@@ -17,7 +17,7 @@ from nlbench.options import Option, OptionValue
 
 from .linear_algebra.products import product
 from .papers import affinity_paper
-from .statistics.prepared import Prepared, Samples, prepare, prepared
+from .statistics.prepared import Prepared, Samples, prepare, prepared_pair
 from .statistics.samples import check_count
 from .transport.assignment import optimal_matching
 from .transport.covariance import joint_coordinates, regularized_covariance
@@ -101,9 +101,7 @@ def affinity_score(
             "affinity_score does not support vmap, since each pair of samples has its own "
             "assignment problem; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
         )
-    x, y = prepared(x, "x"), prepared(y, "y")
-    if x.shape != y.shape:
-        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+    x, y = prepared_pair(x, y)
     n = check_count(x, y)
     y.check_varies("output")
     x.check_varies("input")

@@ -131,11 +131,8 @@ def rbf_cka(
 
     Raises
     ------
-    nlbench.Undefined
-        For constant features, for fewer than two samples (debiased: four), or if an unbiased HSIC
-        of features with themselves vanishes.
-    nlbench.NotFinite
-        For NaN or infinities.
+    nlbench.Undefined, nlbench.NotFinite
+        As `linear_cka`.
     nlbench.RequestError
         For different numbers of samples, or a bandwidth of 0 or less.
 
@@ -279,7 +276,6 @@ class _GaussianKernel:
 def _gaussian_terms(
     x: Prepared, y: Prepared, kernels: tuple[_GaussianKernel, _GaussianKernel], debiased: bool
 ) -> _HSICTerms:
-    """Compute HSIC with Gaussian kernels."""
     k, l = (kernel.matrix(side) for kernel, side in zip(kernels, (x, y), strict=True))  # noqa: E741
     hsic = _unbiased_hsic if debiased else _biased_hsic
     scale = k.numel()
@@ -368,8 +364,6 @@ class _SumsAccumulator(Accumulator):
 
 
 class _DebiasedAccumulator(_SumsAccumulator):
-    """Unbiased HSIC with the linear kernel."""
-
     def __init__(self) -> None:
         super().__init__(_min_samples(debiased=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,13 +55,6 @@ class _PathCrossings:
 
     def components(self) -> Parts:
         return {"segment": self.crossings, "site": self.sites}
-
-
-def _known_slope_changes(trace: SegmentTrace) -> int | None:
-    try:
-        return slope_changes(trace)
-    except Undefined:
-        return None
 
 
 class Density(PathMeasure):
@@ -132,7 +126,9 @@ class Density(PathMeasure):
                 raise Undefined(trace.refused or "the network is not piecewise affine")
             counts = (trace.crossings,)
             return _PathCrossings(counts, length, None, sites, trace.at_least, trace.error, True)
-        count, changes = trace.crossings, _known_slope_changes(trace)
+        count, changes = trace.crossings, None
+        with suppress(Undefined):
+            changes = slope_changes(trace)
         return _PathCrossings((float(count),), length, changes, sites, count, 0.0, False)
 
     def value_of(self, place: str, path: _PathCrossings) -> Value:

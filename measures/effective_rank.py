@@ -67,8 +67,6 @@ def _from_singular_values(values: Tensor) -> Tensor:
 
 
 class _RankAccumulator(PairsAccumulator):
-    """Samples of one site, stored as rows if there are few and as moments otherwise."""
-
     def statistics(self) -> Mapping[str, float]:
         _check_count(self.pairs.n)
         moments = self.pairs.moments

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.errors import RequestError, Undefined
+from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, PooledMeasure
 
-from .statistics.prepared import Samples, prepared
-from .statistics.samples import check_count
+from .statistics.prepared import Samples, prepared_pair
 
 
 def block_influence(x: Tensor, y: Tensor) -> Tensor:
@@ -73,10 +72,7 @@ def _mean(numbers: Tensor, what: str) -> Tensor:
 
 def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
     """Return 1 - cos and ‖y - x‖ / ‖x‖ of the rows where they are defined."""
-    x, y = prepared(x, "x"), prepared(y, "y")
-    check_count(x, y, at_least=0)
-    if x.shape != y.shape:
-        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+    x, y = prepared_pair(x, y)
     # In units of each row's largest entry, so that no square under- or overflows.
     peak = torch.maximum(x.values.abs(), y.values.abs()).amax(1, keepdim=True)
     some = peak[:, 0] > 0

@@ -262,7 +262,6 @@ class _LinearityAccumulator(Accumulator):
 
 
 def _about(rows: Tensor, mean: Tensor) -> Tensor:
-    """Return the squared distances of rows to a mean."""
     return (rows - mean).square().sum(1)
 
 

@@ -88,20 +88,15 @@ def naswot_score(kernel: Tensor) -> Tensor:
     n = len(kernel)
     if n < 2:
         raise Undefined(f"n = {n}: at least 2 samples are needed")
-    distinct = _distinct_patterns(kernel)
-    if distinct < n:
+    is_repeated = torch.tril(kernel == kernel.diagonal()[:, None], -1).any(1)
+    if is_repeated.any():
+        distinct = n - int(is_repeated.sum())
         raise Undefined(f"n = {n} samples, but different patterns: {distinct}")
     eigenvalues = torch.linalg.eigvalsh(kernel.double())
     if eigenvalues[0] <= n * torch.finfo(torch.float64).eps * eigenvalues[-1]:
         raise Undefined(f"the kernel of {n} samples is singular: there are too few units")
     score: Tensor = eigenvalues.log().sum()
     return score
-
-
-def _distinct_patterns(kernel: Tensor) -> int:
-    """Count the different patterns of a kernel's samples."""
-    is_repeated = torch.tril(kernel == kernel.diagonal()[:, None], -1).any(1)
-    return int((~is_repeated).sum())
 
 
 class Naswot(Measure):

@@ -16,7 +16,7 @@ from nlbench.options import Option
 
 from .papers import affinity_paper
 from .statistics.moments import PairsMeasure
-from .statistics.prepared import Samples, prepared
+from .statistics.prepared import Samples, prepared_pair
 from .statistics.samples import check_count, power_of_two
 
 KINDS = ("relative", "absolute")
@@ -59,22 +59,15 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
-    before, after = _pair(x, y)
-    check_count(before, after, at_least=1)
-    change = _norm(before - after)
+    x, y = prepared_pair(x, y)
+    check_count(x, y, at_least=1)
+    change = _norm(x.values - y.values)
     if kind == "absolute":
         return change
-    size = _norm(before)
+    size = _norm(x.values)
     if size == 0:
         raise Undefined("zero input: the relative norm is not defined")
     return change / size
-
-
-def _pair(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
-    x, y = prepared(x, "x"), prepared(y, "y")
-    if x.shape != y.shape:
-        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
-    return x.values, y.values
 
 
 def _norm(values: Tensor) -> Tensor:
@@ -93,10 +86,10 @@ class _NormAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        before, after = _pair(x, y)
-        self._n += len(before)
-        self._change = math.hypot(self._change, _norm(before - after).item())
-        self._size = math.hypot(self._size, _norm(before).item())
+        x, y = prepared_pair(x, y)
+        self._n += len(x)
+        self._change = math.hypot(self._change, _norm(x.values - y.values).item())
+        self._size = math.hypot(self._size, _norm(x.values).item())
 
     def statistics(self) -> dict[str, float]:
         if self._n == 0:

@@ -170,7 +170,6 @@ def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
-    """Compute R² from moments."""
     inputs, outputs = moments.varying_x, moments.varying_y
     _check_enough(moments.n, moments.inputs)
     moments.check_varies("output")
@@ -197,7 +196,6 @@ def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) 
 
 
 def _score(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
-    """Return R² from the unexplained share."""
     factor = (n - 1) / (n - rank - 1) if kind == "adjusted" else 1.0
     return 1 - factor * unexplained
 

@@ -15,13 +15,13 @@ from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
 from nlbench.probes.replacement import UNFITTED
 
+from .accuracy import IGNORED_LABEL
+
 if TYPE_CHECKING:
     from nlbench.probes.replacement import ReplacedOutputs
 
 MIN_SAMPLES = 2
 
-IGNORED_LABEL = -100
-"""Label of positions without a prediction, such as padding."""
 
 CHUNK_ENTRIES = (2**24, 2**17)
 """Logits compared at a time on other devices, and on the CPU, where they fit into its cache."""
@@ -69,10 +69,8 @@ def divergence(
 
     Returns
     -------
-    divergence : tensor of shape (n,), float64
-        Sum over the sample's positions.
-    positions : tensor of shape (n,), float64
-        Number of positions that count.
+    divergence, positions : tensor of shape (n,), float64
+        As for `loss_change`.
 
     Examples
     --------

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from nlbench.errors import RequestError
+
 from .samples import (
     EPSILON,
     as_samples,
@@ -92,6 +94,14 @@ def prepared(samples: Samples, name: str) -> Prepared:
     if isinstance(samples, Prepared):
         return samples
     return Prepared(as_samples(samples, name), _rounding(samples.dtype))
+
+
+def prepared_pair(x: Samples, y: Samples) -> tuple[Prepared, Prepared]:
+    """Prepare samples of one shape (n, d), or raise `nlbench.RequestError`."""
+    x, y = prepared(x, "x"), prepared(y, "y")
+    if x.shape != y.shape:
+        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+    return x, y
 
 
 def _rounding(dtype: torch.dtype) -> float:

@@ -99,7 +99,8 @@ def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bo
     """
     if not has_exact_float32_products(a):
         return False
-    points = _Points(a, b, _inner(a, a), _inner(b, b), _inner(a, b))
+    inner = torch.linalg.vecdot
+    points = _Points(a, b, inner(a, a), inner(b, b), inner(a, b))
     if a.shape[1] >= MIN_SHORTENED_COORDINATES:
         strongest = a.shape[1] // COORDINATES_PER_STRONGEST
         bounds = _SinglePrecisionBounds(points, *_shorten(points, strongest))
@@ -190,9 +191,3 @@ class _SinglePrecisionBounds:
         smallest = entries.amin(0).double() + self._column
         yield -torch.minimum(smallest, torch.zeros_like(smallest))
         yield points.squares_a - points.inner
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the inner products (n,) of the rows of a and b."""
-    products: Tensor = torch.linalg.vecdot(a, b)
-    return products

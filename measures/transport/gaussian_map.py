@@ -7,7 +7,6 @@ diagonalises both: Wᵀ Σx W = 1 and A = W R Wᵀ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,9 +74,8 @@ class _OptimalMap(torch.autograd.Function):
 
     @staticmethod
     def forward(source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        factors = _diagonalize(source.detach(), target.detach())
-        matrix = gram((factors.outward * factors.roots.sqrt()).T)
-        return matrix, factors.lower, factors.vectors, factors.roots, factors.outward
+        lower, vectors, roots, outward = _diagonalize(source.detach(), target.detach())
+        return gram((outward * roots.sqrt()).T), lower, vectors, roots, outward
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -132,17 +130,8 @@ def _solve_diagonal(values: Tensor, roots: Tensor) -> Tensor:
     return torch.where(positive, values / torch.where(positive, sums, 1.0), 0.0)
 
 
-@dataclass(frozen=True)
-class _Factors:
-    """L, V, the diagonal of R, and W."""
-
-    lower: Tensor
-    vectors: Tensor
-    roots: Tensor
-    outward: Tensor
-
-
-def _diagonalize(source: Tensor, target: Tensor) -> _Factors:
+def _diagonalize(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute L, V, the diagonal of R, and W."""
     if on_one_core(source):
         with single_blas_thread():
             return _by_scipy(source, target)
@@ -151,10 +140,10 @@ def _diagonalize(source: Tensor, target: Tensor) -> _Factors:
     squares, vectors = torch.linalg.eigh(lower.T @ target @ lower)
     roots, vectors = _roots(squares, vectors, lower, target)
     outward = torch.linalg.solve_triangular(lower.T, vectors, upper=True)
-    return _Factors(lower, vectors, roots, outward)
+    return lower, vectors, roots, outward
 
 
-def _by_scipy(source: Tensor, target: Tensor) -> _Factors:
+def _by_scipy(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # Both are symmetric, so their transposes are the same matrices in Fortran order.
     factor, failed = lapack.dpotrf(source.numpy().T, lower=1, clean=1)
     lower = torch.from_numpy(factor)
@@ -163,7 +152,7 @@ def _by_scipy(source: Tensor, target: Tensor) -> _Factors:
     squares, vectors = eigenpairs(middle)
     roots, axes = _roots(torch.from_numpy(squares), torch.from_numpy(vectors), lower, target)
     outward = blas.dtrsm(1.0, factor, axes.numpy(), lower=1, trans_a=1)
-    return _Factors(lower, axes, roots, torch.from_numpy(outward))
+    return lower, axes, roots, torch.from_numpy(outward)
 
 
 def _check_pivots(lower: Tensor, source: Tensor, failed: bool) -> None:
@@ -181,7 +170,9 @@ def _roots(
     """Compute R (r,) and V (r, r), from L and Σy themselves if their product is inaccurate."""
     if squares[0] > MIN_EIGENVALUE_RATIO * squares[-1]:
         return squares.sqrt(), vectors
-    return _singular_pairs(_factor(target).T @ lower)
+    # Singular values of B are the roots of the eigenvalues of BᵀB, but small ones are accurate too.
+    _, roots, rows = singular_value_decomposition(_factor(target).T @ lower)
+    return roots, rows.T
 
 
 def _factor(matrix: Tensor) -> Tensor:
@@ -192,12 +183,3 @@ def _factor(matrix: Tensor) -> Tensor:
         eigenvalues, vectors = torch.linalg.eigh(matrix)
         factor = vectors * eigenvalues.clamp(min=0).sqrt()
     return factor
-
-
-def _singular_pairs(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the singular values (r,) of B, and its right singular vectors in columns (r, r).
-
-    They are the roots of the eigenvalues of BᵀB, but small ones are accurate too.
-    """
-    _, roots, rows = singular_value_decomposition(factor)
-    return roots, rows.T

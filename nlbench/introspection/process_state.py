@@ -114,7 +114,10 @@ class _Snapshot:
             return
         for (name, kind), before in zip(_CLASSES.items(), self._forwards, strict=True):
             if vars(kind).get("forward") is not before:
-                _restore_attribute(kind, "forward", before)
+                if before is None:
+                    delattr(kind, "forward")
+                else:
+                    setattr(kind, "forward", before)  # noqa: B010 (mypy refuses an assignment)
                 yield f"{name}.forward"
 
 
@@ -146,13 +149,6 @@ def _is_wrapped_by_torch(now: object, before: object) -> bool:
 
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared with a file name
-
-
-def _restore_attribute(kind: type, name: str, before: object) -> None:
-    if before is None:
-        delattr(kind, name)
-    else:
-        setattr(kind, name, before)
 
 
 _OWNERS: dict[str, Any] = {
@@ -303,11 +299,7 @@ _SETTINGS = [
         _deterministic_mode,
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
     ),
-    _Setting(
-        "torch.is_anomaly_enabled",
-        torch.is_anomaly_enabled,
-        lambda value: torch.set_anomaly_enabled(value),
-    ),
+    _Setting("torch.is_anomaly_enabled", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     _Setting(
         "torch.backends.mha.get_fastpath_enabled",
         torch.backends.mha.get_fastpath_enabled,
