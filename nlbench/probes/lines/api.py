@@ -84,9 +84,6 @@ def trace_segment(
     resolution : int
         For ``sampling``: number of steps.
 
-    Returns
-    -------
-    SegmentTrace
 
     Raises
     ------

@@ -35,11 +35,6 @@ def forecast(
 ) -> str:
     """Predict method, boundaries, forward passes and time of tracing a subject's paths.
 
-    Parameters
-    ----------
-    model, samples, options, resources
-        As for `nlbench.probes.Probe.observe`.
-
     Raises
     ------
     nlbench.Undefined

@@ -204,9 +204,6 @@ def integrate_along(
     memory : int, optional
         Memory limit in bytes; by default half of the free memory.
 
-    Yields
-    ------
-    SegmentEstimate
 
     Raises
     ------

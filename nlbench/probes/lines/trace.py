@@ -12,7 +12,7 @@ from torch import Tensor
 from nlbench.errors import Undefined
 
 if TYPE_CHECKING:
-    from .images import SegmentImage
+    from .segment_image import SegmentImage
 
 SLOPE_TOLERANCE_EPS = 256
 """Rounding error of an output, in machine epsilons of its largest magnitude on the segment."""

@@ -47,13 +47,12 @@ def check_trace(
 
     Parameters
     ----------
-    program : nlbench.probes.lines.recording.program.Program
+    program : Program
         Recorded from the network.
     network : torch.nn.Module
         In the dtype of the points.
     points : tensor of shape (2, *input)
         The segment's ends.
-    trace : nlbench.probes.lines.trace.SegmentTrace
     batch_points : int
         Maximum number of points computed at a time, at least 4.
 

@@ -50,13 +50,8 @@ class PointMemory:
 
     def times(self, count: int) -> PointMemory:
         """Return the memory of `count` tensors in place of each."""
-        return PointMemory(
-            count * self.width,
-            count * self.step,
-            count * self.waiting,
-            count * self.reserve,
-            self.constants,
-        )
+        scaled = (count * x for x in (self.width, self.step, self.waiting, self.reserve))
+        return PointMemory(*scaled, self.constants)
 
 
 def share_out(
@@ -74,8 +69,6 @@ def share_out(
 
     Parameters
     ----------
-    needs : PointMemory
-    device : torch.device
     memory : int or None
         Bytes that may be used; None: half of the free memory.
     limit : int
@@ -146,7 +139,6 @@ def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
 
     Parameters
     ----------
-    program : Program
     inputs : tensor of shape (m, *input)
         With fewer than two, steps that bend are not measured.
 

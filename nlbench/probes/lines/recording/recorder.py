@@ -305,7 +305,8 @@ class Recorder(DispatchMode):
             raise self._refusal(name, _MOVES_SAMPLES)
         if name in ("copy", "fill", "zero") and written:
             return self._copy(func, args, spec, traced)
-        if name in _CLAMPS and "out" not in kwargs and _has_tensors(args[1:], kwargs):
+        has_tensors = any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
+        if name in _CLAMPS and "out" not in kwargs and has_tensors:
             return self._decompose(partial(_clamp, name), name, args, kwargs, written)
         if not known(name).traced:
             return self._decompose(func.decompose, name, args, kwargs)
@@ -318,7 +319,8 @@ class Recorder(DispatchMode):
             if len(written) != 1 or written[0] is not args[0]:
                 raise self._refusal(name, "it writes into a given tensor")
             # The result overwrites the first argument, so a constant is copied.
-            spec = (_copied_constant(spec[0]), *spec[1:])
+            first = spec[0].clone() if isinstance(spec[0], Tensor) else spec[0]
+            spec = (first, *spec[1:])
             function = out_of_place(func, name)
         shapes = tuple(tuple(a.shape) for a in traced)
         result = func(*args, **kwargs)
@@ -393,7 +395,7 @@ class Recorder(DispatchMode):
     def _add(
         self, call: RecordedCall, traced: list[Tensor], result: Any, written: list[Tensor]
     ) -> None:
-        inputs = [self._value_of(a) for a in traced]
+        inputs = [(self._values if a in self._values else self._transposed)[a] for a in traced]
         for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
             if not written and tensor in self._values:
                 continue  # The operation returned its input.
@@ -486,9 +488,6 @@ class Recorder(DispatchMode):
         call = RecordedCall("assigned", _expand, (*arguments, places, source), {}, shapes, shape)
         self._add_step("copy", list(numbers), _rule_of(call), tensor)
 
-    def _value_of(self, tensor: Tensor) -> int:
-        return self._values[tensor] if tensor in self._values else self._transposed[tensor]
-
     def _shape_of(self, value: int) -> tuple[int, ...]:
         return self.steps[value - 1].shape if value else self._input_shape
 
@@ -502,10 +501,6 @@ class Recorder(DispatchMode):
 
 _MOVES_SAMPLES = "it moves or drops the batch axis"
 _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
-
-
-def _has_tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
 
 
 def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
@@ -553,10 +548,6 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.expand(len(x), *shape[1:])
-
-
-def _copied_constant(argument: Any) -> Any:
-    return argument.clone() if isinstance(argument, Tensor) else argument
 
 
 def _part(function: Callable[..., Any], index: int) -> Callable[..., Any]:

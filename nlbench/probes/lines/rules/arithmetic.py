@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -450,10 +449,6 @@ def sum_bound(axes: list[int], keepdim: bool) -> Bound:
     return bound
 
 
-MAX_TILE_MEMBERS = 9
-"""Maximum size of a window for which a CPU adds slices in half the time of average pooling."""
-
-
 @line_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pooling(call: RecordedCall) -> Rule:
     only_first_traced(call)
@@ -461,33 +456,7 @@ def average_pooling(call: RecordedCall) -> Rule:
     kernel = per_axis(call.argument(1, "kernel_size"), axes)
     terms = math.prod(kernel)
     divisor = call.argument(6, "divisor_override") or terms
-    stride = per_axis(call.argument(2, "stride") or kernel, axes)
-    tiled = [n * k for n, k in zip(call.shape[-axes:], kernel, strict=True)]
-    padded = any(per_axis(call.argument(3, "padding", 0), axes))
-    if (
-        stride != kernel
-        or padded
-        or tiled != list(call.shapes[0][-axes:])
-        or terms > MAX_TILE_MEMBERS
-    ):
-        return Rule(call.apply, _averages(axes, terms, divisor))
-    # Members are added in the same order as by average pooling.
-    members: list[tuple[Any, ...]] = [
-        (..., *(slice(first, None, k) for first, k in zip(firsts, kernel, strict=True)))
-        for firsts in itertools.product(*map(range, kernel))
-    ]
-
-    def apply(points: Sequence[Tensor]) -> Tensor:
-        x = points[0]
-        if x.dtype != torch.float64 or x.device.type != "cpu" or len(members) < 2:
-            result: Tensor = call.apply(points)
-            return result
-        total = x[members[0]] + x[members[1]]
-        for member in members[2:]:
-            total += x[member]
-        return total.div_(divisor)
-
-    return Rule(apply, _averages(axes, terms, divisor), direct=call.apply)
+    return Rule(call.apply, _averages(axes, terms, divisor))
 
 
 @line_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")

@@ -51,10 +51,8 @@ def kinked_function(
     ----------
     kinks : sequence of float
         In increasing order.
-    call : RecordedCall
     slopes : sequence of tensor or float
         Slopes of the pieces from left to right: one more than there are kinks.
-    mask : tensor, optional
     """
     if not kinks:
         return Rule(call.apply, scaled(_size(slopes[0])))

@@ -319,7 +319,6 @@ def envelopes(
 
     Parameters
     ----------
-    call : RecordedCall
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     lines : callable

@@ -123,12 +123,6 @@ def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) 
     both samples. Where a sample lies on a boundary, its neighbours are compared, and the change
     counts as after it.
 
-    Parameters
-    ----------
-    pieces : Kinks, Leaders or Ranks
-    inputs, bounds
-        See `Rule`.
-
     Examples
     --------
     >>> x = torch.tensor([[0.0], [1.0], [0.0], [-1.0], [-1.0]])
@@ -164,47 +158,9 @@ def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
     interval, unit, share : tensor of shape (m,)
         The unit is an index into the flattened margins of a point.
     """
-    flat, spread = margin[:, None].flatten(1), _by_unit(noise, margin)
-    # Each `nonzero` synchronises with a GPU, and so does indexing by a mask: there all conditions
-    # are evaluated first. A CPU evaluates the second condition only where the first holds.
-    if margin.is_cuda:
-        wide = noise.expand_as(margin)
-        crosses = _opposite(margin[:-1], margin[1:], wide[:-1], wide[1:])
-        interval, unit = _nonzero(crosses[:, None].flatten(1))
-        left, right = flat[interval, unit], flat[interval + 1, unit]
-    else:
-        above = margin > noise
-        interval, unit = _nonzero((above[:-1] ^ above[1:])[:, None].flatten(1))
-        left, right = flat[interval, unit], flat[interval + 1, unit]
-        cell = unit // max(1, flat.shape[1] // max(1, spread.shape[1]))
-        crosses = _opposite(left, right, spread[interval, cell], spread[interval + 1, cell])
-        interval, unit = interval[crosses], unit[crosses]
-        left, right = left[crosses], right[crosses]
-    left, right = left.double(), right.double()
+    above, below = margin > noise, margin < -noise
+    crosses = above[:-1] & below[1:] | below[:-1] & above[1:]
+    interval, unit = crosses[:, None].flatten(1).nonzero().unbind(1)
+    flat = margin[:, None].flatten(1)
+    left, right = flat[interval, unit].double(), flat[interval + 1, unit].double()
     return interval, unit, left / (left - right)
-
-
-def _by_unit(noise: Tensor, margin: Tensor) -> Tensor:
-    """Flatten the noise to (P, n), each number for the same number of consecutive units."""
-    axes = max((i + 1 for i, size in enumerate(noise.shape) if size > 1), default=0)
-    if noise.shape[:axes] != margin.shape[:axes] or not axes:
-        noise = noise.expand_as(margin)
-    return noise[:, None].flatten(1)
-
-
-def _opposite(left: Tensor, right: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """Return True where values lie on both sides of zero, beyond the noise."""
-    return ((left > near) & (right < -far)) | ((left < -near) & (right > far))
-
-
-def _nonzero(flags: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of each True in a bool matrix, row by row."""
-    columns, word = flags.shape[1], 8
-    if columns and columns % word == 0 and not flags.is_cuda:
-        # Few are True, so eight are tested at a time.
-        words = flags.reshape(-1).view(torch.int64).nonzero().squeeze(1)
-        hit, bit = flags.reshape(-1, word)[words].nonzero().unbind(1)
-        flat = words[hit] * word + bit
-        return flat // columns, flat % columns
-    row, column = flags.nonzero().unbind(1)
-    return row, column

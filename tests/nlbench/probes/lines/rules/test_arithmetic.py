@@ -25,19 +25,3 @@ def test_convolution_across_samples_equals_that_of_each(layer):
     expected = torch.cat([layer(one[None]) for one in x])
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    "pool",
-    [
-        nn.AvgPool1d(2),
-        nn.AvgPool2d((3, 2)),
-        nn.AvgPool2d(2, divisor_override=3),
-        nn.AvgPool3d(2),
-        nn.AvgPool2d(3, padding=1),
-    ],
-)
-def test_tiled_averages_equal_pooling(pool):
-    x = torch.randn(5, 2, *{1: (6,), 2: (6, 6), 3: (4, 2, 6)}[int(type(pool).__name__[-2])])
-    x = x.double()
-    assert torch.equal(run_program(record_program(pool, x[:1].clone()), x), pool(x))
