@@ -102,8 +102,6 @@ class Entry:
     ----------
     claims : tuple of EntryPoint
         Usually one; several if plugins claim the same name.
-    family : Family or None
-        The family of a member.
     """
 
     group: str

@@ -17,8 +17,6 @@ class Check:
     outcome : {"kept", "broken", "not claimed", "not checked"}
         ``not claimed``: the value changes, and the measure doesn't declare that it is
         invariant. ``not checked``: the detail has the reason.
-    detail : str
-        The numbers, or the reason.
     """
 
     name: str

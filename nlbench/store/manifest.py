@@ -61,7 +61,6 @@ class Manifest(Mapping[str, Any]):
         Sources and time of a merge.
     order : tuple of str
         Keys of the records.
-
     environments : tuple of mapping
         Environments of all cells, if there are several.
     cells : mapping of str to int

@@ -18,10 +18,6 @@ class SubjectFacts:
     ----------
     model, weights, data : str
         Names in the table of scores.
-    weights_metadata : mapping
-        Metadata of the checkpoint.
-    parameters : int
-        Number of the model's parameters.
     batch_norm : str
         Origin of the batch-norm statistics if they are not trained.
     weights_hash : str

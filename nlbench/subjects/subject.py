@@ -27,8 +27,6 @@ class Subject:
     labels : tensor of shape (n,) or None
     images : tensor or None
         Images before normalisation.
-    normalize : callable
-        Converts images to inputs.
     stream : Batches or None
         All samples, if they don't fit into memory.
 
