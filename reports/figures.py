@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
     drawn = {
         subjects.index(series.label): series
         for series in per_place(table, name)
-        if series.has_value
+        if any(math.isfinite(place.value) for place in series.places)
     }
     if not drawn:
         raise RequestError(f"{name} has no value at any place; expected at least one")

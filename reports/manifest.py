@@ -66,7 +66,9 @@ def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "unfinished", "interrupted, or still running"
     if "merged" in manifest:
         yield "merged", ", ".join(map(str, manifest["merged"].get("from", [])))
-    yield from _pairs("request", manifest.get("request", {}))
+    for key, value in manifest.get("request", {}).items():
+        if value not in ({}, [], "", None):
+            yield "request", f"{key} {_value_text(value)}"
     yield from _environment_lines(manifest.get("environment", {}))
     for other in manifest.get("environments", [])[1:]:
         yield "environment", ", ".join(text for _, text in _environment_lines(other))
@@ -79,12 +81,6 @@ def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "subject", _subject_line(subject)
     for call in manifest.get("calls", []):
         yield "call", f"{call.get('started', '')} {call.get('seconds', 0)} s {call['command']}"
-
-
-def _pairs(title: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if value not in ({}, [], "", None):
-            yield title, f"{key} {_value_text(value)}"
 
 
 def _environment_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

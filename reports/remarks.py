@@ -10,7 +10,7 @@ from typing import Any
 from .layout import NamedRun, Table
 from .leaderboard import Row, is_training
 from .manifest import settings_of
-from .tables import Scores, Series
+from .tables import Scores
 from .text import count
 
 _MAX_NAMES_SHOWN = 6
@@ -108,9 +108,8 @@ def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[R
     data = list(dict.fromkeys(s.data for s in scores.subjects if s.data != "given"))
     if data:
         parts.append(", ".join(data) if len(data) < 4 else count(len(data), "dataset"))
-    samples = sorted(
-        {int(s["samples"]) for run in runs for s in _subjects(run) if s.get("samples") is not None}
-    )
+    subjects = (s for run in runs for s in run.manifest.get("subjects") or [])
+    samples = sorted({int(s["samples"]) for s in subjects if s.get("samples") is not None})
     if samples:
         least = "" if len(samples) == 1 else f"{samples[0]:,} to "
         parts.append(f"{least}{count(samples[-1], 'sample')}")
@@ -128,10 +127,6 @@ def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
     partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
     some = f"; {partly} {'lacks' if partly == 1 else 'lack'} some places" if partly else ""
     return f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}."
-
-
-def _subjects(run: NamedRun) -> list[Mapping[str, Any]]:
-    return list(run.manifest.get("subjects") or [])
 
 
 def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
@@ -184,7 +179,14 @@ def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
         and (cell.status != "absent" or not subject.run or name in requested.get(subject.run, ()))
     ]
     for subject, name, cell in cells:
-        missing += _place_gaps(Series(subject.label, cell.places), name)
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for place in cell.places:
+            if place.status != "ok":
+                grouped.setdefault((place.status, place.reason), []).append(place.name)
+        missing += [
+            Gap(subject.label, name, _enumerate(places), status, reason)
+            for (status, reason), places in grouped.items()
+        ]
     return missing
 
 
@@ -196,17 +198,6 @@ def gap_table(missing: Iterable[Gap]) -> Table:
         grouped.setdefault(key, []).append(gap.subject)
     rows = [(key[0], _enumerate(subjects), *key[1:]) for key, subjects in grouped.items()]
     return Table(("measure", "network", "where", "status", "reason"), tuple(rows))
-
-
-def _place_gaps(series: Series, measure: str) -> list[Gap]:
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for place in series.places:
-        if place.status != "ok":
-            grouped.setdefault((place.status, place.reason), []).append(place.name)
-    return [
-        Gap(series.label, measure, _enumerate(places), status, reason)
-        for (status, reason), places in grouped.items()
-    ]
 
 
 def _enumerate(names: Sequence[str]) -> str:

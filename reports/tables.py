@@ -59,11 +59,6 @@ class Series:
     label: str
     places: tuple[Place, ...]
 
-    @property
-    def has_value(self) -> bool:
-        """True if any place has a value."""
-        return any(math.isfinite(place.value) for place in self.places)
-
 
 @dataclass(frozen=True)
 class TableSubject:
@@ -277,7 +272,7 @@ class _CellBuilder:
         if status == "ok":
             statistics[statistic] = float(value)
         if place not in self.about or statistic == "value":
-            self.about[place] = (0 if n is None or n != n else int(n), status, reason)
+            self.about[place] = (int(n), status, reason)
 
     def build(self) -> TableCell:
         places = tuple(
@@ -320,8 +315,8 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     keys = [name for name in _SUBJECT if name in table.columns]
     for name in (*keys, "measure", "place", "statistic", "status", "reason"):
         # Plain values, each distinct one once, are read several times as fast and take less memory.
-        codes, distinct = pd.factorize(table[name])
-        table[name] = pd.Series(distinct.to_numpy(dtype=object)[codes], dtype=object)
+        codes, values = pd.factorize(table[name])
+        table[name] = pd.Series(values.to_numpy(dtype=object)[codes], dtype=object)
     _check_unique(table, keys)
     varying = [name for name in keys if name == "model" or len(set(table[name])) > 1]
     distinct = list(dict.fromkeys(_rows(table, keys)))

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from nlbench.store.run import Run
-
 
 MODEL, DATA = "vgg8", "digits"
 RANDOM_SHARES = (0.2, 0.4, 0.6)
@@ -85,7 +83,11 @@ class EarlyOrLate(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare accuracies where the path lengths are equal."""
-        table, harder = (_sorted_networks(runs[part]) for part in ("run", "harder"))
+        order = ["mode", "omega", "seed"]
+        table, harder = (
+            network_table(runs[part]).sort_values(order, ignore_index=True)
+            for part in ("run", "harder")
+        )
         harder.loc[harder.model != HARDER_MODEL, "mode"] = "shallow"
         reference = float(as_trained(table).accuracy)
         late = by_omega(table)
@@ -156,10 +158,6 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
             for omega in omegas[mode]
         ]  # fmt: skip
     return files
-
-
-def _sorted_networks(run: Run) -> pd.DataFrame:
-    return network_table(run).sort_values(["mode", "omega", "seed"], ignore_index=True)
 
 
 def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:

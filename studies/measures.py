@@ -102,7 +102,8 @@ class Measures(Study):
             for ladder in TWICE_MEASURED:
                 for measure in names:
                     (fields,) = requests_of(context, LADDERS[ladder], TWICE_MEASURED_SEEDS)
-                    settings = {**fields["settings"], f"{_family(LADDERS[ladder])}.seed": 1}
+                    family = LADDERS[ladder].data.partition("/")[0]
+                    settings = {**fields["settings"], f"{family}.seed": 1}
                     fields |= {"settings": applicable(settings, (measure,), fields["data"][0])}
                     part = f"{ladder}.{measure}"
                     runs[part] = alone.run(Request((measure,), **fields), part)
@@ -141,10 +142,6 @@ class Measures(Study):
             _remarks(cells, list(shipped.measure.unique())),
             headline=_headline(questions),
         )
-
-
-def _family(ladder: Ladder) -> str:
-    return ladder.data.partition("/")[0]
 
 
 def requests_of(

@@ -296,15 +296,11 @@ def _by_task(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["task", "spearman"], ascending=[True, False])
 
 
-def _wide(frame: pd.DataFrame, column: str = "spearman") -> pd.DataFrame:
-    return frame.pivot_table(index=["task", "seed"], columns="criterion", values=column)
-
-
 def _differences(
     frame: pd.DataFrame, first: str, second: str, column: str = "spearman"
 ) -> NDArray[np.float64]:
     """Return the differences of two criteria over the networks that have both."""
-    wide = _wide(frame, column)
+    wide = frame.pivot_table(index=["task", "seed"], columns="criterion", values=column)
     if first not in wide or second not in wide:
         return np.empty(0)
     return (wide[first] - wide[second]).dropna().to_numpy(dtype=np.float64)

@@ -137,7 +137,8 @@ class SecretlyLinear(Study):
 
     def measure(self, context: Context) -> Runs:
         """Measure a small GPT trained and initialised, and the language models of the zoo."""
-        runs = {name: _run(context, name, ("trained",), (0,)) for name in self._zoo(context)}
+        zoo = [] if context.quick else [n for n in list(SUBJECTS)[1:] if not _member(n).problem]
+        runs = {name: _run(context, name, ("trained",), (0,)) for name in zoo}
         if SMOLLM2 in runs:
             runs[SMOLLM2 + MLP] = _run(context, SMOLLM2, ("trained",), (0,), "mlp")
         seeds = context.seeds_or(3)
@@ -153,10 +154,6 @@ class SecretlyLinear(Study):
             for of in ("blocks", "mlp")
         }
         return {**drawn, **runs}
-
-    def _zoo(self, context: Context) -> list[str]:
-        names = [] if context.quick else list(SUBJECTS)[1:]
-        return [name for name in names if not _member(name).problem]
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the order of blocks by each score with the order by cost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -240,7 +241,7 @@ class Removal:
 
     def _outputs(self, maps: Mapping[str, AffineMap]) -> Tensor:
         replacements = {
-            self._calls[name].call: _replacement(affine, self._calls[name].channel_axis)
+            self._calls[name].call: partial(affine, channel_axis=self._calls[name].channel_axis)
             for name, affine in maps.items()
         }
         with evaluation_mode(self._model), without_fast_path():
@@ -252,10 +253,6 @@ def _divergence(before: Tensor, after: Tensor) -> Tensor:
     """Return KL of each row's class probabilities."""
     p, q = (logits.double().log_softmax(-1) for logits in (before, after))
     return (p.exp() * (p - q)).sum(-1)
-
-
-def _replacement(affine: AffineMap, axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda x: affine(x, axis)
 
 
 def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> float:
