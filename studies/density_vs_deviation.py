@@ -58,12 +58,10 @@ class DensityVsDeviation(ColumnPaths):
         for part, network in NETWORKS.items():
             if part in runs:
                 deviation, density = (path_values(runs[part], name) for name in MEASURES)
-                both[network] = deviation.merge(
-                    density, on=["setting", "seed", "place"], suffixes=("_deviation", "_density")
-                )
-                table = _correlations(network, both[network])
+                both[network] = merge_measures(deviation, density)
+                table = correlate_measures(network, both[network])
                 tables.append(table)
-                verdicts += _verdicts(table)
+                verdicts += correlation_verdicts(table)
                 remarks += [size_remark(deviation, network), *unfitted_remarks(runs[part])]
         figure = _figure(tables[0], both["VGG8"])
         return Findings(
@@ -78,7 +76,14 @@ class DensityVsDeviation(ColumnPaths):
         )
 
 
-def _correlations(network: str, both: pd.DataFrame) -> pd.DataFrame:
+def merge_measures(deviation: pd.DataFrame, density: pd.DataFrame) -> pd.DataFrame:
+    """Return the `path_values` of both measures in one row per network and path."""
+    return deviation.merge(
+        density, on=["setting", "seed", "place"], suffixes=("_deviation", "_density")
+    )
+
+
+def correlate_measures(network: str, both: pd.DataFrame) -> pd.DataFrame:
     """Correlate both measures over the paths of each network, by setting."""
     rows = []
     for setting in sorted_settings(both.setting):
@@ -94,7 +99,8 @@ def _correlations(network: str, both: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _verdicts(table: pd.DataFrame) -> list[Verdict]:
+def correlation_verdicts(table: pd.DataFrame) -> list[Verdict]:
+    """Judge a column of table 1 by the correlations of its settings."""
     return [
         Verdict(
             ("" if row.network == "VGG8" else f"{row.network}: ")

@@ -38,14 +38,14 @@ class Noise(ClosedPaths):
         deviation, density = by_measure["absdev"], by_measure["density"]
         noisy = [name for name in sorted_settings(values["absdev"].setting) if "noise" in name]
         verdicts = [
-            _is_lower(
+            is_lower(
                 "Networks of wrong labels deviate more than those of clean ones",
                 "deviation lowest for clean labels, higher the more labels are wrong",
                 deviation,
                 ["clean"],
                 noisy,
             ),
-            _is_lower(
+            is_lower(
                 "VGG8 has more regions for clean labels than for any share of wrong ones",
                 "yes, on CIFAR-10",
                 density,
@@ -54,7 +54,7 @@ class Noise(ClosedPaths):
             ),
         ]
         if "augmented" in deviation.index.get_level_values(0):
-            augmented = _is_lower(
+            augmented = is_lower(
                 "Augmented training deviates less than plain training",
                 "clearly apart",
                 deviation,
@@ -76,7 +76,7 @@ class Noise(ClosedPaths):
         )
 
 
-def _is_lower(
+def is_lower(
     claim: str,
     published: str,
     by_network: pd.Series,

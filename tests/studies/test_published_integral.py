@@ -6,10 +6,11 @@ from scipy.integrate import quad
 
 import nlbench
 from nlbench import registry
-from nlbench.probes.lines import trace_segment
+from nlbench.probes.lines import estimate_segment, trace_segment
 from nlbench.studies.published_integral import (
     AbsdevAsPublished,
     PublishedIntegral,
+    estimate_as_published,
     integral_as_published,
 )
 
@@ -54,3 +55,35 @@ def test_the_study_compares_both_segment_by_segment():
 def test_it_is_no_registered_measure():
     assert AbsdevAsPublished.name not in registry.entries("measures")
     assert AbsdevAsPublished.more_means == "neither"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_estimate_without_regions_is_near_the_integral(seed):
+    torch.manual_seed(seed)
+    layers = torch.nn.Linear(3, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300), torch.nn.ReLU()
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(300, 2)).double()
+    ends = torch.full((3,), -2.0), torch.tensor([2.0, 1.0, 3.0])
+    trace = trace_segment(model, *ends)
+    exact = integral_as_published(trace.t, trace.values, trace.length)
+    estimate = estimate_segment(model, *ends, tolerance=0.02)
+    found, error = estimate_as_published(estimate)
+    assert len(estimate.t) < trace.regions / 20
+    assert ((found - exact).abs() <= error).all()
+    assert found.tolist() == pytest.approx(exact.tolist(), rel=0.04)
+
+
+def test_estimated_paths_have_an_error_and_smooth_networks_no_integral():
+    def measured(model, **options):
+        settings = {f"lines.{name}": value for name, value in options.items()}
+        run = nlbench.evaluate(model, torch.randn(4, 3), [AbsdevAsPublished], settings=settings)
+        return run[AbsdevAsPublished.name]
+
+    paths = {"paths": "random", "number": 2, "anchors": 2}
+    estimated = measured(network().float(), method="refined", **paths).values[0].statistics
+    assert set(estimated) == {"value", "error"}
+    exact = measured(network().float(), method="exact", **paths).values[0].statistics
+    assert set(exact) == {"value", "shortened"}
+    smooth = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    result = measured(smooth, method="auto", **paths)
+    assert result.status == "undefined"
+    assert "smooth" in result.reason
