@@ -11,8 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,8 +153,7 @@ def _trace_group(
         yield SegmentTrace(t, y.double(), length, origins, program.sites, precision=precision)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Points at the end of the program: `t`, `origins`, `owner` (P,) and outputs (P, k)."""
 
     t: Tensor
@@ -216,12 +214,7 @@ class _OutputParts:
 
 
 def _concatenate(parts: Sequence[_Part]) -> _Part:
-    return _Part(
-        *(
-            torch.cat([getattr(part, name) for part in parts])
-            for name in ("t", "values", "origins", "owner")
-        )
-    )
+    return _Part(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _advance(

@@ -50,8 +50,8 @@ class PointMemory:
 
     def times(self, count: int) -> PointMemory:
         """Return the memory of `count` tensors in place of each."""
-        scaled = (count * x for x in (self.width, self.step, self.waiting, self.reserve))
-        return PointMemory(*scaled, self.constants)
+        width, step = count * self.width, count * self.step
+        return PointMemory(width, step, count * self.waiting, count * self.reserve, self.constants)
 
 
 def share_out(

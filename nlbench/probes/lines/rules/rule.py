@@ -125,7 +125,7 @@ def only_first_traced(call: RecordedCall, why: str = "its parameters depend on t
 
 def inner_axis(call: RecordedCall, place: int) -> int:
     """Return the axis that a call works along; raise if it is that of the samples."""
-    axis = int(call.argument(place, "dim")) % len(call.shapes[0])
+    axis = int(call.argument(place, "dim", 0)) % len(call.shapes[0])
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")
     return axis

@@ -24,18 +24,12 @@ def same(call: RecordedCall) -> Rule:
     return Rule(call.apply, unchanged)
 
 
-@line_rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
+@line_rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as", "expand", "expand_as")
 def view(call: RecordedCall) -> Rule:
+    to_shape = Tensor.expand if call.name.startswith("expand") else Tensor.reshape
+
     def apply(points: Sequence[Tensor]) -> Tensor:
-        return points[0].reshape(len(points[0]), *call.shape[1:])
-
-    return Rule(apply, rearranged(apply))
-
-
-@line_rule("expand", "expand_as")
-def expand(call: RecordedCall) -> Rule:
-    def apply(points: Sequence[Tensor]) -> Tensor:
-        return points[0].expand(len(points[0]), *call.shape[1:])
+        return to_shape(points[0], len(points[0]), *call.shape[1:])
 
     return Rule(apply, rearranged(apply))
 
@@ -49,6 +43,7 @@ def expand(call: RecordedCall) -> Rule:
 )  # fmt: skip
 @line_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 @line_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+@line_rule(*(f"{mode}_pad{axes}d" for mode in ("reflection", "replication") for axes in (1, 2, 3)))
 def rearrangement(call: RecordedCall) -> Rule:
     only_first_traced(call)
     return Rule(call.apply, rearranged(call.apply))
@@ -92,17 +87,14 @@ def repeat_samples(constant: Any, count: int) -> Any:
 @line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
 def putting(call: RecordedCall) -> Rule:
     """Create the rule of numbers written, or added, into a tensor at fixed places."""
-    tensors = {"scatter": (0, 3), "scatter_add": (0, 3), "slice_scatter": (0, 1)}
-    tensors |= {"select_scatter": (0, 1), "index_add": (0, 3), "index_copy": (0, 3)}
-    if call.name not in tensors or "reduce" in call.kwargs:
+    if call.name == "masked_scatter" or "reduce" in call.kwargs:
         raise NotAffine("where it puts numbers depends on their order")
-    places = [a for i, a in enumerate(call.args) if i not in tensors[call.name]]
+    is_slice = call.name in ("slice_scatter", "select_scatter")
+    source, axis = (1, 2) if is_slice else (3, 1)
+    places = [a for i, a in enumerate(call.args) if i not in (0, source)]
     if any(isinstance(a, Input) for a in (*places, *call.kwargs.values())):
         raise NotAffine("where it puts numbers depends on the input")
-    if call.name not in ("slice_scatter", "select_scatter"):
-        inner_axis(replace(call, shapes=(call.shape,)), 1)
-    elif int(call.argument(2, "dim", 0)) % len(call.shape) == 0:
-        raise NotAffine("it mixes the samples of a batch")
+    inner_axis(replace(call, shapes=(call.shape,)), axis)
 
     def filled(points: Sequence[Tensor]) -> tuple[Any, ...]:
         count = len(points[0])
@@ -193,12 +185,9 @@ def concatenation(call: RecordedCall) -> Rule:
 
 
 @line_rule("pad", "constant_pad_nd")
-@line_rule(*(f"{mode}_pad{axes}d" for mode in ("reflection", "replication") for axes in (1, 2, 3)))
 def padding(call: RecordedCall) -> Rule:
     only_first_traced(call)
-    if call.name not in ("pad", "constant_pad_nd") or (
-        call.name == "pad" and call.argument(2, "mode", "constant") != "constant"
-    ):
+    if call.name == "pad" and call.argument(2, "mode", "constant") != "constant":
         return Rule(call.apply, rearranged(call.apply))
     pads = list(call.argument(1, "pad"))
 
