@@ -53,7 +53,6 @@ class PublishedTables(ColumnPaths):
     """Verdicts on tables 1 and 2 by the deviation as defined and by published code's integral."""
 
     question = "Does the integral of published code change what tables 1 and 2 show?"
-    needs = "trains 30 networks, shared with six other studies"
     minutes, quick_minutes = 22.0, 0.3
 
     def measure(self, context: Context) -> Runs:
