@@ -14,7 +14,7 @@ from nlbench import registry
 from nlbench.citation import Source
 from nlbench.plugin_loading import load_measure
 from nlbench.request import ExecutionOptions, Request
-from nlbench.studies.networks.constructed import MAPS
+from nlbench.studies.networks.planted import MAPS
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.trends import bootstrap_mean

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from nlbench.citation import Source
-from nlbench.subjects.model import model
+import torch
+from torch import Tensor, nn
 
-from .perceptrons import vector_length
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from .formulas import Formula, LinearMap
 
 WIDTH, OUTPUTS = 32, 4
 BLOCKS, TOKENS = 4, 6
-MAPS = ("identity", "negation", "permutation", "rotation")
-
-OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
-
-
-def constructed(kind: str, amount: float) -> Callable[..., nn.Module]:
-    """Return the builder of a network of `CONSTRUCTED` with its amount of nonlinearity."""
-
-    def build(num_classes: int = OUTPUTS, input_shape: tuple[int, ...] = (8,)) -> nn.Module:
-        return CONSTRUCTED[kind][1](vector_length(input_shape), kind, amount)
-
-    build.__doc__ = f"{CONSTRUCTED[kind][0]}: {kind}, {amount:g}."
-    return model(source=OURS)(build)
 
 
 def _drawn(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     """Draw a layer that keeps the variance of its inputs."""
-    from torch import nn
-
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     if bias:
@@ -42,9 +24,6 @@ def _drawn(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 
 def _assign(weight: Tensor, bias: Tensor) -> nn.Linear:
-    import torch
-    from torch import nn
-
     layer = nn.Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -53,32 +32,22 @@ def _assign(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 def _rotation(size: int) -> Tensor:
-    import torch
-
     rotation: Tensor = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64)).Q.float()
     return rotation.contiguous()
 
 
 def _mixed(inputs: int) -> nn.Linear:
     """Draw a rotation of the outputs, which preserves all of their closed forms."""
-    import torch
-
     return _assign(_rotation(inputs), torch.zeros(inputs))
 
 
 def _activation(kind: str, amount: float) -> nn.Module:
-    from torch import nn
-
-    from .formulas import Formula
-
     if kind == "relu":
         return nn.LeakyReLU(1 - amount)
     return nn.Softplus(amount) if kind == "softplus" else Formula(kind, amount)
 
 
 def _perceptron(inputs: int, kind: str, amount: float) -> nn.Module:
-    from torch import nn
-
     layers: list[nn.Module] = []
     for width in (inputs, WIDTH):
         layers += [_drawn(width, WIDTH), _activation(kind, amount)]
@@ -86,19 +55,10 @@ def _perceptron(inputs: int, kind: str, amount: float) -> nn.Module:
 
 
 def _elementwise(inputs: int, kind: str, amount: float) -> nn.Module:
-    from torch import nn
-
-    from .formulas import Formula
-
     return nn.Sequential(Formula(kind, amount), _mixed(inputs))
 
 
 def _sine(inputs: int, _: str, k: float) -> nn.Module:
-    import math
-
-    import torch
-    from torch import nn
-
     class Sine(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(math.pi * k * x)
@@ -108,10 +68,6 @@ def _sine(inputs: int, _: str, k: float) -> nn.Module:
 
 def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
     """Build maps that turn the points of each plane by an angle proportional to their radius."""
-    import math
-
-    import torch
-    from torch import nn
 
     class Spiral(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -131,8 +87,6 @@ def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
 
 def _product(inputs: int, _: str, k: float) -> nn.Module:
     """Build products of k neighbouring inputs each: on signs, parities."""
-    import torch
-    from torch import nn
 
     class Product(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -144,9 +98,6 @@ def _product(inputs: int, _: str, k: float) -> nn.Module:
 
 def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
     """Build zigzags of [-1, 1] between -1 and 1 with evenly spaced kinks, from ReLUs."""
-    import torch
-    from torch import nn
-
     pieces = int(kinks) + 1
     signs = 2 * (-1.0) ** torch.arange(pieces)
     signs[0] = 1
@@ -161,9 +112,6 @@ def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
 
 def _tents(inputs: int, _: str, times: float) -> nn.Module:
     """Build iterated tent maps of [0, 1] from ReLUs, with 2ⁿ linear pieces for each input."""
-    import torch
-    from torch import nn
-
     layers: list[nn.Module] = []
     eye, zeros = torch.eye(inputs), torch.zeros(inputs)
     for _step in range(int(times)):
@@ -173,8 +121,6 @@ def _tents(inputs: int, _: str, times: float) -> nn.Module:
 
 
 def _residual(inputs: int, _: str, share: float) -> nn.Module:
-    from torch import nn
-
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -189,8 +135,6 @@ def _residual(inputs: int, _: str, share: float) -> nn.Module:
 
 def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
     """Build one head of attention over tokens; without sharpness it averages them."""
-    from torch import nn
-
     size = inputs // TOKENS
 
     class Attention(nn.Module):
@@ -210,9 +154,6 @@ def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
 
 def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
     """Build (1 - t) x + t |x| from the same ReLUs of x and -x for any amount t."""
-    import torch
-    from torch import nn
-
     eye = torch.eye(inputs)
     first = _assign(torch.cat([eye, -eye]), torch.zeros(2 * inputs))
     last = _rotation(inputs) @ torch.cat([eye, (2 * share - 1) * eye], 1)
@@ -220,38 +161,28 @@ def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
 
 
 def _map(inputs: int, _: str, number: float) -> nn.Module:
-    """Build an affine map as an activation."""
-    import torch
-    from torch import nn
-
-    from .formulas import Formula, LinearMap
-
+    """Build an affine map as an activation, one of `planted.MAPS`."""
     permutation = torch.eye(inputs)[torch.randperm(inputs)]
-    maps: Mapping[str, Callable[[], nn.Module]] = {
-        "identity": lambda: Formula("degree", 1),
-        "negation": lambda: Formula("negation"),
-        "permutation": lambda: LinearMap(permutation),
-        "rotation": lambda: LinearMap(_rotation(inputs)),
-    }
-    return nn.Sequential(maps[MAPS[int(number)]](), _mixed(inputs))
+    maps: tuple[Callable[[], nn.Module], ...] = (
+        lambda: Formula("degree", 1),
+        lambda: Formula("negation"),
+        lambda: LinearMap(permutation),
+        lambda: LinearMap(_rotation(inputs)),
+    )
+    return nn.Sequential(maps[int(number)](), _mixed(inputs))
 
 
-CONSTRUCTED: Mapping[str, tuple[str, Callable[[int, str, float], nn.Module]]] = {
-    **dict.fromkeys(
-        ("relu", "gelu", "tanh", "silu"), ("perceptron of (1 - t) x + t φ(x)", _perceptron)
-    ),
-    **dict.fromkeys(("softplus", "swish"), ("perceptron with sharpness β", _perceptron)),
-    "residual": ("blocks x + α F(x) of ReLUs", _residual),
-    "attention": ("attention with inverse temperature τ", _attention),
-    "cubic": ("√(1 - s) x + √s He₃(x)/√6 of each input", _elementwise),
-    "degree": ("Hermite polynomial of degree k of each input", _elementwise),
-    "sine": ("sin(πkx) of each input", _sine),
-    "spiral": ("turns of each plane, t at radius 1", _spiral),
-    "product": ("products of k inputs", _product),
-    "zigzag": ("zigzag of k kinks of each input, from ReLUs", _zigzag),
-    "tents": ("tent map of each input, iterated n times, from ReLUs", _tents),
-    "tent": ("tent map of each input, iterated n times, as one activation", _elementwise),
-    "sums": ("(1 - t) x + t |x| from the same ReLUs", _two_sums),
-    "map": (f"affine map as an activation: {', '.join(MAPS)}", _map),
+BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
+    **dict.fromkeys(("relu", "gelu", "tanh", "silu", "softplus", "swish"), _perceptron),
+    **dict.fromkeys(("cubic", "degree", "tent"), _elementwise),
+    "residual": _residual,
+    "attention": _attention,
+    "sine": _sine,
+    "spiral": _spiral,
+    "product": _product,
+    "zigzag": _zigzag,
+    "tents": _tents,
+    "sums": _two_sums,
+    "map": _map,
 }
-"""Description and builder of each kind of network, by name."""
+"""Functions of inputs, kind and amount, by the kinds of `planted.CONSTRUCTED`."""

@@ -6,14 +6,14 @@ docs/benchmark.md lists the ladders and explains why their order is known.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
 from nlbench.registry import Family
 from nlbench.subjects.model import model
 
-from .constructed import CONSTRUCTED, OURS, constructed
 from .perceptrons import perceptron, vector_length
 
 if TYPE_CHECKING:
@@ -33,6 +33,26 @@ TWINS = (
     "cancelling",
 )
 """Variants of one function that differ in nothing that concerns its nonlinearity; see `_twin`."""
+
+MAPS = ("identity", "negation", "permutation", "rotation")
+CONSTRUCTED: Mapping[str, str] = {
+    **dict.fromkeys(("relu", "gelu", "tanh", "silu"), "perceptron of (1 - t) x + t φ(x)"),
+    **dict.fromkeys(("softplus", "swish"), "perceptron with sharpness β"),
+    "residual": "blocks x + α F(x) of ReLUs",
+    "attention": "attention with inverse temperature τ",
+    "cubic": "√(1 - s) x + √s He₃(x)/√6 of each input",
+    "degree": "Hermite polynomial of degree k of each input",
+    "sine": "sin(πkx) of each input",
+    "spiral": "turns of each plane, t at radius 1",
+    "product": "products of k inputs",
+    "zigzag": "zigzag of k kinks of each input, from ReLUs",
+    "tents": "tent map of each input, iterated n times, from ReLUs",
+    "tent": "tent map of each input, iterated n times, as one activation",
+    "sums": "(1 - t) x + t |x| from the same ReLUs",
+    "map": f"affine map as an activation: {', '.join(MAPS)}",
+}
+"""Networks with an amount of nonlinearity, by kind; `constructed` builds them."""
+OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _SLOPE = re.compile(rf"cnn-slope{_NUMBER}")
@@ -66,7 +86,7 @@ class Ladders(Family):
         if match := _SLOPE.fullmatch(name):
             return _cnn(float(match[1]))
         if match := _CONSTRUCTED.fullmatch(name):
-            return constructed(match[1], float(match[2]))
+            return _constructed(match[1], float(match[2]))
         if (match := _MLP.fullmatch(name)) and int(match[3]) > 0:
             weights = f"weights times {match[2]}"
             gain, depth = float(match[2]), int(match[3])
@@ -83,7 +103,7 @@ class Ladders(Family):
         if match := _SLOPE.fullmatch(name):
             return f"cnn whose ReLUs have the slope {match[1]} below 0"
         if match := _CONSTRUCTED.fullmatch(name):
-            return f"{CONSTRUCTED[match[1]][0]}, amount {match[2]}"
+            return f"{CONSTRUCTED[match[1]]}, amount {match[2]}"
         if match := _MLP.fullmatch(name):
             return f"random perceptron: {match[1]}, weights times {match[2]}, {match[3]} layers"
         return f"perceptron, one of several variants of one function: {name[5:]}"
@@ -117,6 +137,16 @@ def _cnn(slope: float) -> Callable[..., nn.Module]:
 
     build.__doc__ = "Small network of convolutions, average pooling and (leaky) ReLUs."
     return model(source=OURS, recipe="adam")(build)
+
+
+def _constructed(kind: str, amount: float) -> Callable[..., nn.Module]:
+    def build(num_classes: int = 4, input_shape: tuple[int, ...] = (8,)) -> nn.Module:
+        from .constructed import BUILDERS
+
+        return BUILDERS[kind](vector_length(input_shape), kind, amount)
+
+    build.__doc__ = f"{CONSTRUCTED[kind]}: {kind}, {amount:g}."
+    return model(source=OURS)(build)
 
 
 def _twin(twin: str) -> Callable[..., nn.Module]:

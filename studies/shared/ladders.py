@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from nlbench.studies.networks.constructed import MAPS
-from nlbench.studies.networks.planted import ACTIVATIONS, DEPTHS, GAINS, SLOPES, TWINS
+from nlbench.studies.networks.planted import ACTIVATIONS, DEPTHS, GAINS, MAPS, SLOPES, TWINS
 
 if TYPE_CHECKING:
     from nlbench.studies.framework import Context

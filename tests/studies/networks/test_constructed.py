@@ -11,8 +11,8 @@ from nlbench import registry
 from nlbench.measures.affine_residual import affine_residual
 from nlbench.measures.nlc import nonlinearity_coefficient
 from nlbench.probes.lines import trace_segment
-from nlbench.studies.networks.constructed import CONSTRUCTED, MAPS
 from nlbench.studies.networks.formulas import FORMULAS, Formula, LinearMap
+from nlbench.studies.networks.planted import CONSTRUCTED, MAPS
 
 
 def built(name, inputs=8, seed=0):
