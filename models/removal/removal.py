@@ -119,7 +119,10 @@ def run_removal(
         raise RequestError(
             f"the network is already transformed ({transform}); remove calls from the original"
         )
-    model, example = train.model, train.inputs[:2]
+    model = train.model
+    device = next(model.parameters(), train.inputs).device
+    fitting, inputs = train.inputs.to(device), test.inputs.to(device)
+    example = fitting[:2]
     calls, is_full = find_calls(model, example, of=of), of != "activations"
     if not calls:
         raise RequestError("the network calls no known activation function")
@@ -134,8 +137,8 @@ def run_removal(
     )
     order = order[::-1] if is_reversed else order
     labels = test.labels
-    labels = None if labels is None or labels.is_floating_point() else labels
-    removal = Removal(model, calls, train.inputs, test.inputs, labels, is_full=is_full)
+    labels = None if labels is None or labels.is_floating_point() else labels.to(device)
+    removal = Removal(model, calls, fitting, inputs, labels, is_full=is_full)
     limit = keep + SHARE_TOLERANCE
     counts = range(len(order) + 1)
     count = next(n for n in counts if removal.left(order[:n])[share] <= limit)

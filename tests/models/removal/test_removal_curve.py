@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from pretend_cuda import DEVICE, PretendCuda
 from torch import nn
 
 import nlbench
@@ -14,6 +15,7 @@ from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.removal.criteria import removal_order
 from nlbench.models.removal.curve import Removal, Step, area_under, refitted_maps, weights_of_calls
+from nlbench.models.removal.removal import run_removal
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.spec import SubjectSpec
@@ -201,3 +203,17 @@ def test_wrong_arguments_are_refused(arguments, tmp_path, command):
     assert error.startswith("nlbench: ")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_samples_are_moved_to_the_device_of_the_network():
+    splits = ["train", "test"]
+    specs = [SubjectSpec("vgg8", "auto", "digits", 0, samples=16, split=split) for split in splits]
+    options = {"keep": 0.5, "share": "calls", "is_reversed": False, "seed": 0, "settings": {}}
+    options |= {"of": "activations", "has_curve": False}
+
+    def rows(device):
+        return run_removal(*(load_subject(s, device) for s in specs), "depth", **options).rows()
+
+    expected = rows("cpu")
+    with PretendCuda():
+        assert rows(DEVICE) == expected
