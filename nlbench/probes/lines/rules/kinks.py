@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from nlbench.introspection.operations import Operation, line_rule
 
 from .pieces import Crossings, Kinks, unit_crossings
-from .rounding import MIN_NONZERO_SHARE, Bound, noise_of, scaled, unchanged
+from .rounding import MIN_NONZERO_SHARE, Bound, noise_of, scaled
 from .rule import Apply, Input, NotAffine, RecordedCall, Rule, only_first_traced
 
 
@@ -166,9 +166,7 @@ def absolute(call: RecordedCall) -> Rule:
 @line_rule("leaky_relu", bends="at 0")
 def leaky_relu(call: RecordedCall) -> Rule:
     slope = float(call.argument(1, "negative_slope", 0.01))
-    if slope == 1:
-        return Rule(call.apply, unchanged)
-    return kinked_function((0.0,), call, (slope, 1.0))
+    return kinked_function((0.0,) if slope != 1 else (), call, (slope, 1.0))
 
 
 @line_rule("rrelu", bends="at 0")
@@ -176,9 +174,7 @@ def rrelu(call: RecordedCall) -> Rule:
     if call.argument(3, "training", False):
         raise NotAffine("it draws at random")
     slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
-    return (
-        kinked_function((0.0,), call, (slope, 1.0)) if slope != 1 else Rule(call.apply, unchanged)
-    )
+    return kinked_function((0.0,) if slope != 1 else (), call, (slope, 1.0))
 
 
 @line_rule("prelu", bends="at 0, where its slope is not 1")
@@ -245,8 +241,4 @@ def hardsigmoid(call: RecordedCall) -> Rule:
 @line_rule("softshrink", bends="at -lambd and lambd")
 def softshrink(call: RecordedCall) -> Rule:
     width = float(call.argument(1, "lambd", 0.5))
-    return (
-        kinked_function((-width, width), call, (1.0, 0.0, 1.0))
-        if width
-        else Rule(call.apply, unchanged)
-    )
+    return kinked_function((-width, width) if width else (), call, (1.0, 0.0, 1.0))
