@@ -159,7 +159,7 @@ def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
         The unit is an index into the flattened margins of a point.
     """
     above, below = margin > noise, margin < -noise
-    crosses = above[:-1] & below[1:] | below[:-1] & above[1:]
+    crosses = (above[:-1] & below[1:]).logical_or_(below[:-1] & above[1:])
     interval, unit = crosses[:, None].flatten(1).nonzero().unbind(1)
     flat = margin[:, None].flatten(1)
     left, right = flat[interval, unit].double(), flat[interval + 1, unit].double()
