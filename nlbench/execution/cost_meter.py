@@ -29,7 +29,7 @@ class CostMeter:
         synchronize(device)
         self._start = time.perf_counter()
         with contextlib.suppress(OSError):
-            # 5 resets the peak (see proc(5)); on other systems the peak is the process's.
+            # 5 resets the peak (see proc(5)); elsewhere the peak is that of the whole process.
             _CLEAR_REFS.write_text("5")
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -49,7 +49,7 @@ def measure_on_cluster(
                 if isinstance(answer, dict):
                     yield from _new_results(answer, missing, progress)
                     continue
-                # Its events have already arrived, except those lost with a connection.
+                # Events arrive before the task ends, except those lost with a connection.
                 unit = pending.pop(answer.key)
                 problem = _problem(answer)
                 for event in [] if problem else answer.result():
@@ -63,8 +63,8 @@ def measure_on_cluster(
 
 def _stop(client: Any, futures: Sequence[Any]) -> None:
     """Cancel a run's tasks and end its idle workers."""
-    # Dask leaves coroutines behind that send to connections it has closed; asyncio would print
-    # their errors.
+    # Dask leaves coroutines behind that write to closed connections; asyncio would print their
+    # errors.
     client.loop.asyncio_loop.set_exception_handler(lambda loop, context: None)
     client.cancel(futures)
     client.run(end_idle_workers)
@@ -74,18 +74,18 @@ CONNECT_SECONDS = 10.0
 """Time limit for the scheduler of a user's cluster to answer."""
 
 CLOSE_SECONDS = 10.0
-"""Time limit for a cluster to stop; it may be gone or hang."""
+"""Time limit for stopping a cluster, which may be gone or hang."""
 
 
 def _call_within(seconds: float, function: Callable[[], None]) -> None:
-    """Call a function, without interruption, and return when it ends or its time is up.
+    """Call a function, without interruption, and return when it ends or the time is up.
 
-    A Dask client that is interrupted while it closes waits for timeouts.
+    A Dask client that is interrupted while closing waits for timeouts.
     """
 
     def call() -> None:
-        # All results have arrived, or an error is on its way. A cluster that is gone can't be
-        # closed, and the errors of Dask are of any type.
+        # Closing a cluster that is gone fails, with errors of any type. By now all results have
+        # arrived, or an error is being raised.
         with contextlib.suppress(Exception):
             function()
 
@@ -121,7 +121,7 @@ def _problem(future: Any) -> str:
 
 
 def _supervise(unit_text: str, topic: str, pool: WorkerPool) -> list[str]:
-    """Supervise a unit in a Dask worker, log each result as an event, and return all results."""
+    """Supervise a unit in a Dask worker, log each result as an event and return all results."""
     distributed: Any = importlib.import_module("distributed")
     worker = distributed.get_worker()
     task = worker.get_current_task()
@@ -160,21 +160,21 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
     try:
         try:
             if address:
-                # Not left to the client, which would wait to be closed after such an error.
+                # After an invalid address the client would block until it is closed.
                 importlib.import_module("distributed.comm").resolve_address(address)
             else:
                 with _interrupts_blocked():
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
                         threads_per_worker=1,
-                        # Any free port, for this machine only.
+                        # Any free port, reachable only from this machine.
                         dashboard_address="127.0.0.1:0",
                         # Dask logs cancelled tasks; other errors are raised here.
                         silence_logs=logging.CRITICAL,
                     )
                 stack.enter_context(cluster)
                 address = cluster.scheduler_address
-            # The scheduler of this machine is up, though it may answer late on a busy one.
+            # A local scheduler is up, but a busy machine may delay its answer.
             timeout = CONNECT_SECONDS if pool.execution.address else START_SECONDS
             client = distributed.Client(address, timeout=timeout, set_as_default=False)
             stack.enter_context(client)
@@ -192,7 +192,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
     They inherit the blocked signal. In this process it is delivered after the block.
     """
-    # If it were started together with the first of those processes, it would unblock the signal.
+    # Started on demand, with the first of those processes, the tracker would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,4 +1,4 @@
-"""Devices by name, and waiting for them."""
+"""Device names, and synchronisation with GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that measures: hardware, versions and settings that determine the last digits."""
+"""Hardware, software versions and settings that affect the last digits of results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from nlbench.registry import about, installed, version_of
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with the description of its machine by `describe_environment`."""
+    """A device and its environment, as `describe_environment` returns it."""
 
     device: torch.device
     environment: Mapping[str, Any]
 
     @classmethod
     def at(cls, device: torch.device, precision: str = "native") -> Machine:
-        """Describe this machine with one of its devices and a run's precision."""
+        """Describe this machine for one of its devices and a precision."""
         return cls(device, describe_environment(device, precision))
 
     @classmethod
@@ -80,7 +80,7 @@ def describe_environment(device: torch.device, precision: str = "native") -> dic
         "precision": precision,
         "tf32": "tf32" in float32_precision(torch.device("cuda")).values(),
         "float32": float32_precision(device),
-        "emulation": {name: os.environ[name] for name in EMULATION if name in os.environ},
+        "emulation": {name: os.environ[name] for name in EMULATION_VARIABLES if name in os.environ},
         "deterministic": {
             # `exact_arithmetic` sets the first two.
             "cudnn_deterministic": True,
@@ -93,7 +93,7 @@ def describe_environment(device: torch.device, precision: str = "native") -> dic
     }
 
 
-EMULATION = (
+EMULATION_VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
     "CUBLAS_EMULATION_STRATEGY",
     "CUBLAS_EMULATE_SINGLE_PRECISION",
@@ -102,7 +102,7 @@ EMULATION = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_DEFAULT_FPMATH_MODE",
 )
-"""Environment variables that make cuBLAS and oneDNN compute in other types."""
+"""Environment variables that make cuBLAS and oneDNN compute in other dtypes."""
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One pass of a probe over a subject, which feeds all measures of that probe.
 
-Exceptions become results here (`result_of_error`): one raised by a measure is the result of that
-measure alone, and one raised by the network is the result of all measures of the pass.
+`result_of_error` turns exceptions into results. An exception in a measure affects only that
+measure; one in the network affects all measures of the pass.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Outcome:
     Parameters
     ----------
     seconds : float
-        The measure's own time, including intermediate results that other measures computed
-        for it: the time that it takes alone.
+        Time that the measure would take alone, including shared intermediate results.
     facts : dict
         Facts from the probe, such as the number of segments.
     """
@@ -55,7 +54,7 @@ class Outcome:
 
 
 class _Feed:
-    """One measure during a pass, with its time and its first failure."""
+    """A measure during a pass, with its time and its first failure."""
 
     def __init__(
         self,
@@ -82,9 +81,9 @@ class _Feed:
         self._guard(lambda: self._start(measure, options))
 
     def update(self, observation: object, order: tuple[int, ...] | None = None) -> None:
-        """Pass an observation to the measure, unless an earlier one has failed.
+        """Update the measure, unless an earlier observation has failed.
 
-        If several fail in threads, the first in order counts, not the first in time.
+        If several threads fail, the failure with the lowest `order` is reported.
         """
         if self.failure is not None and (order is None or order >= self._failed_at):
             return
@@ -105,10 +104,10 @@ class _Feed:
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:
-        # The network's queue on a GPU is not the measure's time.
+        # Work that the network queued on a GPU must not be charged to the measure.
         synchronize(self._device)
-        # The global generators belong to the process, so threads must not exchange them. And a
-        # wall clock would charge a thread for waiting on the others.
+        # All threads share the global generators, so a thread must not replace them. A wall clock
+        # would charge a thread for waiting on the others.
         is_alone = order is None
         clock = time.perf_counter if is_alone else time.thread_time
         stream = self._stream.active() if is_alone else contextlib.nullcontext()
@@ -125,7 +124,7 @@ class _Feed:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # A plugin may raise anything. It is recorded, and no other measure is affected.
+            # A plugin may raise anything. Record it without affecting other measures.
             failure, trace = result_of_error(error)
             with self._lock:
                 if self.failure is None or (order is not None and order < self._failed_at):
@@ -154,9 +153,9 @@ def observe(
 ) -> list[Outcome]:
     """Run one probe's pass over a subject and return the outcome of each of its measures.
 
-    A measure that raises is ``failed``, or ``undefined`` if it raises `nlbench.Undefined`; if the
-    probe itself fails, all of them are. A measure that runs out of memory is observed again alone
-    and then, on a GPU, on the CPU.
+    A measure that raises is ``failed``, or ``undefined`` if it raises `nlbench.Undefined`. If the
+    probe itself raises, this applies to all measures. A measure that runs out of memory gets a
+    pass of its own, and if that fails on a GPU, one on the CPU.
 
     Parameters
     ----------
@@ -176,7 +175,7 @@ def observe(
     if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
         return outcomes
     for number, entry in enumerate(entries):
-        # Alone there may be enough memory.
+        # A pass with a single measure needs less memory.
         for device in dict.fromkeys([resources.device, torch.device("cpu")]):
             if not outcomes[number].is_out_of_memory:
                 break
@@ -226,7 +225,7 @@ def _observe_once(
     ]
     facts: dict[str, Any] = {}
     failure: tuple[Result, str] | None = None
-    ran_out = False
+    out_of_memory = False
     try:
         probe.observe(
             subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
@@ -234,15 +233,15 @@ def _observe_once(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # The model's forward pass can raise anything; it fails every measure of the pass.
-        failure, ran_out = result_of_error(error), is_out_of_memory(error)
+        # The model's forward pass can raise anything, and every measure of the pass fails.
+        failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
             result = _annotate(feed.compute(), facts)
             outcome = Outcome(result, feed.seconds, feed.traceback, facts, feed.is_out_of_memory)
         else:
-            outcome = Outcome(failure[0], feed.seconds, failure[1], facts, ran_out)
+            outcome = Outcome(failure[0], feed.seconds, failure[1], facts, out_of_memory)
         outcomes.append(outcome)
     return outcomes
 

@@ -64,9 +64,9 @@ def call_in_processes(
         ``module:name``. It takes one of the arguments and a callable that sends messages, which
         are JSON objects.
     arguments : mapping of str to mapping
-        JSON objects by the name of the call.
+        JSON objects, keyed by the name of the call.
     after : mapping of str to str
-        Maps the name of a call to that of the call that it waits for.
+        Maps the name of a call to the name of the call that it waits for.
 
     Yields
     ------
@@ -135,7 +135,7 @@ def _run_supervisors(
                 items.put((item,))
             is_reusable = True
         except UnitCancelled:
-            # The caller has stopped.
+            # The caller has closed the generator.
             pass
         except BaseException as error:
             # Raised again in the caller's thread.

@@ -1,7 +1,4 @@
-"""Records of cells, measured or not.
-
-`records_of` groups the measures of a subject by their probe, and makes one pass for each probe.
-"""
+"""Passes over a subject, one per probe, and the records of its cells."""
 
 from __future__ import annotations
 
@@ -61,9 +58,9 @@ def records_of(
     key_of : callable
         Maps a measure to its cell's key.
     load_seconds : float
-        Time that loading the subject took.
+        Time spent loading the subject.
     pass_context : callable
-        Creates the context of each pass, such as a precision.
+        Returns the context manager of each pass, which sets its precision, for example.
     remark : str
         Added to the reason of each result.
     reload : callable, optional
@@ -142,12 +139,12 @@ def missing_record(
     status: Status = "failed",
 ) -> Record:
     """Return the record of a cell that was not measured."""
-    spec, wanted = cell.subject.spec, cell.measure
+    spec, planned = cell.subject.spec, cell.measure
     try:
-        measure = RecordedMeasure.of(load_measure(wanted.name), wanted.options)
+        measure = RecordedMeasure.of(load_measure(planned.name), planned.options)
     except NlbenchError:
         measure = RecordedMeasure(
-            name=wanted.name, probe=wanted.probe, version=wanted.version, options=wanted.options
+            name=planned.name, probe=planned.probe, version=planned.version, options=planned.options
         )
     return Record(
         key=cell.key,
@@ -159,7 +156,7 @@ def missing_record(
             key=cell.subject.key,
         ),
         measure=measure,
-        probe=RecordedProbe(wanted.probe, wanted.probe_options),
+        probe=RecordedProbe(planned.probe, planned.probe_options),
         machine=RecordedMachine(device, "", environment),
         result=Result.missing(status, reason),
         finished=now(),

@@ -26,7 +26,7 @@ from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_o
 from .worker import IDLE_SECONDS
 
 START_SECONDS = 120.0
-"""Time to start a process and import plugins, in addition to the time limit of a cell."""
+"""Time allowed for starting a process and importing plugins, on top of a cell's limit."""
 
 POLL_SECONDS = 0.1
 """Interval at which the time limit and the cancellation of a unit are checked."""
@@ -45,12 +45,11 @@ class Phase:
     ----------
     name : {"starting", "loading", "observing", "measuring"}
     cell : int
-        Number of the cell in its unit: the one being measured, or the first of the probe.
+        Index in the unit of the cell being measured, or of the probe's first cell.
     spent : float
-        Seconds that the cell took before this phase, including the load and the pass that it
-        shares.
+        Seconds charged to the cell before this phase, including loading and the probe's pass.
     since : float
-        Start of the phase, by `time.monotonic`.
+        Start of the phase, from `time.monotonic`.
     """
 
     name: str
@@ -77,7 +76,7 @@ class WorkerTimeout(WorkerCrash):
 
 
 class UnitCancelled(Exception):
-    """The results of a unit are no longer needed."""
+    """A unit was cancelled because its results are no longer needed."""
 
 
 class Worker:
@@ -121,17 +120,17 @@ class Worker:
         Parameters
         ----------
         request : mapping
-            A ``unit`` to measure with the ``timeout`` of its cells, or a function
-            ``module:name`` to ``call`` with an ``argument`` and a callable that sends messages.
+            A ``unit`` and the ``timeout`` of its cells, or the function to ``call``, as
+            ``module:name``, and its ``argument``.
         is_wanted : callable
             Polled; the unit is cancelled when it returns False.
         timeout : float, optional
-            Seconds for a cell.
+            Time limit of a cell, in seconds.
 
         Raises
         ------
         WorkerCrash, WorkerTimeout, UnitCancelled
-            The process has ended.
+            In each case the process has ended.
         """
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(request).encode())
@@ -156,7 +155,7 @@ class Worker:
                     is_late = True
                     self._kill_group()
             elif "done" in message:
-                # A worker that was killed just after its unit gets no other one.
+                # A worker that was killed just after finishing its unit isn't reused.
                 self.last_used = float("-inf") if is_late else time.monotonic()
                 return
             elif "phase" in message:
@@ -210,9 +209,9 @@ class Supervisor:
         """Measure a unit; every cell gets a record or a reason.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
-        the process crashes, the remaining cells are measured one by one, each once more, so
-        that only the cell that causes the crash fails. `is_wanted` is polled; the unit is
-        cancelled, with the error `UnitCancelled`, when it returns False.
+        the process crashes, each remaining cell is retried on its own, so that only the cell
+        that causes the crash fails. `is_wanted` is polled; when it returns False, the unit is
+        cancelled and `UnitCancelled` is raised.
         """
         pending = {cell.key: cell for cell in unit.cells}
         one_by_one = False
@@ -231,11 +230,11 @@ class Supervisor:
                     yield _unmeasured(pending, missing, "the worker returned no result")
             except WorkerTimeout as error:
                 late = _late_cells(error.phase, part, pending)
-                what = _PHASES[error.phase.name]
-                yield _unmeasured(pending, late, f"{what} longer than {self.timeout:g} s")
+                text = _PHASE_TEXTS[error.phase.name]
+                yield _unmeasured(pending, late, f"{text} longer than {self.timeout:g} s")
             except WorkerCrash as error:
                 if one_by_one:
-                    # Before the first pass every other cell would crash too.
+                    # A crash before the first pass would recur for every other cell.
                     is_early = error.phase.name in ("starting", "loading")
                     failed = tuple(cells) if is_early else part.cells
                     yield _unmeasured(pending, failed, str(error))
@@ -265,7 +264,7 @@ class Supervisor:
         return worker
 
 
-_PHASES = {
+_PHASE_TEXTS = {
     "starting": "starting a worker took",
     "loading": "loading the subject took",
     "observing": "the pass through the network took",

@@ -43,9 +43,9 @@ from .work_units import Unit, UnmeasuredCells
 
 
 class UnitRunner:
-    """Measures units one after the other, and keeps what the next one can reuse.
+    """Measures units one after the other.
 
-    It keeps the last subject and the batch sizes that fit into memory.
+    The last subject and the batch sizes that fit into memory are kept for the next unit.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -56,15 +56,15 @@ class UnitRunner:
         self._load_seconds = 0.0
         self._load_remark = ""
         self._machines: dict[tuple[str, str], Machine] = {}
-        self._found: FittingSizes = WeakKeyDictionary()
+        self._fitting_sizes: FittingSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
     def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
         """Yield the record of each cell, or the reason why there is none.
 
-        Settings of the process are as the caller left them at each yield.
+        Process-wide settings are restored before each yield.
         """
-        target = unit.cells[0].subject
+        plan = unit.cells[0].subject
         cells = []
         for cell in unit.cells:
             problem = self._problem(cell.measure)
@@ -77,14 +77,14 @@ class UnitRunner:
         unmeasured: UnmeasuredCells | None = None
         try:
             subject, machine = self._load(unit, monitor)
-            _warn_of_fewer_samples(target.spec, subject.facts.samples, monitor)
+            _warn_of_fewer_samples(plan.spec, subject.facts.samples, monitor)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             # A model's or dataset's plugin may raise anything; only this subject is affected.
             trace = traceback.format_exc()
             unmeasured = UnmeasuredCells(
-                tuple(cells), _load_error(error, target), trace, load_failed=True
+                tuple(cells), _load_error(error, plan), trace, load_failed=True
             )
         if unmeasured is not None:
             yield unmeasured
@@ -105,7 +105,7 @@ class UnitRunner:
             machine,
             monitor,
             lambda measure: keys[measure.name],
-            resources=Resources(machine.device, unit.memory, self._found),
+            resources=Resources(machine.device, unit.memory, self._fitting_sizes),
             load_seconds=self._load_seconds,
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
@@ -119,18 +119,18 @@ class UnitRunner:
         probes = [probe for probe in probes if type(probe).forecast is not Probe.forecast]
         if not probes:
             return {}
-        target, forecasts = unit.cells[0].subject, {}
+        plan, forecasts = unit.cells[0].subject, {}
         try:
             subject, machine = self._load(unit, monitor)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            reason = f"can't be loaded: {_load_error(error, target)}"
+            reason = f"can't be loaded: {_load_error(error, plan)}"
             return {probe.name: reason for probe in probes}
-        resources = Resources(machine.device, unit.memory, self._found)
+        resources = Resources(machine.device, unit.memory, self._fitting_sizes)
         for probe in probes:
             monitor.observing(probe.name)
-            stream = RandomStream(f"pass {target.key} {probe.name}", machine.device)
+            stream = RandomStream(f"pass {plan.key} {probe.name}", machine.device)
             settings = settings_of[probe.name]
             try:
                 with (
@@ -164,28 +164,28 @@ class UnitRunner:
             self._machines[key] = Machine.at(torch.device(unit.device), unit.precision)
         return self._machines[key]
 
-    def _problem(self, wanted: MeasureSpec) -> str:
+    def _problem(self, spec: MeasureSpec) -> str:
         """Return why a measure of the plan is not available here, or an empty string."""
         try:
-            measure = self._measures.get(wanted.name)
+            measure = self._measures.get(spec.name)
             if measure is None:
                 with restored_process_state():
-                    measure = self._measures[wanted.name] = load_measure(wanted.name)
+                    measure = self._measures[spec.name] = load_measure(spec.name)
         except NlbenchError as error:
             return str(error)
-        if measure.version != wanted.version:
+        if measure.version != spec.version:
             return (
-                f"the worker has version {measure.version} of {wanted.name}, "
-                f"the plan expects {wanted.version}"
+                f"the worker has version {measure.version} of {spec.name}, "
+                f"the plan expects {spec.version}"
             )
         return ""
 
-    def _import_plugins(self, target: SubjectPlan) -> None:
-        """Import the plugins first, so that no cell is charged for a first import."""
-        for plugin in (("models", target.spec.model), ("datasets", target.spec.data)):
+    def _import_plugins(self, plan: SubjectPlan) -> None:
+        """Import the plugins before loading, so that no cell is charged for the import."""
+        for plugin in (("models", plan.spec.model), ("datasets", plan.spec.data)):
             if plugin not in self._imported:
                 self._imported.add(plugin)
-                # Loading raises its errors again.
+                # `load_subject` raises the error again.
                 with restored_process_state(), contextlib.suppress(NlbenchError):
                     registry.load(*plugin)
 
@@ -198,19 +198,19 @@ class UnitRunner:
             return self._cached_subject(unit, machine), machine
 
     def _cached_subject(self, unit: Unit, machine: Machine) -> Subject:
-        target = unit.cells[0].subject
-        key = target.key, unit.device, unit.precision
+        plan = unit.cells[0].subject
+        key = plan.key, unit.device, unit.precision
         subject, planned_at = self._subject, None
         if subject is None or self._subject_key != key:
-            # Released before the next one is loaded: two may not fit into memory.
+            # Release it before loading the next one: both may not fit into memory.
             self._subject = subject = None
             if machine.device.type == "cuda":
                 gc.collect()
                 release_gpu_cache(machine.device)
             start = time.perf_counter()
-            stream = RandomStream(f"load {target.key}", machine.device)
+            stream = RandomStream(f"load {plan.key}", machine.device)
             with restored_process_state() as changes, preserve_numpy_state(), stream.active():
-                subject = load_subject(target.spec, machine.device)
+                subject = load_subject(plan.spec, machine.device)
             self._load_remark = (
                 f"loading changed {', '.join(changes)}; since restored" if changes else ""
             )
@@ -219,11 +219,11 @@ class UnitRunner:
                     subject.model.double(),
                     lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
                 )
-            subject = replace(subject, facts=replace(subject.facts, key=target.key))
-            _check_recordable(target, subject.facts)
+            subject = replace(subject, facts=replace(subject.facts, key=plan.key))
+            _check_recordable(plan, subject.facts)
             self._load_seconds = round(time.perf_counter() - start, 6)
             planned_at = unit.planned_at
-        problem = target.changed_files(planned_at) if planned_at is not None else ""
+        problem = plan.changed_files(planned_at) if planned_at is not None else ""
         problem = problem or changed_subject(subject.facts, unit.expected)
         if problem:
             raise RequestError(problem)
@@ -241,18 +241,18 @@ def _warn_of_fewer_samples(
         )
 
 
-def _check_recordable(target: SubjectPlan, facts: SubjectFacts) -> None:
-    """Raise if the facts of a subject can't be written as JSON and read again."""
+def _check_recordable(plan: SubjectPlan, facts: SubjectFacts) -> None:
+    """Raise if the facts of a subject can't be written to JSON and read back."""
     try:
         text = json.dumps(to_plain(facts), allow_nan=False, default=os.fspath)
         from_plain(SubjectFacts, parse_json(text, "it"), "subject")
     except (TypeError, ValueError, RecursionError) as error:
-        spec = target.spec
+        spec = plan.spec
         raise PluginError(
             f"the facts of {spec.model} and {spec.data} can't be recorded: {error}"
         ) from error
 
 
-def _load_error(error: BaseException, target: SubjectPlan) -> str:
-    message, spec = error_text(error), target.spec
+def _load_error(error: BaseException, plan: SubjectPlan) -> str:
+    message, spec = error_text(error), plan.spec
     return message if isinstance(error, NlbenchError) else f"{spec.model} on {spec.data}: {message}"

@@ -1,8 +1,8 @@
 """Units of work, their results, and the messages that carry both between processes.
 
 A unit has the cells of one subject, or those of one probe if there are more workers than subjects.
-A unit yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects. `to_message` turns them into
-JSON objects, `from_message` reads those.
+A unit yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects. `to_message` and
+`from_message` convert them to and from JSON objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Unit:
     expected : mapping
         Facts of the subject recorded with its other cells, such as the sample's hash.
     planned_at : str
-        Machine that made the plan: on another one the files of a dataset have other times.
+        Host name of the machine that made the plan; file times are compared only there.
     """
 
     cells: tuple[Cell, ...]
@@ -51,13 +51,13 @@ class UnmeasuredCells:
 
 @dataclass(frozen=True)
 class WorkerEvent:
-    """A worker's progress: a ``step`` or a ``warn``, with its text."""
+    """A progress report of kind ``step``, or a warning of kind ``warn``."""
 
     kind: str
     text: str
 
     def send_to(self, progress: Progress) -> None:
-        """Report the event."""
+        """Report the event to `progress`."""
         (progress.step if self.kind == "step" else progress.warn)(self.text)
 
 

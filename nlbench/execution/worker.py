@@ -1,7 +1,7 @@
 """The worker process, started and supervised by `nlbench.execution.supervisor`.
 
-Worker and supervisor share one socket: requests come in, events and results go out, message by
-message. The worker ends with its supervisor.
+It reads requests from a socket that it shares with the supervisor, and writes events and results
+to it. It ends when the supervisor does.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class CellTimeout(NlbenchError):
 class Messenger(ProgressMonitor):
     """A monitor that reports to the supervisor and measures the time of each cell.
 
-    Only with a timeout, in seconds for a cell, is the supervisor informed about the measure that
-    is running.
+    With a timeout, in seconds per cell, it also reports which measure is running.
     """
 
     def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
@@ -52,7 +51,7 @@ class Messenger(ProgressMonitor):
         self._since = time.monotonic()
         self._load_seconds = self._shared_seconds = 0.0
         self._probe = 0
-        # By thread: several may run measures.
+        # Keyed by thread, since several threads may run measures.
         self._running: dict[int, str] = {}
         self._lock = threading.RLock()
 
@@ -70,12 +69,12 @@ class Messenger(ProgressMonitor):
         self.send(warn=message)
 
     def loading(self) -> None:
-        """Start the time of loading a subject."""
+        """Start timing the load of a subject."""
         self._since = time.monotonic()
         self.send(phase="loading", cell=0, spent=0.0)
 
     def observing(self, probe: str) -> None:
-        """Start the time of a probe's pass."""
+        """Start timing a probe's pass."""
         now = time.monotonic()
         if not self._load_seconds:
             self._load_seconds = now - self._since
@@ -84,14 +83,14 @@ class Messenger(ProgressMonitor):
         self.send(phase="observing", cell=self._probe, spent=self._shared_seconds)
 
     def enter(self, measure: str) -> None:
-        """Start the time of a measure in this thread."""
+        """Start timing a measure in this thread."""
         with self._lock:
             self._charge()
             self._running[threading.get_ident()] = measure
             self._send_running()
 
     def leave(self) -> None:
-        """Stop the time of this thread's measure; raise `CellTimeout` if it took too long."""
+        """Stop timing this thread's measure; raise `CellTimeout` if it took too long."""
         with self._lock:
             self._charge()
             measure = self._running.pop(threading.get_ident())
@@ -101,13 +100,13 @@ class Messenger(ProgressMonitor):
             raise CellTimeout(f"took longer than {self._timeout:g} s")
 
     def _charge(self) -> None:
-        """Charge the time since the last call to the running measures, once for all threads."""
+        """Charge the time since the last call to each running measure, once for all its threads."""
         now = time.monotonic()
-        passed, self._since = now - self._since, now
+        elapsed, self._since = now - self._since, now
         if not self._running:
-            self._shared_seconds += passed
+            self._shared_seconds += elapsed
         for measure in {*self._running.values()}:
-            self._seconds[measure] += passed
+            self._seconds[measure] += elapsed
 
     def _send_running(self) -> None:
         """Send the running measure; if there are several, the first to exceed the limit."""
@@ -122,10 +121,10 @@ class Messenger(ProgressMonitor):
 
 
 def main(handle: int, threads: int) -> None:
-    """Measure units and call functions until the supervisor, on the handle's socket, ends."""
+    """Serve the requests of the supervisor, on the socket with this handle, until it ends."""
     # A SIGTERM for the whole process group is for the supervisor, which ends this process.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    _end_with_the_parent()
+    _end_with_parent()
     connection = Connection(handle)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
@@ -168,10 +167,10 @@ def _listen(connection: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     _end()
 
 
-def _end_with_the_parent() -> None:
+def _end_with_parent() -> None:
     """Let Linux kill this process when its supervisor dies.
 
-    `_listen` notices that too, but not while compiled code holds Python's lock.
+    `_listen` detects that too, but not while compiled code holds the GIL.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>

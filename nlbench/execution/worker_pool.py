@@ -1,4 +1,4 @@
-"""The workers of a run, and idle ones that wait for the next unit or run."""
+"""The workers of a run, and idle workers kept for the next unit or run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WorkerPool:
     Parameters
     ----------
     devices : tuple of str
-        GPUs to distribute if there are several, else empty. Each worker uses one of them.
+        GPUs, assigned to the workers in turn; empty unless there are several.
     """
 
     execution: ExecutionOptions
@@ -34,7 +34,7 @@ class WorkerPool:
         return self.execution.executor == "serial" and self.execution.timeout is None
 
     def placed(self, unit: Unit, worker: int) -> Unit:
-        """Return a unit with the device of a worker."""
+        """Return the unit, assigned to the device of a worker."""
         if not self.devices:
             return unit
         return replace(unit, device=self.devices[worker % len(self.devices)])
@@ -52,8 +52,8 @@ _kept_threads: list[ThreadPoolExecutor] = []
 def keep_workers() -> Iterator[None]:
     """Keep worker processes between runs inside the block, since starting one takes seconds.
 
-    The threads that start them are kept too: the system ends a process with the thread that
-    started it.
+    The threads that start them are kept too: Linux kills a worker when the thread that started
+    it ends.
     """
     with supervising_threads() as threads:
         _kept_threads.append(threads)
@@ -67,7 +67,7 @@ def keep_workers() -> Iterator[None]:
 
 @contextmanager
 def supervising_threads() -> Iterator[ThreadPoolExecutor]:
-    """Return the kept threads, or new ones for the block."""
+    """Yield the kept threads, or new ones for the block."""
     if _kept_threads:
         yield _kept_threads[-1]
     else:
