@@ -1,4 +1,4 @@
-"""PyTorch as all probes see it. The only folder that uses private parts of PyTorch.
+"""PyTorch's internals, for all probes. No other folder uses private parts of PyTorch.
 
 Operations: `operations`, `function_calls`, `dispatch`, `attention`. Names of modules and calls:
 `module_stack`. Axes: `axes`, `axis_rules`. The model: `model_state` (evaluation mode, restored

@@ -1,4 +1,4 @@
-"""Attention without fused kernels, and softmaxes inside them."""
+"""Attention without fused kernels, and the softmaxes inside fused ones."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ its activations and rounds differently.
 """
 
 with_plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Context in which attention is computed step by step: fused forms lack second derivatives."""
+"""Context in which attention runs step by step, since fused kernels lack second derivatives."""
 
 
 class SoftmaxInterceptor(DispatchMode):
-    """Reports each softmax that is computed, as an operation or inside PyTorch's fused attention.
+    """Dispatch mode that reports each softmax, including those inside PyTorch's fused attention.
 
-    The same kernels run as without it. The softmax of a fused kernel is computed a second time,
+    It doesn't change which kernels run. The softmax of a fused kernel is computed a second time,
     from the kernel's arguments.
 
     Parameters

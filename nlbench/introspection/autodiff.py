@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def is_differentiated(*values: Tensor) -> bool:
-    """Return True if derivatives of the values are taken, so that PyTorch must compute them.
+    """Return True if PyTorch has to track the derivatives of some of the values.
 
     Examples
     --------

@@ -26,8 +26,8 @@ from .operations import Operation
 def softmax_axis(call: FunctionCall) -> int:
     """Return the axis of a softmax or a gated linear unit, counted from 0.
 
-    By default a gated linear unit works along the last axis, and `torch.nn.functional.softmax`
-    along the first of 0, 1 or 3 axes, else along the second.
+    By default a gated linear unit uses the last axis. `torch.nn.functional.softmax` uses the first
+    axis of tensors with 0, 1 or 3 axes, and the second axis of others.
     """
     dim = call.argument(1, "dim")
     rank: int = call.input.ndim
@@ -104,11 +104,11 @@ class Layouts:
         """Return a tensor's batch axis, its channel axis, and True if the latter is assumed.
 
         If the channel axis is unknown, a tensor of three axes is assumed to be (batch, tokens,
-        channels), and a larger one (batch, channels, ...). Up to two axes leave no choice.
+        channels), and a larger one (batch, channels, ...). With up to two axes nothing is assumed.
 
-        If the batch axis is unknown, it is the first, provided that its size is a multiple of the
-        batch size: samples, or the windows or tokens of all samples. A first axis of size 1 is also
-        accepted if the tensor doesn't depend on the model's input, as positional embeddings.
+        If the batch axis is unknown, the first axis is used, provided that its size is a multiple
+        of the batch size: samples, or the windows or tokens of all samples. A first axis of size 1
+        is also accepted for tensors that don't depend on the input, such as positional embeddings.
 
         Raises
         ------
@@ -118,20 +118,20 @@ class Layouts:
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
         if batch == GONE and self._batch > 1:
-            raise _lost(len(tensor) if tensor.ndim else 1, self._batch)
+            raise _unknown_batch_axis(len(tensor) if tensor.ndim else 1, self._batch)
         if batch in (None, GONE) or batch >= tensor.ndim:
             batch = 0
             rows = len(tensor) if tensor.ndim else self._batch
             is_row = rows == 1 and not layout.sampled
-            if not (self._holds(rows) or is_row):
-                raise _lost(rows, self._batch)
+            if not (self._fits_batch(rows) or is_row):
+                raise _unknown_batch_axis(rows, self._batch)
         if tensor.ndim <= 2:
             return batch, (0 if batch == 1 else 1), False
         channel = self.channel(tensor)
         if channel is not None and channel != batch:
             return batch, channel, False
-        usual = [axis for axis in range(tensor.ndim) if axis != batch]
-        return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
+        others = [axis for axis in range(tensor.ndim) if axis != batch]
+        return batch, others[-1] if tensor.ndim == 3 else others[0], True
 
     def follow(self, call: FunctionCall, output: object) -> None:
         """Set the layouts of a call's outputs."""
@@ -157,12 +157,12 @@ class Layouts:
                 channel, batch = (2, 1) if is_state else (None, None)
                 self._layouts[tensor] = Layout(channel, batch, sampled)
                 continue
-            self._layouts[tensor] = Layout(*self._after(call, known, tensor), sampled)
+            self._layouts[tensor] = Layout(*self._output_axes(call, known, tensor), sampled)
 
-    def _after(
+    def _output_axes(
         self, call: FunctionCall, known: Sequence[tuple[Tensor, Layout]], output: Tensor
     ) -> tuple[int | None, int | None]:
-        """Return channel and batch axis of an output."""
+        """Return the channel axis and the batch axis of an output."""
         operation, sources = call.operation, call.tensors
         channels = operation.channels
         channel = batch = None
@@ -178,12 +178,12 @@ class Layouts:
                 if is_folded and len(output) == self._batch:
                     # A merged axis of samples and tokens is split again.
                     batch = 0
-                if batch is None and merged and self._holds(len(output)):
+                if batch is None and merged and self._fits_batch(len(output)):
                     batch = 0
-                if batch not in (None, GONE) and not self._holds(output.shape[batch]):
+                if batch not in (None, GONE) and not self._fits_batch(output.shape[batch]):
                     batch = GONE
         if batch == GONE and operation.combines == "joins":
-            # The batch may have been split into samples, which are joined again.
+            # The call may join samples that the network has split.
             batch = None
         if channels == "second":
             channel = 1
@@ -205,7 +205,7 @@ class Layouts:
             channel = None
         return channel, batch
 
-    def _holds(self, rows: int) -> bool:
+    def _fits_batch(self, rows: int) -> bool:
         return rows > 0 and rows % max(self._batch, 1) == 0
 
 
@@ -217,7 +217,7 @@ def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> 
     return False if are_constant and (sources or operation.takes == "nothing") else None
 
 
-def _lost(rows: int, batch: int) -> Undefined:
+def _unknown_batch_axis(rows: int, batch: int) -> Undefined:
     return Undefined(
         f"its first axis has {rows} entries, the batch {batch}: the batch axis is unknown"
     )
@@ -233,7 +233,7 @@ def channel_axes(
     Returns
     -------
     list of int
-        Axis 1 if no layer takes another one.
+        Axis 1 for an input that reaches no layer.
 
     Examples
     --------
@@ -244,7 +244,7 @@ def channel_axes(
     """
     finder = _ChannelAxisFinder(inputs)
     if finder.pending:
-        # An error of the network occurs again when the network is recorded.
+        # The network raises the same error again when it is recorded.
         with contextlib.suppress(_StopPass, Exception), finder:
             run(inputs)
     return [finder.axes.get(number, 1) for number in range(len(inputs))]
@@ -267,7 +267,7 @@ class _ChannelAxisFinder(TorchFunctionMode):
         super().__init__()
         self.pending: set[int] = set()
         self.axes: dict[int, int] = {}
-        # For each tensor: the input that it comes from, and its own axis for each of the input's.
+        # For each tensor, the input that it comes from and the places of that input's axes in it.
         self._places: MutableMapping[Tensor, tuple[int, list[int | None]]] = (
             WeakTensorKeyDictionary()
         )

@@ -16,7 +16,7 @@ GONE = -1
 """Place of an axis that was indexed away or reduced; an unknown place is None."""
 
 AxisMap = Sequence[int | None]
-"""Place in an operation's output of each axis of its input: a number, `GONE` or None."""
+"""For each axis of an operation's input, its place in the output: a number, `GONE` or None."""
 
 
 def moved_axis(places: AxisMap, axis: int) -> int | None:
@@ -82,7 +82,7 @@ def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 
 def _reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
-    """Find an axis after a reshape: of the same size, with as many entries before it."""
+    """Find an axis after a reshape, by its size and the number of entries before it."""
     ahead, size = math.prod(before[:axis]), before[axis]
     places = [
         place
@@ -92,13 +92,13 @@ def _reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> in
     return min(places, key=lambda place: abs(place - axis), default=None)
 
 
-def _without(rank: int, dropped: Sequence[int], left: int) -> AxisMap:
-    """Map the axes that remain when some are dropped, if `left` of them remain."""
+def _without(rank: int, dropped: Sequence[int], output_rank: int) -> AxisMap:
+    """Map the axes when some are dropped; all are unknown unless `output_rank` remain."""
     gone = {axis % rank for axis in dropped}
-    stay = [axis for axis in range(rank) if axis not in gone]
-    if len(stay) != left:
+    remaining = [axis for axis in range(rank) if axis not in gone]
+    if len(remaining) != output_rank:
         return [None] * rank
-    return [stay.index(axis) if axis in stay else GONE for axis in range(rank)]
+    return [remaining.index(axis) if axis in remaining else GONE for axis in range(rank)]
 
 
 @axis_rule("permute", arranges="moves")
@@ -149,7 +149,7 @@ def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     """Follow ``unsqueeze`` and ``stack``, which insert an axis."""
     place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
-    if output.ndim != source.ndim + 1:  # In place, where both are the output.
+    if output.ndim != source.ndim + 1:  # In place, so that the source is the output.
         return [None] * source.ndim
     return [axis + (axis >= place) for axis in range(source.ndim)]
 
@@ -167,7 +167,7 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     if not any(part is Ellipsis for part in index):
         index = (*index, Ellipsis)
     named = sum(part is not None and part is not Ellipsis for part in index)
-    # Several tensors may broadcast and move to the front, and so may one next to a number.
+    # Several tensors may broadcast and move to the front, as may one tensor next to an integer.
     is_single = sum(isinstance(part, Tensor | list) for part in index) == 1 and all(
         part is Ellipsis or isinstance(part, slice | Tensor | list) for part in index
     )

@@ -13,8 +13,8 @@ from .memory import is_out_of_memory
 from .random_state import rng_state
 
 # In two runs on equally many samples, the results of a sample differ only by the order of
-# additions; an influence of other samples is larger. For more samples, different kernels run, and
-# deep networks amplify the difference.
+# additions; an influence of other samples is larger. On more samples other kernels may run, whose
+# rounding differs more, and deep networks amplify the difference.
 PAIR_TOLERANCE_EPS = 2**10
 GROUP_TOLERANCE_EPS = 2**16
 MAX_GROUP_SIZE = 5
@@ -57,14 +57,14 @@ def refuse_mixing(
     limit : int
         Maximum number of samples in a run.
     because : str
-        Why the batch has to be split, for the message.
+        End of the message: why samples have to be independent.
     draws : bool
-        True if the network may draw random numbers; one that does is not checked.
+        Accept networks that draw random numbers, without a check.
 
     Raises
     ------
     nlbench.Undefined
-        If a result depends on them; the message names it.
+        If a result depends on other samples; the message names it.
 
     Examples
     --------
@@ -134,14 +134,14 @@ def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_
     """Return True if the rows of the sample at a position are the same in both batches."""
     if len(pair) == 1 or len(group) == 1:
         return pair.shape == group.shape  # A table that does not depend on the input.
-    each = len(pair) // 2
-    if pair.shape[1:] != group.shape[1:] or len(group) != size * each or len(pair) % 2:
+    rows = len(pair) // 2  # Of each sample.
+    if pair.shape[1:] != group.shape[1:] or len(group) != size * rows or len(pair) % 2:
         return False
-    adjacent = slice(position * each, (position + 1) * each)
+    adjacent = slice(position * rows, (position + 1) * rows)
     alternating = slice(position, None, 2), slice(position, None, size)
     return any(
-        _close(pair[rows], group[others], tolerance_eps)
-        for rows, others in ((adjacent, adjacent), alternating)
+        _close(pair[in_pair], group[in_group], tolerance_eps)
+        for in_pair, in_group in ((adjacent, adjacent), alternating)
     )
 
 

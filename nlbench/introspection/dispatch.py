@@ -30,13 +30,13 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def modes_disabled() -> AbstractContextManager[object]:
-    """Return a context without active modes."""
+    """Return a context in which no mode is active."""
     context: AbstractContextManager[object] = _disable_current_modes()
     return context
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
-    """Return a weak reference to a tensor's storage; None for tensors without one, if sparse."""
+    """Return a weak reference to a tensor's storage; None for a sparse tensor, which has none."""
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -44,7 +44,7 @@ def storage_of(tensor: Tensor) -> StorageWeakRef | None:
 
 
 def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """List the tensors that a call of an overload changes in place."""
+    """List the tensors that a call of an operator overload changes in place."""
     return [
         tensor
         for place, argument in enumerate(func._schema.arguments)
@@ -56,7 +56,7 @@ def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 def positional(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert keyword arguments of an overload to positional ones, up to the first gap."""
+    """Convert keyword arguments of an operator overload to positional ones, up to the first gap."""
     rest = dict(kwargs)
     for argument in func._schema.arguments[len(args) :]:
         if argument.kwarg_only or argument.name not in rest:

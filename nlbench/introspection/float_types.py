@@ -1,8 +1,8 @@
-"""Networks that compute in a different floating type than their own.
+"""Networks that compute in another floating-point type than their own.
 
-Conversion of a network's parameters and buffers does not reach the types that its forward names
-(``x.float()``), the constants that it makes (``torch.ones(3)``), or tensors from elsewhere, such as
-variables of its file.
+Converting a network's parameters and buffers does not affect the types that its forward names
+(``x.float()``), the constants that it creates (``torch.ones(3)``), or tensors from elsewhere, such
+as variables of its file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def own_float_type(network: nn.Module) -> torch.dtype:
-    """Return the floating type of most of a network's numbers; PyTorch's default without any.
+    """Return the float type of most of a network's weights; PyTorch's default if it has none.
 
     Examples
     --------
@@ -37,12 +37,12 @@ def own_float_type(network: nn.Module) -> torch.dtype:
 
 
 class FloatTypeMode(TorchFunctionMode):
-    """Function mode in which a network of the type `own` computes in another floating `dtype`.
+    """Function mode in which a network of the type `own` computes in the floating-point `dtype`.
 
-    Where the forward method names the network's type or a wider one, the other type is used.
-    Tensors that it creates or reads from elsewhere are converted before they meet tensors of that
-    type. Constants are rounded to the network's precision. A conversion to a narrower type is kept,
-    as it rounds.
+    Where the forward method names the network's type or a wider one, `dtype` is used instead.
+    Tensors that it creates or reads from elsewhere are converted when they are combined with
+    tensors of `dtype`. Constants are rounded to the network's precision. A conversion to a narrower
+    type is kept, since it rounds.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class FloatTypeMode(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":
             return func(*args, **kwargs)
-        # The checks made here are not calls of the network.
+        # These checks are not calls of the network.
         with unobserved_calls():
             floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
             if floats:
@@ -75,13 +75,13 @@ class FloatTypeMode(TorchFunctionMode):
             return result.to(self.dtype) if self._replaces(result.dtype) else result
 
     def _replaces(self, dtype: torch.dtype) -> bool:
-        """Return True for a floating type at least as wide as the network's own."""
+        """Return True for a floating-point type at least as wide as the network's own."""
         return dtype.is_floating_point and torch.promote_types(dtype, self.own) == dtype
 
     def _convert(
         self, name: str, floats: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Replace types, and convert tensors that meet some of the type."""
+        """Replace types, and convert tensors that are combined with tensors of `dtype`."""
         is_mixed = len({t.dtype for t in floats}) > 1 and any(t.dtype == self.dtype for t in floats)
         written = args[0] if args and _writes_first(name) else kwargs.get("out")
 
@@ -95,7 +95,7 @@ class FloatTypeMode(TorchFunctionMode):
         if is_mixed:
             args, kwargs = tree_map(converted, (args, kwargs))
             return args, kwargs
-        # Containers hold tensors; types are arguments of their own.
+        # A dtype is always an argument of its own, never inside a container.
         return tuple(map(converted, args)), {k: converted(v) for k, v in kwargs.items()}
 
 
@@ -116,8 +116,8 @@ def _named_type(name: str, args: Sequence[Any]) -> torch.dtype | None:
     named = args[1]
     if isinstance(named, str):
         named = getattr(torch, named.rpartition(".")[2], None)
-    found = getattr(named, "dtype", None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype_of_type = getattr(named, "dtype", None)
+    return dtype_of_type if isinstance(dtype_of_type, torch.dtype) else None
 
 
 def computing_in(network: Network, mode: FloatTypeMode) -> Network:

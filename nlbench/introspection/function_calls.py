@@ -12,7 +12,7 @@ from torch import Tensor
 from .operations import known, operation
 
 unobserved_calls = torch._C.DisableTorchFunction
-"""Context in which no mode and no subclass sees the calls of functions."""
+"""Context in which function modes and tensor subclasses don't see calls."""
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -65,14 +65,14 @@ class FunctionCall:
 
     @property
     def takes(self) -> str:
-        """The fact ``takes``; special methods such as ``__float__`` have their own."""
+        """The operation's fact ``takes``, or that of a special method such as ``__float__``."""
         name = self.function_name
         special = known(name).takes if name.startswith("__") else ""
         return special or self.operation.takes
 
     @property
     def input(self) -> Any:
-        """Argument of an activation function, by position or by name."""
+        """Input of an activation function, given by position or by name."""
         if self.args:
             return self.args[0]
         return self.kwargs.get("input", next(iter(self.kwargs.values()), None))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nlbench.introspection.function_calls import FunctionCall
+from .function_calls import FunctionCall
 
-# Activations of a layer at each step: of LSTM's gates, of its new and of its whole state.
+# Calls per layer and step. An LSTM has three gates, a candidate state and an output of its state.
 _CALLS = {"lstm": 5, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -24,15 +24,15 @@ def hidden_calls(call: FunctionCall) -> int:
     140
     """
     name, args = call.name.removesuffix("_cell"), call.args
-    each = _CALLS.get(name, 0)
-    if call.name.endswith("_cell") or not each:
-        return each
+    calls_per_step = _CALLS.get(name, 0)
+    if call.name.endswith("_cell") or not calls_per_step:
+        return calls_per_step
     try:
-        if isinstance(args[1], Tensor) and args[1].ndim == 1:  # Sizes of packed steps.
+        if isinstance(args[1], Tensor) and args[1].ndim == 1:  # Batch sizes of a packed sequence.
             steps, layers, is_bidirectional = len(args[1]), args[5], args[8]
         else:
             layers, is_bidirectional = args[4], args[7]
             steps = args[0].shape[bool(args[8]) and args[0].ndim == 3]
-        return int(each * steps * layers * (1 + bool(is_bidirectional)))
+        return int(calls_per_step * steps * layers * (1 + bool(is_bidirectional)))
     except (IndexError, TypeError):
         return 0

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# A module computes a function if they differ by no more than this, in float64: constants such as
-# sqrt(2 / pi) are written with seven digits or more. The two forms of GELU differ by 5e-4.
+# Largest difference in float64 between a module and the function that it computes. Constants such
+# as sqrt(2 / pi) are written with seven digits or more. The two forms of GELU differ by 5e-4.
 TOLERANCE = 1e-6
 
 _FUNCTIONS: Mapping[str, Sequence[Callable[[Tensor], Tensor]]] = {
@@ -89,7 +89,7 @@ def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
 def is_root_mean_square_norm(module: nn.Module, width: int) -> bool:
     """Return True if a module maps x (..., width) to w x / sqrt(mean x²) for some weights w.
 
-    The values of its parameters don't matter: it is run with random ones.
+    It is run with random parameters, so the values of its own don't matter.
 
     Examples
     --------

@@ -111,7 +111,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(message_of(error)))
 
 
-# Kernels need workspaces, and a batch's tensors are not freed immediately.
+# Leaves room for workspaces of kernels, and for tensors that are not freed immediately.
 _SAFETY_FACTOR = 1.5
 
 
@@ -172,7 +172,7 @@ class LiveBytes(DispatchMode):
         new = {s: t.untyped_storage().nbytes() for s, t in unknown.items() if s not in inputs}
         self._sizes |= new
         self._max_now += sum(new.values())
-        # Freed storages are looked for only where the peak may have grown.
+        # Search for freed storages only if the peak may have grown.
         if self._max_now > self.peak:
             self.peak = max(self.peak, self.now)
         return result
@@ -184,10 +184,10 @@ def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation mode. Attributes that the run sets and random states are restored.
+        In evaluation mode. Random states, and attributes that the pass sets, are restored.
     samples : tensor of shape (n, ...)
-        The model is run on them. Two are enough, and safer than one, whose axis a network may
-        drop by ``squeeze``.
+        Inputs of the pass. Two are enough, and safer than one: ``squeeze`` drops a batch axis of
+        size 1.
 
     Returns
     -------
@@ -248,12 +248,12 @@ class SampleLimit:
         self._sizes = sizes.setdefault(model, {})
         self._key = (purpose, tuple(batch.shape[1:]), batch.dtype, batch.device, memory)
         if memory is not None and self._key not in self._sizes and len(batch):
-            # At least two: a network might drop the axis of one.
+            # At least two, since a network might drop a batch axis of size 1.
             self.remember(max(2, memory // (times * bytes_per_sample(model, batch[:2]))))
 
     @property
     def limit(self) -> int | None:
-        """Number of samples, or None if nothing is known."""
+        """Number of samples; None if unknown."""
         return self._sizes.get(self._key)
 
     def remember(self, limit: int) -> None:
@@ -293,7 +293,7 @@ def halve_on_oom(
         except (MemoryError, RuntimeError) as error:
             if size <= min_size or not is_out_of_memory(error):
                 raise
-        # Outside the except clause: its traceback holds tensors.
+        # Outside the except clause, since its traceback holds tensors.
         size = max(min_size, -(-size // 2))
         release_gpu_cache(device)
 
@@ -311,9 +311,9 @@ def release_gpu_cache(device: torch.device) -> None:
 
 
 def microbatch_sizes(samples: int, limit: int) -> list[int]:
-    """Split a number of samples into microbatches of at most `limit`, not all of one size.
+    """Split a number of samples into microbatches of at most `limit`, not all of the same size.
 
-    Two sizes distinguish the batch axis from one that happens to be as long.
+    Different sizes distinguish the batch axis from an axis that happens to be as long.
 
     Examples
     --------
@@ -323,7 +323,7 @@ def microbatch_sizes(samples: int, limit: int) -> list[int]:
     parts = -(-samples // limit)
     if parts == 1 or limit == 1:
         return [samples // parts] * parts
-    # If all were full, one more lets them differ.
+    # If all would be full, one more microbatch lets them differ.
     parts += samples == parts * limit
     sizes = [samples // parts + (part < samples % parts) for part in range(parts)]
     if samples % parts == 0:

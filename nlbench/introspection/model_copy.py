@@ -1,4 +1,4 @@
-"""Copies of a model: in another type, on another device, or on the meta device."""
+"""Copies of a model in another dtype, on another device or on the meta device."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from .model_state import refuse_unobservable
 
 
 def double_copy(model: nn.Module) -> nn.Module:
-    """Copy a model, in eval mode and float64; see `typed_copy`."""
+    """Copy a model in eval mode so that it computes in float64; see `typed_copy`."""
     return typed_copy(model, torch.float64)
 
 
 def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Copy a model, in eval mode, so that it computes in another dtype.
+    """Copy a model in eval mode so that it computes in another dtype.
 
-    Not only parameters and buffers are converted, but everything that its forward reads: tensors in
-    attributes of any kind, constants that it creates, and variables of its file; see
-    `FloatTypeMode`.
+    The copy converts parameters, buffers and all else that its forward reads: tensors in attributes
+    of any kind, constants that it creates, and variables of its file; see `FloatTypeMode`.
 
-    From a device without float64 (`precise_device`) the model is copied to the CPU, even in
+    A model on a device without float64 (see `precise_device`) is copied to the CPU, even in
     float32, since its outputs are processed in double precision.
 
     Raises
@@ -52,10 +51,10 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
         return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
 
-    twin = _deep_copy(model, {}, typed)
+    copied = _deep_copy(model, {}, typed)
     if is_unsupported:
-        twin = twin.cpu()
-    return computing_in(twin.to(dtype), FloatTypeMode(own_float_type(model), dtype))
+        copied = copied.cpu()
+    return computing_in(copied.to(dtype), FloatTypeMode(own_float_type(model), dtype))
 
 
 _WITHOUT_FLOAT64 = ("mps",)
@@ -77,7 +76,7 @@ def precise_device(model: nn.Module, inputs: Tensor) -> torch.device:
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:
-    """Copy a model to the CPU, in eval mode, without a copy on its own device.
+    """Copy a model to the CPU in eval mode, without a copy on its own device.
 
     Raises
     ------
@@ -99,7 +98,7 @@ def _on_cpu(tensor: Tensor) -> Tensor:
 
 
 def shape_copy(model: nn.Module) -> nn.Module:
-    """Copy a model to the ``meta`` device, in eval mode, floats as float64.
+    """Copy a model to the ``meta`` device in eval mode, with floats as float64.
 
     Raises
     ------
@@ -112,8 +111,8 @@ def shape_copy(model: nn.Module) -> nn.Module:
     (device(type='meta'), torch.Size([3, 2]))
     """
     _refuse_uncopyable(model)
-    twin = _deep_copy(model, {id(t): _shape_of(t) for t in tensors_of(model)}, _shape_of)
-    return computing_in(twin, FloatTypeMode(own_float_type(model), torch.float64))
+    copied = _deep_copy(model, {id(t): _shape_of(t) for t in tensors_of(model)}, _shape_of)
+    return computing_in(copied, FloatTypeMode(own_float_type(model), torch.float64))
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
@@ -132,7 +131,7 @@ def _refuse_uncopyable(model: nn.Module) -> None:
 def _deep_copy(
     model: nn.Module, replaced: dict[int, Any], copy_tensor: Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """Copy a model in eval mode, with replacements by identity, else by `copy_tensor`."""
+    """Copy a model in eval mode; `replaced` maps the ids of tensors to copies made before."""
     try:
         with _TensorCopies(copy_tensor):
             return copy.deepcopy(model, replaced).eval()

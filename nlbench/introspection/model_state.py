@@ -1,4 +1,4 @@
-"""Use of a model that leaves it unchanged."""
+"""Passes that leave a model unchanged, and checks that they do."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
     Buffers and tensor attributes that the forward pass changes, such as a counter of calls, and
     plain attributes that it sets are restored; parameters are not, see `changed_parameters`. A
-    buffer that it replaces by another shape is a cache that has grown: it stays, and so does what
-    the pass adds to a list or dictionary. Passes that overlap in several threads may share
-    modules; the last one to end restores them. A caller's `torch.inference_mode`, in which
+    buffer replaced by one of another shape is taken for a cache that has grown. It is kept, as are
+    the items that the pass adds to a list or dictionary. Passes that overlap in several threads may
+    share modules; the last one to end restores them. A caller's `torch.inference_mode`, in which
     nothing has a derivative, is suspended.
     """
     with _LOCK:
@@ -144,7 +144,7 @@ def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 @contextmanager
 def preserve_attributes(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all modules on exit, such as a mask that is cached.
+    """Restore the attributes of all modules on exit, such as a cached mask.
 
     A network that runs on the meta device would cache a mask without values. Containers that are
     attributes are restored too, but neither containers inside them nor the values of tensors.
@@ -184,9 +184,9 @@ def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[An
 def _restore_attributes(
     module: nn.Module, attributes: Mapping[str, tuple[Any, Any]], *, whole: bool = False
 ) -> None:
-    own = vars(module)
-    for name in [n for n in own if n not in attributes and (whole or n not in _TABLES)]:
-        del own[name]
+    current = vars(module)
+    for name in [n for n in current if n not in attributes and (whole or n not in _TABLES)]:
+        del current[name]
     for name, (value, content) in attributes.items():
         # The same containers, since handles of hooks refer to them.
         if whole and isinstance(value, dict | set):
@@ -195,11 +195,11 @@ def _restore_attributes(
         elif whole and isinstance(value, list | deque):
             value.clear()
             value.extend(content)
-        own[name] = value
+        current[name] = value
 
 
 def parameter_checksums(model: nn.Module) -> dict[str, int]:
-    """Compute a checksum of the bits of each parameter, to compare it after a pass.
+    """Compute a checksum of the bits of each parameter, to detect changes by a pass.
 
     Version counters would miss writes through ``parameter.data``. There is one synchronisation
     per GPU, not one per parameter.
@@ -267,11 +267,11 @@ def refuse_unobservable(model: nn.Module) -> None:
             state = "compiled" if is_compiled else "scripted"
             raise RequestError(
                 f"{name or 'the model'} is {state}, so its activations can't be observed; "
-                "measures of the probe function can be used, for others pass the module it was "
-                "made from"
+                "only measures of the probe function can be used; for others pass the module it "
+                "was made from"
             )
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise RequestError(
-                f"{name or 'the model'} is a DataParallel on several devices, each with a thread "
-                "of its own, so its activations can't be observed; pass its .module"
+                f"{name or 'the model'} is a DataParallel on several devices, each with its own "
+                "thread, so its activations can't be observed; pass its .module"
             )

@@ -1,10 +1,10 @@
 """The running modules of a network, and the names of its activation calls.
 
-All probes name calls here, so that a site has the same name in each of them. A module may be one
-handwritten activation: it has no children, and at most parameters with one number per channel;
-its operations act elementwise on its input, at least one of them is not affine, and its
-output has its input's shape. ``x * torch.sigmoid(1.702 * x)`` in a module of its own is one
-activation, named after the module.
+All probes use these names, so that a site has the same name in each of them. A module counts as one
+handwritten activation if it has no children and no parameters except one number per channel, if its
+operations act elementwise on its input and at least one of them is not affine, and if its output
+has its input's shape. ``x * torch.sigmoid(1.702 * x)`` in a module of its own is one activation,
+named after the module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .operations import Operation, named_modules
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
-# Where a trace bends in one of these, the site has the module's name.
+# Calls in these modules are named after the module too, for traces that bend there.
 _POOLING: tuple[type[nn.Module], ...] = (
     nn.MaxPool1d,
     nn.MaxPool2d,
@@ -57,8 +57,8 @@ _POOLING: tuple[type[nn.Module], ...] = (
 class SiteName:
     """The name of a call.
 
-    It is final when the calling module returns: only then is it known whether the module is a
-    single activation, which has the module's name.
+    It is final when the calling module returns: only then is it known whether the module is one
+    activation, whose name is the module's.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class SiteName:
         ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
         ``Mixed_5b.branch1x1/relu``.
     base : str
-        The name without the number of the call.
+        The name without the call number.
     kind : str
         Kind of activation, or the name of another operation.
     origin : hashable
@@ -89,13 +89,13 @@ class HandwrittenCall:
     Parameters
     ----------
     source : tensor
-        Its input.
+        Input of the module.
     names : list of SiteName
-        Names of the activation functions that it has called.
+        Names of the activation functions that the module has called.
     possible : bool
-        False once it is known not to be one.
+        False once the module is known not to be an activation.
     begun : bool
-        True once it has called an operation on its input.
+        True once the module has called an operation on its input.
     """
 
     module: nn.Module
@@ -115,7 +115,7 @@ class HandwrittenCall:
         """Check an operation on data; return True if it computes with the data."""
         if not sampled or operation.takes == "metadata":
             return False
-        # Data from elsewhere, such as an attribute, is a second input.
+        # Data from elsewhere, such as an attribute, would be a second input.
         if not operation.acts or not all(tensor in self._derived for tensor in sampled):
             self.possible = False
         return True
@@ -135,9 +135,9 @@ class HandwrittenCall:
 
     @property
     def kind(self) -> str:
-        """Kind of the only activation function that is called, else of the one that it equals.
+        """Kind of the only activation function called, or of a known one that the module computes.
 
-        Otherwise the class in lower case.
+        If there is neither, the class name in lower case.
         """
         kind = self._nonlinear[0].kind if len(self._nonlinear) == 1 else ""
         return kind or known_kind(self.module) or type(self.module).__name__.lower()
@@ -153,9 +153,9 @@ class HandwrittenCall:
         return self.possible and same and bool(self._nonlinear) and self.begun
 
     def is_decided(self, output: object) -> bool:
-        """Return True if the answer holds for other calls of the module too.
+        """Return True if the result of `is_activation` holds for other calls of the module too.
 
-        It does not if the call raised an error, and so has no output, or did not use its input.
+        It does not if the call raised an error, so that `output` is None, or ignored its input.
         """
         return not self.possible or (self.begun and output is not None)
 
@@ -174,12 +174,12 @@ class SiteNames(TorchFunctionMode):
 
     Examples
     --------
-    >>> class Printing(SiteNames):
+    >>> class NamePrinter(SiteNames):
     ...     def call(self, call):
     ...         print(call.name, "is", self.current)
     ...         return super().call(call)
     >>> model, x = nn.Sequential(nn.ReLU(), nn.Tanh()), torch.zeros(2, 3)
-    >>> names = Printing(model)
+    >>> names = NamePrinter(model)
     >>> with names.hooked():
     ...     names.begin(x)
     ...     with names:
@@ -259,7 +259,7 @@ class SiteNames(TorchFunctionMode):
         return name
 
     def next(self, base: str) -> str:
-        """Return the name of the next call of a base, without counting it."""
+        """Return the name that the next call with a base name gets, without counting it."""
         count = self._counts[base]
         return f"{base}:{count}" if count else base
 
@@ -284,12 +284,12 @@ class SiteNames(TorchFunctionMode):
         if handwritten is None or not handwritten.possible:
             return self.called(call)
         sampled = list(filter(self.layouts.is_sampled, call.tensors))
-        is_of_input = handwritten.before(call.operation, sampled)
-        if is_of_input and handwritten.possible and not handwritten.begun:
+        uses_data = handwritten.before(call.operation, sampled)
+        if uses_data and handwritten.possible and not handwritten.begun:
             handwritten.begun = True
             self.handwritten_begins(handwritten)
         output = self.called(call)
-        if is_of_input:
+        if uses_data:
             handwritten.after(call.operation, len(sampled), output)
         return output
 
@@ -306,12 +306,12 @@ class SiteNames(TorchFunctionMode):
         return output
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a PyTorch function, for subclasses to override."""
+        """Call a PyTorch function; subclasses override this method."""
         return call.run()
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names that `current` may have when it is final; empty if there is none."""
+        """Names that `current` may end up with; empty if there is no current name."""
         if self.current is None:
             return ()
         if self.handwritten is None:
@@ -323,7 +323,7 @@ class SiteNames(TorchFunctionMode):
         return site, piece, self.current.text
 
     def follow(self, call: FunctionCall, output: object) -> None:
-        """Follow the axes into a call's output."""
+        """Track the axes of a call's output."""
         self.layouts.follow(call, output)
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
@@ -332,7 +332,7 @@ class SiteNames(TorchFunctionMode):
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
-        """Handle the end of a possible handwritten activation; without a name it is not one."""
+        """Handle the end of a possible handwritten activation; `name` is None if it is not one."""
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
@@ -358,13 +358,13 @@ class SiteNames(TorchFunctionMode):
         if is_activation:
             self._handwritten_modules.add(module)
         elif handwritten.is_decided(output) and module not in self._handwritten_modules:
-            # Not tried again. A module that was an activation once stays one in all batches.
+            # It isn't checked again. A module that was an activation once stays one.
             self._may_be_activation[module] = False
-        name = self._settle(handwritten, output) if is_activation else None
+        name = self._name_handwritten(handwritten, output) if is_activation else None
         self.handwritten_ends(handwritten, output, name)
 
-    def _settle(self, handwritten: HandwrittenCall, output: Any) -> SiteName:
-        """Name a handwritten activation, and rename the calls inside."""
+    def _name_handwritten(self, handwritten: HandwrittenCall, output: Any) -> SiteName:
+        """Name a handwritten activation, and rename the calls inside it."""
         for inner in handwritten.names:
             self._counts[inner.base] -= 1
         self.layouts.adopt(output, handwritten.source)
@@ -406,7 +406,7 @@ class SiteNames(TorchFunctionMode):
         return all(numbers == longest for numbers, longest in sizes)
 
 
-# Folders of frames that belong to the instrumentation or to PyTorch.
+# Folders of the instrumentation and of PyTorch, whose frames are skipped.
 _OUTSIDE_THE_MODEL = tuple(
     f"{folder}{os.sep}"
     for folder in (
@@ -429,17 +429,17 @@ def _origin() -> Hashable:
 
 
 def running_module(modules: Container[nn.Module]) -> nn.Module | None:
-    """Return the innermost of some modules that is running in this thread, or None.
+    """Return the innermost of the modules that are running in this thread, or None.
 
-    This reads Python's stack, for code that runs without the hooks of `SiteNames`. A module's own
-    hooks count as part of its call.
+    It is found on Python's stack, for code that runs without the hooks of `SiteNames`. A module's
+    own hooks count as part of its call.
 
     Examples
     --------
-    >>> class Asking(nn.Module):
+    >>> class Layer(nn.Module):
     ...     def forward(self, x):
     ...         return running_module({model, self}) is self
-    >>> model = nn.Sequential(Asking())
+    >>> model = nn.Sequential(Layer())
     >>> model(0), running_module({model})
     (True, None)
     """

@@ -1,8 +1,8 @@
 """Precision of float32 arithmetic, and autocast.
 
-By default PyTorch computes convolutions on a GPU in TF32, whose ten bits of mantissa would affect
-every number. Each function that runs a network, such as a probe's `observe` and the functions that
-are called from Python, turns that off while it runs.
+By default PyTorch computes convolutions on a GPU in TF32, whose ten-bit mantissa would affect every
+number. Each function that runs a network, such as a probe's `observe` and the functions of the
+Python interface, disables it meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
     """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by time.
 
-    If one of several threads asks for TF32 and another does not, it is disabled.
+    If one thread asks for TF32 and another does not, it is disabled for both.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ _IS_REQUESTED: ContextVar[bool] = ContextVar("a precision is requested", default
 def exact_by_default() -> Iterator[None]:
     """Enter `exact_arithmetic`, unless an outer context has requested a precision.
 
-    It is for functions that are called either in a run, with its precision, or directly.
+    It is for functions that are called both in a run, which sets the precision, and directly.
 
     Examples
     --------
@@ -99,13 +99,13 @@ class _Float32:
     """The process-wide precision of float32, for overlapping requests.
 
     The user's settings are saved at the first request and restored after the last one, so that no
-    request is mistaken for a setting of the user. Among threads the strictest request applies: TF32
-    in one thread must not affect the numbers of another. Within a thread the innermost applies.
+    request is mistaken for a user's setting. Among threads the strictest request applies: TF32 in
+    one thread must not affect the numbers of another. Within a thread the innermost applies.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Thread of each request, and True if it is for TF32.
+        # The thread of each request, and whether it asks for TF32.
         self._requests: dict[object, tuple[int, bool]] = {}
         self._user_settings: _Settings
         self._is_tf32: bool | None = None
@@ -320,7 +320,7 @@ def autocast_now() -> Callable[[], AbstractContextManager[None]]:
 
 @contextmanager
 def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
-    """Set autocast to a type on each type of device; None disables it."""
+    """Set autocast's dtype on each type of device; None disables autocast."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             if dtype is not None or torch.is_autocast_enabled(kind):

@@ -1,4 +1,4 @@
-"""Process-wide settings and functions, which a model can change for all later models."""
+"""Process-wide settings and functions that one model can change for the next."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def restored_process_state() -> Iterator[list[str]]:
 
     If blocks overlap in several threads, the last one to end restores what they share.
 
-    Not covered: random generators, for which there is `nlbench.introspection.random_state`;
-    functions and variables of other libraries; kernels registered with ``torch.library``.
+    Not covered: random generators (see `nlbench.introspection.random_state`), functions and
+    variables of other libraries, and kernels registered with ``torch.library``.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class _Snapshot:
             return
         for name in sorted({*os.environ, *self._environment}):
             before = self._environment.get(name)
-            if os.environ.get(name) == before or name.startswith(_VARIABLES_OF_IMPORTS):
+            if os.environ.get(name) == before or name.startswith(_IMPORT_VARIABLES):
                 continue
             if before is None:
                 del os.environ[name]
@@ -121,7 +121,7 @@ class _Snapshot:
                 yield f"{name}.forward"
 
 
-_VARIABLES_OF_IMPORTS = ("KMP_", "TORCHINDUCTOR_")
+_IMPORT_VARIABLES = ("KMP_", "TORCHINDUCTOR_")
 """Prefixes of variables that scikit-learn and PyTorch set when they are imported."""
 
 
@@ -135,17 +135,17 @@ def _restore_functions(name: str, owner: Any, functions: Mapping[str, object]) -
             yield f"{name}.{attribute}"
     if isinstance(owner, type):
         for attribute in current.keys() - functions.keys():
-            # Only functions that shadow one of a base class.
+            # Only functions that override those of a base class.
             if callable(current[attribute]) and hasattr(super(owner, owner), attribute):
                 delattr(owner, attribute)
                 yield f"{name}.{attribute}"
 
 
 def _is_wrapped_by_torch(now: object, before: object) -> bool:
-    """Return True for a wrapper by PyTorch, such as that of `torch.manual_seed` for compilers."""
+    """Return True if PyTorch wrapped a function, as it does `torch.manual_seed` for compilers."""
     code = getattr(now, "__code__", None)
-    is_of_torch = code is not None and code.co_filename.startswith(_TORCH_FOLDER)
-    return is_of_torch and getattr(now, "__wrapped__", None) is before
+    is_from_torch = code is not None and code.co_filename.startswith(_TORCH_FOLDER)
+    return is_from_torch and getattr(now, "__wrapped__", None) is before
 
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared with a file name
@@ -240,7 +240,7 @@ _THREAD_SETTINGS = [
 
 
 def _flags() -> Iterator[_Setting]:
-    """Yield the flags of backends that this version of PyTorch has."""
+    """Yield the backend flags of this version of PyTorch."""
     names = {
         "mkldnn.enabled": ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
         "mkldnn.deterministic": ("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
@@ -271,8 +271,8 @@ def _flags() -> Iterator[_Setting]:
     }
     for name, (read, write) in names.items():
         if hasattr(torch._C, read) and hasattr(torch._C, write):
-            setting = getattr(torch._C, read), getattr(torch._C, write)
-            yield _Setting(f"torch.backends.{name}", *setting)
+            accessors = getattr(torch._C, read), getattr(torch._C, write)
+            yield _Setting(f"torch.backends.{name}", *accessors)
     if hasattr(torch._C, "_get_fp32_precision_getter"):
         yield _precision("generic", "all")
         for backend, operation in product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn")):
@@ -288,8 +288,8 @@ def _precision(backend: str, operation: str) -> _Setting:
 
 
 def _deterministic_mode() -> tuple[bool, bool]:
-    is_warning = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled(), is_warning
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warn_only
 
 
 _SETTINGS = [

@@ -1,4 +1,4 @@
-"""Global random generators of Python, NumPy and PyTorch: saved, restored, seeded, compared."""
+"""Save, restore, seed and compare the global random generators of Python, NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def preserve_numpy_state() -> Iterator[None]:
     NumPy draws normal deviates in pairs; exchanging the bit generator, as `RandomStream` does,
     loses the second one.
     """
-    before = np.random.get_state()  # noqa: NPY002 (the global generator is what is kept)
+    before = np.random.get_state()  # noqa: NPY002 (it restores the global generator)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Numbers of threads: PyTorch's, and those of the BLAS libraries under NumPy and SciPy."""
+"""Numbers of threads of PyTorch and of the BLAS libraries that NumPy and SciPy use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 MAX_THREADS_PER_CELL = 4
-"""Layers of ordinary size gain little beyond that, and other cells could use the cores."""
+"""Layers of ordinary size gain little from more, and other cells can use the cores."""
 
 
 def default_threads() -> int:
@@ -27,7 +27,7 @@ def torch_threads(number: int | None = None) -> Iterator[None]:
     """Set the number of PyTorch threads, if one is given, and restore it on exit.
 
     The last bits of a sum may depend on it. A number set in any thread becomes the default of
-    threads that start later, so code whose threads set their own restores it with this too.
+    threads that start later, so code whose threads set their own number needs this context too.
 
     Examples
     --------
@@ -62,8 +62,8 @@ def overlap_pays(device: torch.device) -> bool:
 def measure_threads(device: torch.device) -> int:
     """Return the number of threads for measures that run in parallel with the forward pass.
 
-    With a GPU, it is all PyTorch threads, which the network does not need; with a network on
-    the CPU, one.
+    If the network runs on a GPU, they are all PyTorch threads, which it does not need. If it runs
+    on the CPU, there is one.
 
     Examples
     --------

@@ -23,7 +23,7 @@ _TORCH_THREADS = SharedSetting(torch_threads)
 
 @dataclass
 class _QueuedItem(Generic[Item]):
-    """An item that waits for a worker.
+    """An item in the queue.
 
     `number` is its place in the order of submission; `is_first` is true for the first item of a
     lane.
@@ -40,12 +40,11 @@ class BackgroundWorkers(Generic[Item]):
 
     Items of one lane are processed one after the other, in order. Items of different lanes run
     concurrently, except that the first item of a lane runs alone, after all items submitted
-    before it. State that is kept per lane is therefore created in the same order with any number
-    of threads.
+    before it. The state of each lane is therefore created in the same order with any number of
+    threads.
 
     Each worker runs PyTorch on one thread: two thread pools would wait for each other, and most
-    computations of a measure are too small to be split. So no result depends on the number of
-    workers.
+    computations of a measure are too small to be split. No result depends on the number of workers.
 
     Parameters
     ----------

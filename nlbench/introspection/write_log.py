@@ -1,4 +1,4 @@
-"""Memory that is changed in place, and may be read under several names."""
+"""In-place writes into memory that several tensors may share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WriteLog(Generic[Content]):
         self._time = 0
 
     def bind(self, tensor: Tensor, time: int | None = None) -> None:
-        """Note that a tensor's content is known, as of now or of the time of a write."""
+        """Mark a tensor's content as known, now or at the time of a write."""
         self._bound_at[tensor] = self._time if time is None else time
 
     def write(self, tensor: Tensor, content: Content) -> None:

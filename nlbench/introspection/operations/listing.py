@@ -33,7 +33,7 @@ def _row(entry: Operation) -> dict[str, str]:
     if entry.traced:
         lines = f"bends {entry.bends}" if entry.bends else "affine"
     elif known(entry.kind).traced:
-        lines = f"as {entry.kind}"  # The name of a function that calls it.
+        lines = f"as {entry.kind}"  # Another name of an operation, such as `_threshold`.
     elif entry.refused or entry.kind:
         lines = f"refused: {entry.refused or 'not piecewise affine'}"
     caveats = [f"{aspect}: {text}" for aspect, text in entry.caveats.items()]
@@ -53,7 +53,7 @@ def _is_built_in(entry: Operation) -> bool:
 
 
 def page() -> str:
-    """Return the page of the documentation that lists nlbench's own operations.
+    """Return the documentation page that lists nlbench's own operations.
 
     ``python -m nlbench.introspection.operations.listing > docs/operations.md`` writes it.
     """

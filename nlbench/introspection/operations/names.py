@@ -49,7 +49,7 @@ def _plain_name(func: Any) -> str:
 
 
 def in_each_dimension(*names: str) -> tuple[str, ...]:
-    """Name operations that exist for one, two and three axes of positions.
+    """Return the names of operations that exist in one, two and three dimensions.
 
     Examples
     --------

@@ -29,26 +29,26 @@ def register_op(
     caveat: str = "",
     **facts: str,
 ) -> Operation:
-    """Register an operation of your own.
+    """Register a custom operation.
 
     Parameters
     ----------
     op : torch.library operation or torch.autograd.Function
-        Such as ``torch.ops.mylib.hat``, what ``torch.library.custom_op`` returns, or a subclass
-        of ``torch.autograd.Function``. The forward of the latter is wrapped, so that a probe sees
-        one call of it instead of its parts.
+        For example ``torch.ops.mylib.hat``, the result of ``torch.library.custom_op``, or a
+        subclass of ``torch.autograd.Function``, whose forward is wrapped so that a probe sees one
+        call instead of its parts.
     kind : str, optional
-        Kind of activation; makes its calls sites.
+        Kind of activation. With a kind, calls of the operation are sites.
     kinks : sequence of float, optional
         For an operation that acts elementwise on its first argument and is continuous: the points
         between which it is affine, empty if it is affine everywhere. Its rule on points of a
-        segment follows from calling it.
+        segment is derived from them.
     modules : sequence of type, optional
         Modules that only call it; their sites have the module's name.
     gates : bool, optional
-        True if its output may be the factor of a gate, as a sigmoid's.
+        True if its output may be the factor of a gate, like a sigmoid's.
     line, graph, axes : callable, optional
-        Rules, as `line_rule`, `graph_rule` and `axis_rule` register them.
+        Rules, as for `line_rule`, `graph_rule` and `axis_rule`.
     caveat : str, optional
         Unsupported cases.
     **facts : str, optional
@@ -58,12 +58,12 @@ def register_op(
     Returns
     -------
     Operation
-        Everything known about it.
+        Its entry in the registry.
 
     Raises
     ------
     nlbench.PluginError
-        If something else is registered already; the message names both.
+        If something else is already registered for it; the message names both.
     nlbench.RequestError
         If probes can't see the operation, or an argument is invalid.
 
@@ -83,7 +83,7 @@ def register_op(
     >>> trace_segment(Network(), torch.tensor([-2.0]), torch.tensor([2.0])).t.tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    op = getattr(op, "_opoverload", op)  # What torch.library.custom_op returns.
+    op = getattr(op, "_opoverload", op)  # torch.library.custom_op returns a wrapper.
     is_function = isinstance(op, type) and issubclass(op, torch.autograd.Function)
     if not is_function and not isinstance(op, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         raise RequestError(
@@ -147,7 +147,7 @@ def _make_visible(function: type[Any]) -> None:
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        # A forward of the old style has a context first, which is hidden from modes.
+        # The first argument of an old-style forward is a context, which is hidden from modes.
         has_context = function.setup_context is torch.autograd.Function.setup_context
         context, operands = (args[:1], args[1:]) if has_context else ((), args)
 

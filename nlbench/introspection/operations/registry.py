@@ -9,7 +9,7 @@ entry names a module, whose import registers, or a function, which is called.
 
 Examples
 --------
-A rule for the lines and one for the graph, above their functions::
+A rule for lines and a rule for the graph, each above its function::
 
     @line_rule("conv1d", "conv2d", "conv3d")
     def convolution(call): ...
@@ -90,7 +90,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass
 class Operation:
-    """An operation with everything known about it.
+    """An entry of the registry: an operation, and everything known about it.
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ def register_aspect(
 
 
 def entry_of(name: str) -> Operation:
-    """Return the entry of an operation, which is added if there is none; loads no plugins."""
+    """Return an operation's entry, adding one if there is none, without loading plugins."""
     with _LOCK:
         return _OPERATIONS.setdefault(name, Operation(name))
 
@@ -314,13 +314,13 @@ def axis_rule(*names: str, arranges: str = "") -> Callable[[RuleMaker], RuleMake
 def activation(
     kind: str, *names: str, modules: Sequence[type[nn.Module]] = (), gates: bool = False
 ) -> None:
-    """Register operations, by default the one named as the kind: each call of one is a site."""
+    """Register operations as activations, by default the one named after the kind."""
     for name in names or (kind,):
         register_aspect(name, "kind", __name__, kind=kind, modules=tuple(modules), gates=gates)
 
 
 def fact(aspect: str, value: str, *names: str) -> None:
-    """Register one of `FACTS` for operations."""
+    """Register a fact about operations; see `FACTS`."""
     for name in names:
         register_aspect(name, aspect, __name__, **{aspect: value})
 
