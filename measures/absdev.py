@@ -53,7 +53,7 @@ def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
 
 
 def deviation_parts(trace: SegmentTrace | SegmentEstimate) -> ChordParts:
-    r"""Integrate the distance between a network and its chord along a segment, by its sign.
+    r"""Integrate the distance of a network above and below its chord along a segment.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def deviation_parts(trace: SegmentTrace | SegmentEstimate) -> ChordParts:
 
 
 def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Tensor:
-    r"""Compute the scale of a segment's deviation for normalisation, in the same units.
+    r"""Compute the scale that normalises a segment's deviation, in the same units.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class AbsoluteDeviation(PathMeasure):
 
     Undefined
     ---------
-    Inputs without lines between them, such as tokens; a network that draws random numbers; with
+    Inputs that can't be interpolated, such as tokens; a network that draws random numbers; with
     ``normalize``, constant logits or level chords.
 
     Cost
@@ -214,13 +214,13 @@ class AbsoluteDeviation(PathMeasure):
     ------
     It grows with the size of the logits and the length of the path: compare networks by
     ``over_range``. On translated images it measures only the response to shifts.
-    Two paths determine the mean over paths to only about 18 %.
+    The mean over two paths is accurate to only about 18 %.
 
     Published code
     --------------
-    Integrates ``|a| + |b| t`` instead of ``|a - b t|``, which is 3.7 to 6.3 times too large on
+    It integrates ``|a| + |b| t`` instead of ``|a - b t|``, which is 3.7 to 6.3 times too large on
     segments of VGG8 (study ``published-integral``), and omits the last region of each segment. The
-    study ``published-tables`` judges the published tables by both integrals.
+    study ``published-tables`` compares the published tables with both integrals.
     """
 
     name = "absdev"

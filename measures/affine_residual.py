@@ -25,7 +25,7 @@ FOLDS = 5
 MIN_SAMPLES = 4
 
 # Ridge penalties in units of the mean squared singular value of the inputs: none, half decades,
-# and one under which the prediction is the mean.
+# and infinity, which predicts the mean.
 PENALTIES = (0.0, *(10 ** (power / 2) for power in range(-12, 9)), math.inf)
 
 
@@ -193,7 +193,7 @@ class AffineResidual(Measure):
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
         "folds": Option(FOLDS, "folds of the cross-validation", minimum=2, maximum=100),
-        "permutations": Option(4, "random assignments for `permuted`", minimum=1, maximum=100),
+        "permutations": Option(4, "random permutations for `permuted`", minimum=1, maximum=100),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches",)
     source: ClassVar[Source] = Source(

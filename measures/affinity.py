@@ -30,7 +30,7 @@ SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
 RIDGE = 1e-6
 
-# Largest error in the score from a matching that is not optimal.
+# Largest error of the score that a suboptimal matching may cause.
 MATCHING_TOLERANCE = 1e-9
 
 

@@ -48,7 +48,7 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
         values = torch.cat([values, torch.zeros_like(values)], 1)
     largest, classes = values.max(1)
     top, crossings = int(classes[0]), []
-    # With the first of equal logits ahead, only vertices of another class need a closer look.
+    # While `top` is among the largest logits, the class stays.
     for vertex in range(1, len(t)):
         if values[vertex, top] == largest[vertex]:
             continue
@@ -97,7 +97,7 @@ class BoundaryPieces(PathMeasure):
 
     Undefined
     ---------
-    Inputs without lines between them; a network that draws random numbers.
+    Inputs that can't be interpolated; a network that draws random numbers.
 
     Cost
     ----
@@ -110,7 +110,7 @@ class BoundaryPieces(PathMeasure):
 
     Published code
     --------------
-    Counts the pieces of the whole boundary; here those along paths are counted.
+    It counts the pieces of the whole boundary; nlbench counts those along paths.
     """
 
     name = "boundary-pieces"

@@ -21,14 +21,14 @@ from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import Prepared, Samples, prepared
 from .statistics.samples import centered, check_count, power_of_two
 
-# Below this share of (tr K)², or of its mean square for a Gaussian kernel, an HSIC of K with itself
-# is a rounding error.
+# Share of (tr K)², or of the mean square of a Gaussian kernel K, below which the HSIC of K with
+# itself is a rounding error.
 MIN_RELATIVE_HSIC = 1e-12
 
 # The unbiased HSIC divides by n - 3.
 MIN_DEBIASED_SAMPLES = 4
 
-# The middle one of the fractions that Kornblith et al. compare.
+# The middle of the fractions that Kornblith et al. compare.
 BANDWIDTH = 0.4
 
 
@@ -173,7 +173,7 @@ class _HSICTerms:
     size_x, size_y : tensor, scalar
         Scales of the rounding errors of xx and yy.
     unit_x, unit_y : float
-        Powers of two, the units of x and y, so that no fourth power under- or overflows; 1 for a
+        Units of x and y, powers of two in which no fourth power under- or overflows; 1 for a
         Gaussian kernel, which has no unit.
     """
 
@@ -225,8 +225,8 @@ def _unbiased_linear_terms(x: Tensor, y: Tensor) -> _HSICTerms:
     """Compute the unbiased HSIC, with the linear kernel, of centred x (n, d) and y (n, k), n >= 4.
 
     The estimator depends on off-diagonal entries only, and on no offset of the features, so they
-    may be centred. The rows of K then sum to zero, and without its diagonal κ to -κ: all sums of
-    the definition become sums of κ and of the diagonal λ of L.
+    may be centred. The rows of K then sum to 0, and to -κ without its diagonal κ: all sums in the
+    definition become sums of κ and of the diagonal λ of L.
     """
     n = len(x)
     # Constant columns, possibly all of them, have been removed.
@@ -317,7 +317,7 @@ def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
 
 
 class _BiasedAccumulator(PairsAccumulator):
-    """All batches of a site as one, in O(d²) memory."""
+    """Accumulator of the biased value of all batches together, in O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
         if self.pairs.n == 0:
@@ -333,7 +333,7 @@ class _BiasedAccumulator(PairsAccumulator):
 
 
 class _SumsAccumulator(Accumulator):
-    """HSIC summed over the batches of a site before the ratio is taken, in O(1) memory."""
+    """Accumulator that sums HSIC over batches before the ratio is taken, in O(1) memory."""
 
     def __init__(self, min_samples: int) -> None:
         self._min_samples = min_samples
@@ -342,7 +342,7 @@ class _SumsAccumulator(Accumulator):
 
     @abstractmethod
     def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
-        """Compute HSIC of one batch x (n, d), y (n, k)."""
+        """Compute the HSIC terms of one batch x (n, d), y (n, k)."""
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
@@ -374,7 +374,7 @@ class _DebiasedAccumulator(_SumsAccumulator):
 
 
 class _RBFAccumulator(_SumsAccumulator):
-    """HSIC with Gaussian kernels, whose widths are those of the first batch."""
+    """Accumulator of HSIC with Gaussian kernels, whose widths the first batch determines."""
 
     def __init__(self, bandwidth: float, debiased: bool) -> None:
         _check_bandwidth(bandwidth)
@@ -430,9 +430,9 @@ class CKA(PairsMeasure):
 
     Limits
     ------
-    Directions of large variance decide the value. Without ``debiased``, unrelated samples of many
-    more dimensions than samples have a value near 1. An affine map that stretches some directions
-    has a value below 1.
+    Directions of large variance decide the value. Without ``debiased``, unrelated features that
+    far outnumber the samples have a value near 1. An affine map that stretches some directions has
+    a value below 1.
 
     Published code
     --------------
@@ -502,7 +502,7 @@ class CKA(PairsMeasure):
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
-        """Return the number of token rows of a batch to draw for a kernel of all pairs."""
+        """Return the number of token rows to draw from a batch; None for all of them."""
         return ROW_LIMIT if options["kernel"] == "rbf" else None
 
     def accumulator(self) -> Accumulator:

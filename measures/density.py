@@ -75,7 +75,7 @@ class Density(PathMeasure):
         \sum_{\text{segments}} (\text{affine regions crossed} - 1)
 
     Regions are those of the activation pattern: two neighbouring regions may have the same slopes.
-    Crossings closer than 1e-12 of the segment are one.
+    Crossings closer together than 1e-12 of the segment count as one.
 
     Units
     -----
@@ -83,8 +83,8 @@ class Density(PathMeasure):
 
     Undefined
     ---------
-    A network that is not piecewise affine: the reason names the operation. Inputs without lines
-    between them.
+    A network that is not piecewise affine: the reason names the operation. Inputs that can't be
+    interpolated.
 
     Cost
     ----
@@ -97,7 +97,7 @@ class Density(PathMeasure):
 
     Published code
     --------------
-    Steps from boundary to boundary with a sensitivity of 1e-6, which passes over shorter regions,
+    It steps from boundary to boundary with a sensitivity of 1e-6, which skips shorter regions,
     1 to 2 % of those of VGG8, and drifts. An in-place ReLU before a hook loses its crossings.
 
     Examples

@@ -105,7 +105,7 @@ class EffectiveRank(PairsMeasure):
 
     Limits
     ------
-    It measures dimension. It is at most n - 1, so values of few samples are too small.
+    It measures dimension. It is at most n - 1, and so too small for few samples.
     """
 
     name: ClassVar[str] = "effective-rank"
@@ -127,5 +127,5 @@ class EffectiveRank(PairsMeasure):
     )
 
     def accumulator(self) -> Accumulator:
-        """Create the samples of one site."""
+        """Create the accumulator of one site."""
         return _RankAccumulator()

@@ -75,7 +75,7 @@ def _entropies(values: Tensor, rounding: float) -> Tensor:
     if unknown := int(((width > 0) & ~varying(low, high, rounding)).sum()):
         is_double = rounding <= EPSILON
         name = "float64's rounding" if is_double else "float32's rounding: try --precision float64"
-        raise Undefined(f"the features of {unknown} samples are equal to {name}")
+        raise Undefined(f"the features of {unknown} samples are equal within {name}")
     bins = ((values - low) / torch.where(width > 0, width, 1.0) * d).long().clamp_(max=d - 1)
     bins += torch.arange(n, device=values.device)[:, None] * d
     counts = torch.bincount(bins.flatten(), minlength=n * d).view(n, d).to(values.dtype)

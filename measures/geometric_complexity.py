@@ -100,7 +100,7 @@ def _directions(k: int, count: int) -> Tensor:
     if count == k:
         return torch.eye(k, dtype=torch.float64)
     normal = torch.randn(k, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    # With positive diagonals of R the distribution is uniform.
+    # A positive diagonal of R makes the distribution uniform.
     q, r = torch.linalg.qr(normal)
     directions: Tensor = (q * r.diagonal().sign()).T
     return directions
@@ -109,8 +109,8 @@ def _directions(k: int, count: int) -> Tensor:
 class GeometricComplexity(Measure):
     r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
-    ``error`` is the standard error of the mean. An affine network has that of its matrix, so the
-    measure has no direction.
+    ``error`` is the standard error of the mean. An affine network has the squared norm of its
+    matrix as its value, so the measure has no direction.
 
     Definition
     ----------

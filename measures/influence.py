@@ -75,8 +75,8 @@ def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
     x, y = prepared_pair(x, y)
     # In units of each row's largest entry, so that no square under- or overflows.
     peak = torch.maximum(x.values.abs(), y.values.abs()).amax(1, keepdim=True)
-    some = peak[:, 0] > 0
-    a, b = x.values[some] / peak[some], y.values[some] / peak[some]
+    used = peak[:, 0] > 0
+    a, b = x.values[used] / peak[used], y.values[used] / peak[used]
     norms = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(b, dim=1)
     both, first = (norms[0] > 0) & (norms[1] > 0), norms[0] > 0
     unit_a, unit_b = a[both] / norms[0][both, None], b[both] / norms[1][both, None]
@@ -94,9 +94,9 @@ class _InfluenceAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        for number, values in enumerate(_changes(x, y)):
-            self._counts[number] += len(values)
-            self._sums[number] += values.sum().item()
+        for index, values in enumerate(_changes(x, y)):
+            self._counts[index] += len(values)
+            self._sums[index] += values.sum().item()
 
     def statistics(self) -> dict[str, float]:
         if not self._counts[0]:

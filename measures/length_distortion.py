@@ -39,7 +39,7 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
 
 @dataclass(frozen=True)
 class _PathImage:
-    """Lengths of a path and of its images, with the length from every other node."""
+    """Lengths of a path and of its images; `coarse` uses every other node only."""
 
     segments: int
     length: float
@@ -61,9 +61,9 @@ class LengthDistortion(PathMeasure):
     r"""Length of a path's image over the length of the path.
 
     ``value`` is that of the outputs, ``site:NAME`` that of each activation's outputs, all
-    positions flattened. Exact on traces; where breakpoints are estimated or the network is smooth,
-    nodes are joined by straight lines: a lower bound, and ``error`` is the change from half as many
-    nodes. An affine network changes lengths too, so the measure has no direction.
+    positions flattened. It is exact on traces. Where breakpoints are estimated or the network is
+    smooth, straight lines between nodes give a lower bound; ``error`` is the change from half as
+    many nodes. An affine network changes lengths too, so the measure has no direction.
 
     Definition
     ----------
@@ -77,7 +77,7 @@ class LengthDistortion(PathMeasure):
 
     Undefined
     ---------
-    Inputs without lines between them; a path of length 0.
+    Inputs that can't be interpolated; a path of length 0.
 
     Cost
     ----
@@ -105,7 +105,7 @@ class LengthDistortion(PathMeasure):
     )
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
-        """Measure the outputs' image of one segment."""
+        """Measure one segment and its image in the outputs."""
         image = coarse = image_length(trace)
         if isinstance(trace, SegmentEstimate):
             half = torch.arange(len(trace.t)) % 2 == 0
@@ -114,7 +114,7 @@ class LengthDistortion(PathMeasure):
         return _PathImage(1, trace.length, image, coarse, {})
 
     def of_observation(self, observation: TracedSegment) -> _PathImage:
-        """Measure all images of one segment."""
+        """Measure one segment and its images in the outputs and at all sites."""
         image = self.of(observation.trace)
         if observation.image is None:
             return image

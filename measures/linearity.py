@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 FOLDS = 4
 MAX_FOLDS = 100
 
-# Rows whose products are added at a time: copies of them stay small.
+# Rows whose products are added at a time, so that their copies stay small.
 CHUNK_ROWS = 4096
 
 RESERVOIR_ROWS = 2048
-"""Rows from which the statistics of single tokens are computed."""
+"""Maximum number of rows from which the statistics of single tokens are computed."""
 
 TOP_SHARE = 0.01
-"""Share of the rows whose squares are ``top_share``."""
+"""Share of the rows, those with the largest squares, that ``top_share`` refers to."""
 
 
 @torch.no_grad()
 def linearity_score(x: Samples, y: Samples) -> Tensor:
     """Compute the published linearity score 1 - min_A ‖X A - Y‖² / ‖Y‖² of centred X and Y.
 
-    With both at unit Frobenius norm, as in the paper, it is the same number. It is measured on the
-    rows that the map is fitted to: for unrelated X and Y its mean is r / (n - 1), with the rank r
-    of X.
+    The paper scales both to unit Frobenius norm, which gives the same number. The score is
+    computed on the rows that the map is fitted to: for unrelated X and Y its mean is r / (n - 1),
+    with the rank r of X.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def linearity_score(x: Samples, y: Samples) -> Tensor:
     accumulator.add(x, y)
     sums = accumulator.total()
     fit = sums.fit(*accumulator.rounding_of_inputs)
-    score = 1 - sums.squared_errors(fit) / sums.centred()[2].sum()
+    score = 1 - sums.squared_errors(fit) / sums.centered()[2].sum()
     return score.clamp(min=0)
 
 
@@ -94,8 +94,8 @@ def linearity_statistics(
         Any real type.
     y : tensor of shape (n, k)
     owners : integer tensor of shape (n,), optional
-        Index of the sequence of each row; by default each row is its own. Rows of one sequence
-        are in one fold.
+        Index of the sequence of each row; by default each row is its own sequence. All rows of a
+        sequence are in one fold.
     folds : int
         Sequence i is in fold i mod `folds`.
 
@@ -125,7 +125,7 @@ def linearity_statistics(
 
 @dataclass(frozen=True)
 class _Frame:
-    """Origin (d,) and (k,) of the rows, and their unit, a power of two."""
+    """Origins x (d,) and y (k,) of the rows, and their unit, a power of two."""
 
     x: Tensor
     y: Tensor
@@ -133,7 +133,7 @@ class _Frame:
 
 
 class _LinearityAccumulator(Accumulator):
-    """Sums of the rows of each fold, about the means of the first batch, and some of the rows."""
+    """Accumulator of each fold's sums, about the first batch's means, and of a sample of rows."""
 
     def __init__(self, folds: int, rows: int = RESERVOIR_ROWS) -> None:
         self._folds, self._has_branch = folds, False
@@ -142,7 +142,7 @@ class _LinearityAccumulator(Accumulator):
         self._sums: dict[int, RegressionSums] = {}
         self._samples = 0
         self._rounding = (EPSILON, EPSILON)
-        # Extremes of the columns of x and of y.
+        # Minima and maxima of the columns of x and of y.
         self._extremes: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
@@ -155,12 +155,12 @@ class _LinearityAccumulator(Accumulator):
         *,
         has_branch: bool = False,
     ) -> None:
-        """Add one batch, with the index of the sample of each row, and the number of samples."""
+        """Add one batch, with the index of each row's sample and the number of samples."""
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
         self._has_branch = has_branch
-        self._note_extremes(x, y)
+        self._update_extremes(x, y)
         if self._frame is None:
             means = x.values.mean(0), y.values.mean(0)
             sides = zip(self._extremes, means, strict=True)
@@ -174,27 +174,27 @@ class _LinearityAccumulator(Accumulator):
             for rows in (fold == index).nonzero()[:, 0].split(CHUNK_ROWS):
                 part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
                 self._sums[index] = self._sums[index].plus(part) if index in self._sums else part
-        # Rows of a float32 network are float32 numbers.
+        # Rows of a float32 network lose nothing in float32.
         types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
         self._reservoir.add(x.values, y.values, fold, types=(*types, fold.dtype))
 
     def _shift_and_scale(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Move rows, which are overwritten, to the origin and the unit of the sums."""
+        """Shift and scale rows, in place, to the origin and the unit of the sums."""
         assert self._frame is not None
         frame = self._frame
         return x.sub_(frame.x).div_(frame.unit), y.sub_(frame.y).div_(frame.unit)
 
-    def _note_extremes(self, x: Prepared, y: Prepared) -> None:
-        now = [(low, high) for low, high in (side.values.aminmax(dim=0) for side in (x, y))]
+    def _update_extremes(self, x: Prepared, y: Prepared) -> None:
+        new = [(low, high) for low, high in (side.values.aminmax(dim=0) for side in (x, y))]
         if self._extremes:
-            widths = [tuple(len(low) for low, _ in pairs) for pairs in (now, self._extremes)]
+            widths = [tuple(len(low) for low, _ in pairs) for pairs in (new, self._extremes)]
             if widths[0] != widths[1]:
                 raise RequestError(f"a batch has {widths[0]} columns, earlier ones had {widths[1]}")
-            now = [
-                (torch.minimum(low, before[0]), torch.maximum(high, before[1]))
-                for (low, high), before in zip(now, self._extremes, strict=True)
+            new = [
+                (torch.minimum(low, old[0]), torch.maximum(high, old[1]))
+                for (low, high), old in zip(new, self._extremes, strict=True)
             ]
-        self._extremes = now
+        self._extremes = new
         self._rounding = (max(self._rounding[0], x.rounding), max(self._rounding[1], y.rounding))
 
     def total(self) -> RegressionSums:
@@ -223,49 +223,49 @@ class _LinearityAccumulator(Accumulator):
         in_sample = total.squared_errors(fit_of_all)
         null = min(1.0, fit_of_all.rank / (total.n - 1))
         del fit_of_all
-        x, y, owner = self._reservoir.columns
+        x, y, row_folds = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
         predicted, held_out = torch.zeros_like(y), 0.0
         for fold, part in self._sums.items():
             fit = total.minus(part).fit(*self.rounding_of_inputs)
             held_out += part.squared_errors(fit)
-            predicted[owner == fold] = fit(x[owner == fold])
+            predicted[row_folds == fold] = fit(x[row_folds == fold])
         errors = (y - predicted).square().sum(1)
-        xx, xy, yy = total.centred()
-        target = _Target(yy.sum().item(), errors, _about(y, total.y / total.n))
+        xx, xy, yy = total.centered()
+        target = _Target(yy.sum().item(), errors, _squared_distances(y, total.y / total.n))
         numbers = target.statistics(held_out, in_sample, null, total.n)
         numbers["null"] = null
         if xx.shape == xy.shape:
             # The fit of the branch y - x is the fit of y minus x, with the same errors.
             inner, squares = xy.trace().item(), xx.trace().item()
-            numbers["identity"] = _cosine_square(inner, squares, target.total)
+            numbers["identity"] = _squared_cosine(inner, squares, target.total)
             branch = target.total - 2 * inner + squares
             if self._has_branch and branch > EPSILON * squares:
-                squares_of_branch = _about(y - x, (total.y - total.x) / total.n)
-                target = _Target(branch, errors, squares_of_branch)
-                of_branch = target.statistics(held_out, in_sample, null, total.n)
-                of_branch["identity"] = _cosine_square(inner - squares, squares, branch)
-                numbers |= {f"branch_{name}": value for name, value in of_branch.items()}
+                distances = _squared_distances(y - x, (total.y - total.x) / total.n)
+                target = _Target(branch, errors, distances)
+                branch_numbers = target.statistics(held_out, in_sample, null, total.n)
+                branch_numbers["identity"] = _squared_cosine(inner - squares, squares, branch)
+                numbers |= {f"branch_{name}": value for name, value in branch_numbers.items()}
             if self._has_branch:
                 numbers |= self._after_norm(y, predicted)
         return numbers
 
     def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
-        """Return the score of rows at unit length; empty if they are all equal there."""
+        """Return the score of rows scaled to unit length; empty if all are then equal."""
         assert self._frame is not None
         origin = self._frame.y / self._frame.unit
         y, predicted = (torch.nn.functional.normalize(side + origin) for side in (y, predicted))
-        squares = _about(y, y.mean(0)).sum()
+        squares = _squared_distances(y, y.mean(0)).sum()
         if squares <= EPSILON * len(y):
             return {}
         return {"after_norm": 1 - ((y - predicted).square().sum() / squares).item()}
 
 
-def _about(rows: Tensor, mean: Tensor) -> Tensor:
+def _squared_distances(rows: Tensor, mean: Tensor) -> Tensor:
     return (rows - mean).square().sum(1)
 
 
-def _cosine_square(inner: float, first: float, second: float) -> float:
+def _squared_cosine(inner: float, first: float, second: float) -> float:
     return inner**2 / (first * second) if first * second > 0 else 0.0
 
 
@@ -308,16 +308,16 @@ class Linearity(PooledMeasure):
     r"""Linearity: share of what a place does to its rows that an affine map predicts.
 
     The map is fitted by least squares, from sums accumulated in float64. The value is held out:
-    whole sequences in folds, each predicted by the fit to the others. `in_sample` is the published
-    score, `adjusted` corrects it for the number of rows as if they were independent, `null` is
-    what unrelated rows reach in sample, and `identity` the squared cosine between input and
-    output. For a block, `branch_…` are the same for the output minus the input.
+    folds consist of whole sequences, each predicted by the fit to the others. `in_sample` is the
+    published score, `adjusted` corrects it for the number of rows as if they were independent,
+    `null` is the in-sample score of unrelated rows, and `identity` the squared cosine between input
+    and output. For a block, `branch_…` are the same for the output minus the input.
 
-    A sum of squares may be that of a few rows. `top_share` is the share of the 1 % of the rows
+    A few rows may dominate a sum of squares. `top_share` is the share of the 1 % of the rows
     with the largest squares, and `per_token` the mean over rows of the squared error of a held-out
     row relative to its own squared distance to the mean: 0 for an affine map. `after_norm` is the
-    held-out score of a block's outputs and their predictions at unit length, as the norm that the
-    next block begins with passes them on. The three are computed from up to 2,048 rows.
+    held-out score of a block's outputs and their predictions at unit length, as after the norm at
+    the start of the next block. The three are computed from up to 2,048 rows.
 
     Definition
     ----------
@@ -342,13 +342,13 @@ class Linearity(PooledMeasure):
 
     Limits
     ------
-    A block whose branch is small has a value near 1: compare ``branch_value``. Few rows with large
-    squares can decide it, which ``top_share`` shows. It doesn't predict what removal costs.
+    A block with a small branch has a value near 1: compare with ``branch_value``. A few rows with
+    large squares can dominate it; see ``top_share``. It doesn't predict the cost of a removal.
 
     Published code
     --------------
-    Computes the in-sample score by singular value decompositions in float32, which is off by up to
-    8.8e-4 at width 1,024, and higher than the held-out value for few rows.
+    It computes the in-sample score by singular value decompositions in float32, which is off by up
+    to 8.8e-4 at width 1,024, and exceeds the held-out value for few rows.
     """
 
     name: ClassVar[str] = "linearity"

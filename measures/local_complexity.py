@@ -28,13 +28,13 @@ COST_PROBE_EVALUATIONS = 25
 
 
 def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator) -> Tensor:
-    """Draw the vertices x ± r v of orthonormal frames, one frame for each sample.
+    """Draw a star around each sample: the vertices x ± r v for the vectors v of a frame.
 
     Parameters
     ----------
     x : tensor of shape (n, *input)
     directions : int
-        Number of vectors v in a frame, at most the number of inputs.
+        Number of vectors in the orthonormal frame, at most the number of inputs.
     radius : float
         r, in units of the input.
     generator : torch.Generator
@@ -181,8 +181,8 @@ class LocalComplexity(Measure):
 
     Published code
     --------------
-    Its frames also have fewer vectors than there are inputs. It counts units layer by layer; here
-    the counts are summed.
+    Its frames have fewer vectors than inputs, as here. It counts units layer by layer; nlbench sums
+    the counts.
     """
 
     name: ClassVar[str] = "local-complexity"
@@ -198,9 +198,7 @@ class LocalComplexity(Measure):
             above_minimum=True,
         ),
         "directions": Option(8, "vectors of each sample's frame", minimum=1, maximum=10_000),
-        "samples": Option(
-            64, "samples in whose neighbourhood units are counted", minimum=1, maximum=1e9
-        ),
+        "samples": Option(64, "samples around which units are counted", minimum=1, maximum=1e9),
         "traced": Option(8, "samples whose star is traced exactly", minimum=0, maximum=1e9),
         "budget": Option(
             400,

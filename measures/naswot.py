@@ -127,7 +127,7 @@ class Naswot(Measure):
 
     Cost
     ----
-    One forward pass for all sites; the states of the compared samples in memory.
+    One forward pass for all sites, and memory for the states of the compared samples.
 
     Limits
     ------
@@ -145,7 +145,7 @@ class Naswot(Measure):
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
     options: ClassVar[Mapping[str, Option]] = {
-        "samples": Option(SAMPLES, "first samples that are compared", minimum=2, maximum=10_000)
+        "samples": Option(SAMPLES, "number of leading samples used", minimum=2, maximum=10_000)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units")
     independent_sites: ClassVar[bool] = True
@@ -176,8 +176,8 @@ class Naswot(Measure):
         except NotFinite as error:
             self._failed[place] = str(error)
             return
-        missing = int(self.settings["samples"]) - sum(map(len, states))
-        states.append(x.values[:missing] > 0)
+        remaining = int(self.settings["samples"]) - sum(map(len, states))
+        states.append(x.values[:remaining] > 0)
 
     def compute(self) -> Result:
         """Return the score of all sites together, and of each."""

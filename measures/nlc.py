@@ -18,7 +18,7 @@ from nlbench.probes.function import directional_derivative
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
-# Standard deviation of the outputs, in units of their spacing, below which rounding makes more
+# Standard deviation of the outputs, in units of their spacing, below which rounding makes up more
 # than a thousandth of the variance.
 MIN_SPREAD_IN_ROUNDINGS = 8
 
@@ -45,7 +45,7 @@ def nonlinearity_coefficient(
         Floating-point. Their order does not bias the estimate: they are shuffled with a fixed
         seed.
     directions : int
-        Directions per sample, at most (n - 1) / 2, with which an odd number of samples forms all
+        Directions per sample, at most (n - 1) / 2, at which an odd number of samples forms all
         pairs.
 
     Returns
@@ -79,7 +79,7 @@ def nonlinearity_coefficient(
 
 
 def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
-    """Yield the offsets of a pair from its x, with the n samples on a circle.
+    """Yield the offsets of x' and x'' from x, with the n samples on a circle.
 
     Pairs differ by 1, 2, …, so that no pair occurs twice, and neither of a pair is x itself.
     """
@@ -108,7 +108,7 @@ def _terms(
         raise Undefined(f"n = {n}: at least {MIN_SAMPLES} samples per batch are needed")
     if not inputs.is_floating_point():
         raise Undefined(f"the inputs are {inputs.dtype}, along which there is no derivative")
-    # Neighbours of samples in order, such as those of a sequence, would be too similar.
+    # Neighbouring samples, such as those of a sequence, would be too similar.
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     inputs = inputs[order.to(inputs.device)]
     slopes, spreads = [], []
@@ -153,7 +153,7 @@ def _coefficient(slopes: Tensor, spreads: Tensor, floors: Tensor, dtype: torch.d
 
 
 def _standard_error(slopes: Tensor, spreads: Tensor) -> float:
-    """Linearise the root of a ratio of two means over samples (n,)."""
+    """Estimate the standard error of the coefficient over samples (n,), by linearisation."""
     ratio = slopes.sum() / spreads.sum()
     residuals = (slopes - ratio * spreads) / spreads.mean()
     error = residuals.std() / math.sqrt(len(slopes)) / (2 * ratio.sqrt())

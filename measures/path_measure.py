@@ -1,4 +1,4 @@
-"""Base class of the measures of lines, which sums segments to paths and reports their method."""
+"""Base class of measures of paths, which adds up their segments and reports the method."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Method:
         return Method(names, notes, self.is_single or is_single)
 
     def annotate(self, result: Result) -> Result:
-        """Add the method to a result's notes, and to its remark unless all was exact."""
+        """Add the method to a result's notes, and to its remark unless all traces were exact."""
         if not self.names:
             return result
         notes = {**result.notes, "method": ", ".join(self.names), **self.notes}
@@ -81,7 +81,7 @@ class Method:
 def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
     """Add the mean over paths of further statistics to a summary, if every path has them.
 
-    Of `parts`, whose numbers have names, the numbers that every path has are averaged.
+    In each of `parts`, the named numbers that every path has are averaged.
     """
     if result.status != "ok":
         return result

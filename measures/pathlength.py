@@ -97,7 +97,7 @@ class PathLength(Measure):
 
     Definition
     ----------
-    With the length :math:`\ell` of the inputs 0, for each channel
+    With the length :math:`\ell = 0` of the inputs, for each channel
 
     .. math::
 

@@ -22,8 +22,8 @@ from .path_measure import PathMeasure
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 
-# Vertices tested at once, elements in memory at once, and vertices above which a hull is formed.
-BLOCK_VERTICES, BLOCK_NUMBERS, MIN_HULL_VERTICES = 32, 2**21, 512
+# Vertices tested at once, elements in memory at once, vertices above which a hull replaces them.
+BLOCK_VERTICES, BLOCK_ELEMENTS, MIN_HULL_VERTICES = 32, 2**21, 512
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -34,15 +34,15 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
     The segment is cut into the fewest intervals on each of which every logit j has a straight
     line g_j with ``|f_j - g_j| ≤ tolerance · (max f_j - min f_j)``. Lines of neighbouring intervals
     needn't meet. Cuts may lie anywhere, so the count doesn't depend on breakpoints that bend
-    nothing. Extending each interval as far as possible is optimal, since a part of an interval
-    that has such lines has them too.
+    nothing. Extending each interval as far as possible is optimal, since every part of an interval
+    with such lines has them too.
 
     Parameters
     ----------
     trace : SegmentTrace or SegmentEstimate
         Exact for a trace. The values of an estimate are joined by straight lines.
     tolerance : float
-        Share of the range on this segment; a margin is at least the rounding error of the logit.
+        Share of the range on this segment; at least the rounding error of the logit is allowed.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
     low, high = np.full(len(margin), -np.inf), np.full(len(margin), np.inf)
     hull, limit, done = np.array([0]), MIN_HULL_VERTICES, 1
     while done < len(t):
-        rows = max(1, min(BLOCK_VERTICES, BLOCK_NUMBERS // (len(hull) * len(margin))))
+        rows = max(1, min(BLOCK_VERTICES, BLOCK_ELEMENTS // (len(hull) * len(margin))))
         block = np.arange(done, min(len(t), done + rows))
         earlier = np.concatenate([hull, block])
         width = t[block, None] - t[earlier]
@@ -119,9 +119,9 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
 def _cut(
     t: Array, y: Array, margin: Array, vertex: int, low: Array, high: Array
 ) -> tuple[float, Array]:
-    """Return where a piece ends on its last edge, which ends at `vertex`, and the logits there.
+    """Return where a piece ends on the edge before `vertex`, and the logits there.
 
-    The steepest and the flattest line bound all others there.
+    The steepest and the flattest line bound all others on this edge.
     """
     seen, last = slice(vertex), vertex - 1
     past = (t[seen] - t[last])[:, None]
@@ -154,7 +154,7 @@ def _hull(t: Array, y: Array, vertices: npt.NDArray[np.int_]) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class _PathPieces:
-    """Pieces of each segment of a path, by tolerance."""
+    """Number of pieces of each segment of a path, keyed by tolerance."""
 
     counts: Mapping[float, tuple[int, ...]]
 
@@ -189,7 +189,7 @@ class Pieces(PathMeasure):
 
     Undefined
     ---------
-    Inputs without lines between them; a network that draws random numbers.
+    Inputs that can't be interpolated; a network that draws random numbers.
 
     Cost
     ----
@@ -198,7 +198,7 @@ class Pieces(PathMeasure):
     Limits
     ------
     The tolerance is relative to the logit's range, so small logits have as many pieces as large
-    ones. Below a tolerance of 0.01 the points of an estimate are too few, and so are its pieces.
+    ones. Below a tolerance of 0.01 an estimate has too few points to find all pieces.
 
     Published code
     --------------

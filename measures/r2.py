@@ -31,13 +31,13 @@ KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")
 FOLDS = 5
 
-# Smallest spread of a site's standardised inputs in a direction that the fit uses, relative to the
-# largest. In float32 smaller ones consist of rounding errors, and in float64 they may be 0. Sites
-# have few samples per input, so every further direction explains some of the output by chance.
+# Smallest singular value of a site's standardised inputs that a fit uses, relative to the largest.
+# Smaller ones consist of rounding errors in float32, and may be 0 in float64. Sites have few
+# samples per input, so every further direction explains some of the output by chance.
 MIN_RELATIVE_SPREAD = 1e-5
 
-# For streams each fold has its own moments, and is predicted from those of all others: memory
-# grows with the number of folds, time with its square.
+# Each fold of a stream has its own moments, and is predicted from those of all others, so memory
+# grows with the number of folds and time with its square.
 MAX_FOLDS = 100
 
 
@@ -64,11 +64,11 @@ def r2_score(
     y : tensor of shape (n, k)
         Any real type.
     kind : {"ordinary", "adjusted", "crossvalidated"}
-        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1) with the rank r of the inputs: it does not
-        grow with the number of inputs alone, and may be negative. Cross-validated is
+        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1) with the rank r of the inputs: additional
+        inputs alone do not increase it, and it may be negative. Cross-validated is
         1 - Σ (y - prediction)² / Σ (y - mean)² with each sample predicted by a fit to the other
-        folds, which is defined for n <= d + 1 as well. Among equal fits it takes the one with the
-        smallest coefficients for standardised inputs.
+        folds. It is defined for n <= d + 1 too, where the least-squares fit with the smallest
+        coefficients for standardised inputs is used.
     folds : int
         Folds of the cross-validation; sample i is in fold i mod `folds`. With n folds or more it
         is leave-one-out.
@@ -125,7 +125,7 @@ def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weighting: str, cutoff: flo
     output_unit = _peaks(targets)
     targets = targets / output_unit
     inputs = centered(values)
-    # In units, so that no norm under- or overflows.
+    # Scaled, so that no norm under- or overflows.
     unit = _peaks(inputs)
     scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
     directions, _, _ = _decompose(inputs, scale, _peaks(values), x.rounding, cutoff)
@@ -138,11 +138,11 @@ def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weighting: str, cutoff: flo
 def _decompose(
     inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float, cutoff: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose centred inputs (n, d) over their scale by singular values.
+    """Compute the singular value decomposition of centred inputs (n, d) divided by their scale.
 
-    Directions within rounding, of the computation or of the inputs, are omitted, and those whose
-    singular value is below `cutoff` times the largest. `peaks` (d,) are the largest magnitudes of
-    the inputs before centring.
+    Omits directions within rounding error of the computation or of the inputs, and those with a
+    singular value below `cutoff` times the largest. `peaks` (d,) are the largest magnitudes of the
+    inputs before centring.
     """
     left, singular_values, right = singular_value_decomposition(inputs / scale)
     errors = rounding_norms(peaks, len(inputs), rounding) / scale
@@ -153,11 +153,11 @@ def _decompose(
 
 
 def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose moments into scale (d,) of varying inputs, eigenvalues (r,), directions (d, r).
+    """Return scales (d,) of the varying inputs, and eigenpairs (r,), (d, r) of their correlation.
 
-    Directions below `MIN_RELATIVE_SPREAD`, and within rounding of the data, are omitted. The
-    condition number of moments is the square of the data's: they resolve spreads down to
-    sqrt(d ε) of the largest, 3e-7 for d = 512.
+    Omits directions below `MIN_RELATIVE_SPREAD` or within rounding error of the data. The
+    condition number of moments is the square of the data's, so they resolve singular values down
+    to sqrt(d ε) of the largest, 3e-7 for d = 512.
     """
     inputs = moments.varying_x
     scale = moments.xx.diagonal()[inputs].sqrt()
@@ -237,7 +237,7 @@ def _crossvalidate(
 
 
 def _mean_score(residual: Tensor, totals: Tensor, unit: Tensor, weighting: str) -> Tensor:
-    """Average 1 - residual / total over columns: sums of squares (k,) in squared units (k,)."""
+    """Average 1 - residual / total over columns, given as sums of squares (k,) in units² (k,)."""
     unexplained = residual / totals
     if not torch.isfinite(unexplained).all():
         raise NotFinite("the unexplained share of the output is not finite")
@@ -247,9 +247,9 @@ def _mean_score(residual: Tensor, totals: Tensor, unit: Tensor, weighting: str) 
 def _prediction_errors(
     x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float, cutoff: float
 ) -> Tensor:
-    """Compute the prediction errors (m, k) for test samples, by the fit of y on x.
+    """Compute the prediction errors (m, k) of the fit of y on x for test samples.
 
-    Inputs are standardised within the training samples, in units in which no square under- or
+    Inputs are standardised by the training samples, and scaled so that no square under- or
     overflows.
     """
     inputs = varying_columns(x, rounding)
@@ -267,7 +267,7 @@ def _prediction_errors(
 
 
 class _R2Accumulator(PairsAccumulator):
-    """All batches of a site, for one fit."""
+    """Accumulator of all batches of a site, for one fit."""
 
     def __init__(self, kind: str, weighting: str) -> None:
         super().__init__()
@@ -284,10 +284,10 @@ class _R2Accumulator(PairsAccumulator):
 
 
 class _FoldAccumulator(Accumulator):
-    """All batches of a site in folds, stored as rows if there are few and as moments otherwise.
+    """Accumulator of a site's folds, stored as rows for few samples and as moments for more.
 
-    Rows are kept up to twice the larger number of columns, so that the less accurate fit from
-    moments never has about as many samples as inputs.
+    Rows are stored up to twice the larger number of columns, so that the fit from moments, which
+    is less accurate, always has more samples than inputs.
     """
 
     def __init__(self, folds: int, weighting: str) -> None:
@@ -338,7 +338,7 @@ class _FoldAccumulator(Accumulator):
         if self.n == 0:
             raise Undefined("no samples")
         if self._moments:
-            return {"value": self._of_moments().item()}
+            return {"value": self._score_of_moments().item()}
         x, y = map(Prepared, self._gather(), self._rounding)
         score = _crossvalidate(x, y, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
         return {"value": score.item()}
@@ -346,7 +346,7 @@ class _FoldAccumulator(Accumulator):
     def remark(self) -> str:
         return f"cross-validated over {min(self._folds, self.n)} folds"
 
-    def _of_moments(self) -> Tensor:
+    def _score_of_moments(self) -> Tensor:
         total = reduce(Moments.merged, self._moments.values())
         outputs = total.varying_y
         total.check_varies("output")
@@ -360,18 +360,18 @@ class _FoldAccumulator(Accumulator):
 
 
 def _squared_errors(train: Moments, test: Moments) -> Tensor:
-    """Sum the squared prediction errors (k,) of test samples, by the fit of training samples."""
+    """Sum the squared prediction errors (k,) of the fit to training samples for test samples."""
     inputs = train.varying_x
     scale, eigenvalues, directions = _directions_of(train)
     frame = directions / scale[:, None]
     slopes = (frame / eigenvalues) @ (frame.T @ train.xy[inputs])
-    step = test.mean - train.mean
-    offset = step[train.inputs :] - step[: train.inputs][inputs] @ slopes
-    crossed = (slopes * test.xy[inputs]).sum(0)
+    shift = test.mean - train.mean
+    offset = shift[train.inputs :] - shift[: train.inputs][inputs] @ slopes
+    mixed = (slopes * test.xy[inputs]).sum(0)
     explained = (slopes * (test.xx[inputs][:, inputs] @ slopes)).sum(0)
-    spread = test.yy.diagonal() - 2 * crossed + explained
+    scatter = test.yy.diagonal() - 2 * mixed + explained
     # Rounding may make this sum of squares negative.
-    errors: Tensor = spread.clamp(min=0) + test.n * offset.square()
+    errors: Tensor = scatter.clamp(min=0) + test.n * offset.square()
     return errors
 
 
@@ -396,7 +396,7 @@ class R2(PairsMeasure):
 
     Units
     -----
-    None. 1 is an affine map of any matrix.
+    None. 1 is an affine map with any matrix.
 
     Undefined
     ---------
@@ -410,7 +410,7 @@ class R2(PairsMeasure):
 
     Limits
     ------
-    With few samples for each input, every direction explains some of the output by chance: compare
+    With few samples per input, every direction explains some of the output by chance: compare with
     ``kind=adjusted``. The uniform average gives columns of negligible variance full weight. The
     value has no scale, so it doesn't show which sites can be removed.
 

@@ -86,7 +86,7 @@ def _share_by_numpy(values: Tensor) -> Tensor:
     if near.shape[1] < MIN_ROW_ENTRIES:
         counts = near.sum(1)
     else:
-        # NumPy counts a row by bits, but along an axis as integers.
+        # Along an axis NumPy converts booleans to integers; for single rows it doesn't.
         counts = np.array([np.count_nonzero(row) for row in near])
     share = counts / near.shape[1]
     if len(values):

@@ -24,7 +24,7 @@ MIN_SAMPLES = 2
 
 
 CHUNK_ENTRIES = (2**24, 2**17)
-"""Logits compared at a time on other devices, and on the CPU, where they fit into its cache."""
+"""Logits compared at a time on accelerators, and on the CPU, where they fit into its cache."""
 
 
 def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ class _ClassTerms:
     loss, accuracy : tensor
         Zeros without labels.
     counted : tensor
-        1 where the position counts, otherwise 0, as are the changes there.
+        1 where the position counts; elsewhere 0, like the changes.
     """
 
     kl: Tensor
@@ -127,7 +127,7 @@ class _ClassTerms:
 
     @classmethod
     def of(cls, outputs: Tensor, replaced: Tensor, labels: Tensor | None) -> _ClassTerms:
-        """Compare logits (n, ..., classes), a few rows at a time, which stay in the cache."""
+        """Compare logits (n, ..., classes), in chunks of rows that fit into the cache."""
         if outputs.device.type == "mps":
             outputs, replaced = outputs.cpu(), replaced.cpu()
         shape, classes = outputs.shape[:-1], outputs.shape[-1]
@@ -148,7 +148,7 @@ class _ClassTerms:
 
 
 def _row_terms(before: Tensor, after: Tensor, labels: Tensor | None) -> Tensor:
-    """Return divergences and changes of the loss and of hits, (3, rows), of logits (rows, k)."""
+    """Return divergence, change of loss and change of accuracy, (3, rows), of logits (rows, k)."""
     p, q = (torch.log_softmax(logits.double(), -1) for logits in (before, after))
     terms = p.new_zeros(3, len(p))
     # Zero probability times an infinite logarithm is zero.
@@ -167,7 +167,7 @@ def _per_sample(values: Tensor) -> Tensor:
 
 @dataclass
 class _Terms:
-    """Sums and weights per sample of one map at one place, by cost."""
+    """Sums and weights per sample of one map at one place, keyed by cost."""
 
     parts: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
@@ -189,8 +189,8 @@ class Substitution(Measure):
 
     ``value`` is the cost of the first of ``replacement.maps``: by default the best slope and
     intercept per channel of an activation call, and the best full map of a block or another module.
-    ``error`` is its standard error over paired samples. The costs of other maps have their names.
-    ``loss``, ``kl`` and ``accuracy`` are the changes of these by the first map.
+    ``error`` is its standard error over paired samples. The other maps' costs have the maps' names.
+    ``loss``, ``kl`` and ``accuracy`` are the changes of these that the first map causes.
 
     Definition
     ----------
@@ -243,11 +243,11 @@ class Substitution(Measure):
 
     def reset(self) -> None:
         """Discard all places."""
-        # Costs by place and map.
+        # Keyed by place, then by map.
         self._terms: dict[str, dict[str, _Terms]] = {}
         self._primary = ""
         self._cost = ""
-        # Number, sum and sum of squares of the outputs, once per batch.
+        # Number, sum and sum of squares of the outputs; each batch counts once.
         self._moments: tuple[float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
         self._batch = -1
 
@@ -259,7 +259,7 @@ class Substitution(Measure):
         classes = _has_classes(outputs, labels)
         cost = self._cost = str(self.settings["cost"])
         if cost == "auto":
-            cost = self._cost = _usual_cost(outputs, labels, classes)
+            cost = self._cost = _default_cost(outputs, labels, classes)
         if cost == "loss" and not classes:
             raise Undefined("the samples have no labels of classes; set substitution.cost=kl")
         self._primary = observation.primary
@@ -337,7 +337,7 @@ def _has_classes(outputs: Tensor, labels: Tensor | None) -> bool:
     return outputs.ndim > 1 and outputs.shape[:-1] == labels.shape and outputs.shape[-1] > 1
 
 
-def _usual_cost(outputs: Tensor, labels: Tensor | None, classes: bool) -> str:
+def _default_cost(outputs: Tensor, labels: Tensor | None, classes: bool) -> str:
     if classes:
         return "loss"
     is_regression = labels is not None and labels.is_floating_point()

@@ -110,8 +110,8 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (data,) = ctx.saved_tensors
-        of_data: Tensor = data @ (gradient + gradient.T)
-        return of_data
+        data_gradient: Tensor = data @ (gradient + gradient.T)
+        return data_gradient
 
 
 def _gram_of_array(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

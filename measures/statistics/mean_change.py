@@ -1,4 +1,4 @@
-"""The mean over samples of a statistic's change by an activation."""
+"""Mean over samples of the change of a statistic from input to output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nlbench.measure import Accumulator
 
 
 class ChangeAccumulator(Accumulator):
-    """Mean of (after - before) over the samples of all batches, in O(1) memory."""
+    """Accumulator of the mean of (after - before) over all samples, in O(1) memory."""
 
     def __init__(self) -> None:
         self._n, self._before, self._after = 0, 0.0, 0.0

@@ -229,8 +229,8 @@ class SamplePairs:
         n = self.n + count
         if self.moments is not None:
             rounding = (x.rounding, y.rounding)
-            of_batch = Moments.of(x.values, y.values, self.moments.origin, rounding)
-            return SamplePairs(n, self.moments.merged(of_batch), widths=widths)
+            new = Moments.of(x.values, y.values, self.moments.origin, rounding)
+            return SamplePairs(n, self.moments.merged(new), widths=widths)
         # The caller may modify its tensors later, as an in-place activation does.
         copies = tuple(Prepared(side.values.clone(), side.rounding) for side in (x, y))
         pairs = SamplePairs(n, None, (*self.batches, (copies[0], copies[1])), widths)
@@ -257,7 +257,7 @@ NO_PAIRS = SamplePairs()
 
 
 class PairsAccumulator(Accumulator):
-    """All batches of a site as pairs of samples."""
+    """Accumulator of a site's batches as pairs of samples."""
 
     def __init__(self) -> None:
         self.pairs = NO_PAIRS

@@ -35,7 +35,7 @@ class Prepared:
     values : tensor of shape (n, d), float64
         Finite. Neither it nor a cached statistic may be modified.
     rounding : float
-        Relative error of the samples: the spacing of the type that they were given in.
+        Relative error of the samples: the spacing of their original dtype.
 
     Examples
     --------
@@ -86,11 +86,11 @@ class Prepared:
 
 
 Samples: TypeAlias = Tensor | Prepared
-"""Argument of a formula: a tensor of shape (n, d) of any real type, or prepared samples."""
+"""A tensor of shape (n, d) of any real type, or prepared samples."""
 
 
 def prepared(samples: Samples, name: str) -> Prepared:
-    """Prepare samples, unless they are prepared; see `as_samples`."""
+    """Prepare samples, or return prepared ones unchanged; see `as_samples`."""
     if isinstance(samples, Prepared):
         return samples
     return Prepared(as_samples(samples, name), _rounding(samples.dtype))
@@ -107,8 +107,8 @@ def prepared_pair(x: Samples, y: Samples) -> tuple[Prepared, Prepared]:
 def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
-    # Types shorter than float32 get the spacing of float32: means over positions are that precise,
-    # and a pass knows how many positions were averaged.
+    # Types shorter than float32 get the spacing of float32: means over positions are that precise.
+    # `prepare` raises it if fewer positions were averaged.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 

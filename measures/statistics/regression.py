@@ -15,8 +15,8 @@ from .samples import rounding_norms
 # square of a tolerance for the data, since X'X has the squared condition number of X.
 MIN_RELATIVE_EIGENVALUE = 1e-12
 
-# Where the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor,
-# so do all directions of the inputs.
+# If the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor, all
+# directions of the inputs exceed it.
 PIVOT_MARGIN = 100
 
 
@@ -116,7 +116,7 @@ class RegressionSums:
         yy = self.yy - 2 * mean_y * self.y + self.n * mean_y.square()
         return xx, xy, yy.clamp(min=0)
 
-    def centred(self) -> tuple[Tensor, Tensor, Tensor]:
+    def centered(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``xx``, ``xy`` and ``yy`` after subtracting the rows' own means."""
         return self.about(self.x / self.n, self.y / self.n)
 
@@ -167,7 +167,7 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
     correlation : tensor of shape (d, d)
     right : tensor of shape (d, k)
     noise : tensor of shape (d,)
-        Share of rounding in the variance of each input.
+        Share of each input's variance that is rounding.
     max_rank : int
         Largest rank that the number of rows allows.
     """
@@ -184,9 +184,9 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
 
 
 def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return ascending eigenvalues and eigenvectors, for low rank only the largest ones.
+    """Return ascending eigenvalues and eigenvectors, for a low rank only the `count` largest.
 
-    A matrix of low rank maps random vectors to a basis of all its directions.
+    A matrix of low rank maps random vectors to a basis of its range.
     """
     if 2 * count > len(correlation):
         decomposition: tuple[Tensor, Tensor] = torch.linalg.eigh(correlation)

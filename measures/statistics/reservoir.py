@@ -1,4 +1,4 @@
-"""A uniform draw from a stream of rows, the same for any split into batches."""
+"""Reservoir sampling from a stream of rows, independent of its split into batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Reservoir:
-    """Up to `limit` of all rows added so far, each with the same probability.
+    """A uniform sample of up to `limit` of the rows added so far.
 
     Examples
     --------

@@ -171,7 +171,7 @@ def varying_columns(samples: Tensor, rounding: float = EPSILON) -> Tensor:
 
 
 def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
-    """Return the error of an input or output without a column that varies.
+    """Return the error for an input or output of which no column varies.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Exact optimal transport between two sets of n points with equal weights, an assignment.
+"""Exact optimal transport between two sets of n points with equal weights, as an assignment.
 
-For an activation's input and output the identity, each sample with its own output, is nearly
-always optimal. A bound from dual potentials proves it in a fraction of a solver's time.
+For an activation, matching each sample with its own output is nearly always optimal. A bound from
+dual potentials proves it in a fraction of a solver's time.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 # Largest share of unproved rows for which double precision is tried.
 MAX_DOUBTFUL_SHARE = 1 / 8
 
-# Number of coordinates from which a proof is first tried with the strongest third of them.
+# Number of coordinates from which a proof with the strongest third of them is tried first.
 MIN_SHORTENED_COORDINATES, COORDINATES_PER_STRONGEST = 64, 3
 
 # Maps potentials u (n,) to lower bounds of min_j (c_ij - c_jj + u_j), at most u_i.
@@ -184,7 +184,7 @@ class _SinglePrecisionBounds:
         return bound
 
     def guesses(self) -> Iterator[Tensor]:
-        """Yield the guesses of `identity_is_optimal`; for centred points the means are known."""
+        """Yield the guesses of `identity_is_optimal`, with closed forms for centred points."""
         points = self._points
         yield points.diagonal
         entries = torch.add(self._products, points.squares_a.float()[:, None], out=self._scratch)

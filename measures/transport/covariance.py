@@ -128,7 +128,7 @@ class _Coordinates(torch.autograd.Function):
     """Coordinates C (m, r) of rows (m, d) in an orthonormal basis Q (d, r) of their span, and Q.
 
     To first order, moving the rows out of their span changes none of their inner products, so the
-    basis may be held fixed. To second order it does; see `_Gradient`.
+    basis may be held fixed. To second order it changes them; see `_Gradient`.
     """
 
     @staticmethod

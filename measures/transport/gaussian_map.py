@@ -91,8 +91,8 @@ class _OptimalMap(torch.autograd.Function):
             solved = _Lyapunov.apply(gradient, source @ matrix, roots, outward, inward)
             return -matrix @ solved @ matrix, solved
         solved = _solve_diagonal(outward.T @ gradient @ outward, roots)
-        of_source = -outward @ (roots[:, None] * solved * roots) @ outward.T
-        return of_source, inward @ solved @ inward.T
+        source_gradient = -outward @ (roots[:, None] * solved * roots) @ outward.T
+        return source_gradient, inward @ solved @ inward.T
 
 
 class _Lyapunov(torch.autograd.Function):
@@ -156,8 +156,8 @@ def _by_scipy(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _check_pivots(lower: Tensor, source: Tensor, failed: bool) -> None:
-    # A pivot within rounding of its diagonal entry: the column depends on others. A ridge keeps
-    # pivots above ridge / d of it.
+    # A pivot below the rounding of its diagonal entry shows that the column depends on others. A
+    # ridge keeps pivots above ridge / d of the entry.
     pivots = lower.diagonal().square()
     floor = 10 * len(source) * EPSILON * source.diagonal()
     if failed or not (pivots > floor).all():

@@ -104,7 +104,7 @@ def test_a_site_without_features_or_samples_is_undefined():
 
 def test_features_that_differ_by_rounding_have_no_entropy():
     values = torch.sigmoid(1e-7 * torch.tensor(features(0, 5, 16)))
-    message = "the features of 5 samples are equal to float32's rounding: try --precision float64"
+    message = "features of 5 samples are equal within float32's rounding: try --precision float64"
     with pytest.raises(Undefined, match=message):
         histogram_entropy(values.float())
     assert (histogram_entropy(values) > 1).all()
