@@ -1,5 +1,5 @@
 """Records of cells, and the folders of runs.
 
 `run_folder` determines where a record is stored, `table` builds the tidy table of all records,
-`run` is the interface for users, and `consistency` rejects records made in different ways.
+`run` is the interface for users, and `consistency` rejects records made with other settings.
 """

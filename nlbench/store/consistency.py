@@ -1,6 +1,6 @@
-"""Checks that all records of a run were made in the same way.
+"""Checks that all records of a run were made with the same settings and subjects.
 
-`RunFolder.check` compares a request with the records of its folder, and rejects it if they differ.
+`RunFolder.check` rejects a request that differs from the records of its folder.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def decisions_of(record: Record) -> Decisions:
         ("measure", measure.name): (measure.version, dict(measure.options)),
         ("probe", probe.name): dict(probe.options),
     }
-    # Records of `nlbench.evaluate` have no key: they answer no request.
+    # Subjects of `nlbench.evaluate` have no key, since no request specifies them.
     if subject.key:
         decisions["subject", *subject.identity] = subject.key
     return decisions
 
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:
-    """Describe a record that differs in the decision under a key."""
+    """Describe a record whose decision under a key differs."""
     measure, subject = record.measure.name, record.subject
     match key[0]:
         case "measure":
@@ -64,7 +64,7 @@ _CONTENT = ("weights_hash", "sample_hash", "preprocessing")
 
 
 def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
-    """Return the facts of each subject that all its cells must share, by the subject's key."""
+    """Return the facts that all cells of a subject must share, by the subject's key."""
     facts: dict[str, Mapping[str, Any]] = {}
     for record in records:
         subject = record.subject

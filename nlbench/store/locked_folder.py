@@ -21,7 +21,7 @@ from nlbench.serialization.versioned import dump_versioned, parse_versioned
 class LockedFolder:
     """A folder with a manifest that one process writes at a time; it need not exist.
 
-    The lock is that of a sub-folder if one is named, else of the folder itself.
+    The lock is on the folder itself, or on its sub-folder `locked`.
 
     Examples
     --------
@@ -36,14 +36,14 @@ class LockedFolder:
     def __init__(self, path: str | Path, locked: str = "") -> None:
         self.path = Path(path)
         self.manifest_file = self.path / "manifest.json"
-        self._lock = self.path / locked
+        self._locked_folder = self.path / locked
         self._handle: int | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder if it is absent and exclude other writers."""
-        make_folder(self._lock)
-        self._handle = _open_locked(self._lock, self.path)
+        """Create the folder if it is absent, and lock it against other writers."""
+        make_folder(self._locked_folder)
+        self._handle = _open_locked(self._locked_folder, self.path)
         try:
             yield
         finally:
@@ -53,7 +53,7 @@ class LockedFolder:
 
     def remove_parts(self) -> None:
         """Remove unfinished files of killed processes; requires the lock."""
-        for folder in dict.fromkeys((self.path, self._lock)):
+        for folder in dict.fromkeys((self.path, self._locked_folder)):
             remove_parts(folder)
 
     def read_manifest(self) -> dict[str, Any]:
@@ -67,23 +67,24 @@ class LockedFolder:
 
     def write(self, file: Path, text: str) -> None:
         """Write a file atomically, unless the locked folder was replaced by another one."""
+        folder = self._locked_folder
         if self._handle is not None:
             try:
-                is_same = os.path.samestat(self._lock.stat(), os.fstat(self._handle))
+                is_same = os.path.samestat(folder.stat(), os.fstat(self._handle))
             except OSError as error:
-                raise RequestError(f"can't write to {self._lock}: {system_text(error)}") from error
+                raise RequestError(f"can't write to {folder}: {system_text(error)}") from error
             if not is_same:
-                raise RequestError(f"can't write to {self._lock}: the folder was replaced")
+                raise RequestError(f"can't write to {folder}: the folder was replaced")
         write_atomically(file, text)
 
 
 def _open_locked(folder: Path, path: Path) -> int | None:
-    """Open and lock a folder; return None on systems without locks."""
+    """Open and lock a folder, and return its file descriptor; None on systems without locks."""
     try:
         import fcntl
-    except ImportError:  # Windows; records are written atomically anyway
+    except ImportError:  # Windows has no fcntl; atomic writes still protect single files.
         return None
-    # A link to a sub-folder would lead out of the folder.
+    # A symbolic link as sub-folder could lead out of the folder.
     flags = os.O_RDONLY | os.O_DIRECTORY | (0 if folder == path else os.O_NOFOLLOW)
     try:
         handle = os.open(folder, flags)

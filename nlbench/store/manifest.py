@@ -40,13 +40,12 @@ Merged = TypedDict("Merged", {"from": Sequence[str], "at": str}, total=False)
 class Manifest(Mapping[str, Any]):
     """Everything that determined a run's numbers, and the status of its cells.
 
-    As a mapping it has the content of its file. Fields that are rarely set are present only if
-    they are.
+    As a mapping it has the content of its file, in which unset fields may be missing.
 
     Parameters
     ----------
     command, request
-        Those of the last call.
+        Command line and request of the last call.
     environment : mapping
         See `nlbench.execution.machine.describe_environment`.
     seconds : float
@@ -54,7 +53,7 @@ class Manifest(Mapping[str, Any]):
     calls : tuple of RunCall
         Every call that added to the run.
     unfinished : bool
-        True if it was interrupted, or is being written.
+        True if the run was interrupted or is in progress.
     saving : bool
         True while `nlbench.Run.save` writes the folder; the other fields are then absent.
     merged : mapping
@@ -66,7 +65,7 @@ class Manifest(Mapping[str, Any]):
     cells : mapping of str to int
         Number of cells by status.
     rest : mapping
-        Unknown fields of a read manifest.
+        Unknown fields of the manifest's file.
 
     Examples
     --------
@@ -102,7 +101,7 @@ class Manifest(Mapping[str, Any]):
         return {name: to_plain(value) for name, value in self._present().items()}
 
     def _present(self) -> Mapping[str, Any]:
-        """Return the fields that the file has."""
+        """Return the fields that are written to the file."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
         present = {name: value for name, value in values.items() if value or name in _ALWAYS}
         return {**({"saving": True} if self.saving else present), **self.rest}
@@ -167,7 +166,7 @@ def make_manifest(
 
 
 def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
-    """Drop duplicates, in the order of first appearance; the last of equal ones is kept."""
+    """Drop duplicates; the last of equal facts is kept, in the position of the first."""
     # Records of one run share most of these objects.
     objects = {id(fact): fact for fact in facts}
     distinct = {json.dumps(to_plain(o), sort_keys=True, default=str): o for o in objects.values()}

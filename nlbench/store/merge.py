@@ -1,4 +1,4 @@
-"""Merging of runs."""
+"""Merge several runs into one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
     Raises
     ------
     nlbench.RequestError
-        If a folder isn't a run, or two runs disagree: another number for the same cell, a
-        measure with other options, a subject with other weights or samples.
+        If a folder isn't a run, or two runs disagree: different numbers for the same cell,
+        different options of a measure, different weights or samples of a subject.
     """
     loaded = [load_run(path) for path in runs]
     if not loaded:

@@ -1,7 +1,7 @@
 """The record of a cell: one result and everything that determined it.
 
-`nlbench.store.run_folder` writes and reads its files, `nlbench.serialization.versioned` has the
-version of their format.
+`nlbench.store.run_folder` writes and reads its files; `nlbench.serialization.versioned` defines
+the version of their format.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RecordedMeasure:
     Parameters
     ----------
     bounds : pair of float or None
-        Under these options; None if there is no bound.
+        Bounds under these options; None where there is none.
     rest : mapping
-        Unknown fields of a read record.
+        Unknown fields of the record's file.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RecordedMeasure:
 
     @classmethod
     def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
-        """Create it from a measure and its resolved options."""
+        """Describe a measure with its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
         return cls(
             name=measure.name,
@@ -65,7 +65,7 @@ class RecordedMeasure:
 
 
 class ProbeFacts(TypedDict, total=False):
-    """Facts that a probe reports about its pass; it may add others."""
+    """Facts that a probe reports about its pass; other keys are allowed."""
 
     samples: int
     segments: int
@@ -87,9 +87,9 @@ class RecordedProbe:
 
 @dataclass(frozen=True)
 class RecordedMachine:
-    """Device and dtype of the model, and versions and hardware.
+    """Device and dtype of the model, with software versions and hardware.
 
-    ``environment`` is the value of `nlbench.execution.machine.describe_environment`.
+    ``environment`` is returned by `nlbench.execution.machine.describe_environment`.
     """
 
     device: str
@@ -112,8 +112,8 @@ class Record:
     traceback : str
         Traceback of a failed cell.
     costs : mapping of str to float
-        Costs of the pass that the cell shared with others: ``wall_seconds``; ``peak_memory`` and,
-        on a GPU, ``peak_device_memory`` in bytes; ``load_seconds`` of the subject.
+        Costs that the cell shared with others: ``wall_seconds``, ``peak_memory`` and, on a GPU,
+        ``peak_device_memory`` of the pass, in bytes; ``load_seconds`` of the subject.
     """
 
     key: str
@@ -133,7 +133,7 @@ class Record:
 
     @property
     def is_done(self) -> bool:
-        """True if there is an answer: a number, or that the result is undefined."""
+        """True if the result is final: a number or ``undefined``."""
         return self.result.status in ("ok", "undefined")
 
     @property
@@ -159,7 +159,7 @@ class Record:
 
 
 def readable(record: Record) -> Record:
-    """Return a record if its file can be read again, else a failed one with the reason.
+    """Return the record if it can be read back from its file, else a failed one with the reason.
 
     Results and facts come from plugins. One unreadable file would make the whole run unreadable.
     """
@@ -173,7 +173,7 @@ def readable(record: Record) -> Record:
 
 
 def is_plain_name(name: object) -> bool:
-    """Return True if a name can only name a file in its folder.
+    """Return True if a name is safe as a file name, without separators or dots.
 
     Examples
     --------

@@ -101,8 +101,8 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write the run to its own folder: manifest, records and table. Return the folder.
 
-        An interrupted save can be repeated to the same folder; until then the folder is not
-        read as a run.
+        If saving is interrupted, save to the same folder again; until then the folder can't be
+        loaded as a run.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class Run:
         full: bool = False,
         reference: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals; checkpoints of a training run in order of their steps.
+        """Rank the subjects, with intervals; a training run's checkpoints are in order of steps.
 
         Parameters
         ----------
@@ -141,8 +141,8 @@ class Run:
             the run, weights, data and seeds to the index.
         reference : bool
             Add the field ``reference``: the share of the reference networks that are less
-            nonlinear; NaN for a measure without such networks. Absolute deviation is compared
-            as a share of the range of the outputs.
+            nonlinear; NaN for a measure without reference networks. Absolute deviation is
+            divided by the range of the outputs for this comparison.
 
         Returns
         -------
@@ -156,7 +156,7 @@ class Run:
         return board
 
     def agreement(self) -> pd.DataFrame:
-        """Correlate the measures, pair by pair: over networks, and over sites within them."""
+        """Correlate each pair of measures, over networks and over the sites within a network."""
         table: pd.DataFrame = load_reports().agreement_of(self)
         return table
 

@@ -1,8 +1,8 @@
-"""The folder of a run: where records are stored and who may write them.
+"""The folder of a run, with its layout and its lock.
 
-It holds ``manifest.json``, one ``cells/KEY.json`` per cell and ``scores.csv`` (the tidy table);
-the runner adds ``request.toml``, the reports a page. A folder may come from a stranger: its
-content is parsed as data, checked, and never used as a file name.
+It holds ``manifest.json``, one ``cells/KEY.json`` per cell and ``scores.csv`` (the tidy table).
+The runner adds ``request.toml``, and the reports add a page. A folder may be untrusted: its
+content is validated and never used as a file name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .record import Record, is_plain_name
 from .table import table_text, tidy_table
 
 TABLE_SECONDS = 30.0
-"""Seconds between two updates of the table while cells are added."""
+"""Minimum time between two updates of the table while cells are added."""
 
 _CHECKPOINTS = "checkpoints"
 
@@ -76,7 +76,7 @@ class RunFolder(LockedFolder):
         subjects: dict[str | None, SubjectFacts] = {}
         with _garbage_collection_paused():
             records = [_sharing(self._read_record(file), subjects) for file in self._record_files()]
-        order = {key: place for place, key in enumerate(manifest.order)}
+        order = {key: position for position, key in enumerate(manifest.order)}
         records.sort(key=lambda record: (order.get(record.key, len(order)), record.identity))
         return manifest, records
 
@@ -104,7 +104,7 @@ class RunFolder(LockedFolder):
 
     @contextmanager
     def open(self, decisions: Decisions | None = None) -> Iterator[None]:
-        """Create the folder or read its run, and exclude other writers.
+        """Create the folder or read its run, and lock it against other writers.
 
         `decisions` are those of the cells to be added; see `nlbench.store.consistency`.
         """
@@ -118,7 +118,7 @@ class RunFolder(LockedFolder):
             yield
 
     def check(self, records: Iterable[Record], decisions: Decisions) -> None:
-        """Raise if a finished record was made in a different way than the cells to be added."""
+        """Raise if the decisions of a finished record differ from those of the cells to add."""
         for record in records:
             if not record.is_done:
                 continue
@@ -136,11 +136,11 @@ class RunFolder(LockedFolder):
                 self.record_file(record.key).unlink(missing_ok=True)
 
     def begin(self, manifest: Manifest, order: Iterable[str]) -> None:
-        """Write the manifest of a call, with the earlier calls, before a cell is measured.
+        """Write the manifest, including earlier calls, before a cell is measured.
 
         `order` has the keys of the cells in the order of the table.
         """
-        self._places = {key: place for place, key in enumerate(order)}
+        self._positions = {key: position for position, key in enumerate(order)}
         self._start = self._written = time.perf_counter()
         self._call = RunCall(started=now(), command=manifest.command, request=manifest.request)
         self._earlier = self.manifest
@@ -155,11 +155,11 @@ class RunFolder(LockedFolder):
 
     def add(self, record: Record) -> None:
         """Write a record, and the table if it is due."""
-        # A measured cell isn't lost to an interruption between the two steps.
+        # An interruption between the two steps would lose the cell.
         with uninterrupted():
             self._write_record(record)
             self.records[record.key] = record
-        # Writing the table costs time proportional to the run: at most a tenth of the total.
+        # Writing the table takes longer the larger the run; limit it to a tenth of the total time.
         if time.perf_counter() - self._written > max(TABLE_SECONDS, 10 * self._write_seconds):
             self.write_table()
 
@@ -174,9 +174,9 @@ class RunFolder(LockedFolder):
         self._write_seconds = self._written - start
 
     def _arrange(self, *, unfinished: bool) -> None:
-        places = self._places
+        positions, last = self._positions, len(self._positions)
         arranged = sorted(
-            self.records.values(), key=lambda r: (places.get(r.key, len(places)), r.identity)
+            self.records.values(), key=lambda r: (positions.get(r.key, last), r.identity)
         )
         self.records = {record.key: record for record in arranged}
         seconds = round(time.perf_counter() - self._start, 3)
@@ -194,7 +194,7 @@ class RunFolder(LockedFolder):
         self.write(self.table_file, table_text(tidy_table(records)))
 
     def save(self, manifest: Manifest, records: Collection[Record], *, own: bool) -> None:
-        """Write a whole run, also if the folder is already its own; see `nlbench.Run.save`."""
+        """Write a whole run; `own` if the folder is the run's already. See `nlbench.Run.save`."""
         self._check_free(own)
         with self.locked():
             # Another process may have saved its run before this one got the lock.
@@ -249,7 +249,7 @@ class RunFolder(LockedFolder):
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Skip the check for cycles, which records don't have: it takes a fifth of reading them."""
+    """Skip the search for reference cycles: records have none, and it takes a fifth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -120,16 +120,16 @@ class Signature:
     def dtw(self, other: Signature) -> float:
         """Compute the dynamic time warping distance to another signature.
 
-        It is the root of the minimal sum of squared differences over all alignments of both in
-        order, in which a site may match several. Sites without a value are left out. The sum is
-        not normalized by the length of the alignment. Symmetric, zero for equal signatures.
+        It is the square root of the smallest sum of squared differences over all monotonic
+        alignments, in which a site may match several others. Sites without a value are left out.
+        The sum is not normalized by the alignment's length. Symmetric, zero for equal signatures.
 
         Raises
         ------
         nlbench.RequestError
             If the package dtaidistance is not installed.
         nlbench.Undefined
-            If no site of one of them has a value.
+            If one of them has no site with a value.
 
         Examples
         --------

@@ -48,7 +48,7 @@ def _rows(record: Record) -> Iterator[tuple[object, ...]]:
 
 
 def table_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV whose text no spreadsheet evaluates."""
+    """Return a table as CSV, with text that a spreadsheet would evaluate escaped."""
     texts = [name for name in table.columns if name not in ("seed", "value", "n")]
     safe = table.assign(**{name: table[name].map(_cell) for name in texts})
     text: str = safe.to_csv(index=False)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     """Set batch-norm statistics to those of samples, averaged over batches.
 
-    The model is in evaluation mode. Only its layers of batch norm are in training mode during the
-    pass, not dropout, for example.
+    The model is in evaluation mode. During the passes only its batch-norm layers are in training
+    mode, so that dropout, for example, stays off.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     try:
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # Selects the mean over all batches.
+            layer.momentum = None  # None selects the mean over all batches.
             layer.train()
         with torch.no_grad():
             for batch in batches:

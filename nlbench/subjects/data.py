@@ -1,6 +1,6 @@
 """Datasets, and the decorator with which a plugin declares one.
 
-PyTorch is imported only when images are read; the options of a plugin are known without it.
+PyTorch is imported only when images are read, not for the options of a plugin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Data(Protocol):
     def source(self) -> Source: ...  # noqa: D102
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Turn images as in `Sample.images` into inputs of the network."""
+        """Convert images, as in `Sample.images`, to inputs of the network."""
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
         """Draw samples without replacement; the same ones for the same seed."""
@@ -63,7 +63,7 @@ class Preprocessing:
         Per channel, of images in [0, 1].
     interpolation : {"nearest", "bilinear", "bicubic", "lanczos"}
     squash : bool
-        If True, resize both sides, which changes the proportions.
+        If True, resize both sides, which changes the aspect ratio.
     origin : str
         Library or weights that the preprocessing belongs to.
 
@@ -125,7 +125,7 @@ class Dataset:
         Description of the whole preprocessing, including `normalize`.
     source : Source
     labelled : bool
-        False if the labels are meaningless; samples have none then.
+        False if the labels are meaningless; samples then have none.
     adapt : callable, optional
         Maps a `Preprocessing` to this dataset with that preprocessing, if the resolution isn't
         fixed.
@@ -179,7 +179,7 @@ class Dataset:
             Number of images, at least 1; None, or a number beyond the split's size, for all.
         split : {"test", "train"}
         seed : int
-            Decides the choice and the order.
+            Seed of the choice and the order.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Dataset:
         return size if count is None else min(count, size)
 
     def bytes_of(self, count: int | None, split: str = "test") -> int:
-        """Return the memory of a sample's inputs, with four bytes per number."""
+        """Return the size in bytes of a sample's inputs in float32."""
         return 4 * math.prod(self.shape) * self.count(count, split)
 
     def _draw(self, count: int | None, split: str, seed: int) -> tuple[Items, Sequence[int]]:

@@ -26,7 +26,7 @@ IGNORED_LABEL = -100
 """Label of positions without a prediction, as in PyTorch's cross-entropy."""
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers with as many bytes as a float."""
+"""Integer dtype that holds the bits of a float, by the float's size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class Arguments:
 
     @property
     def _packed_dtype(self) -> torch.dtype:
-        is_of_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes)
-        return self.dtypes[0] if is_of_floats else torch.int64
+        all_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes)
+        return self.dtypes[0] if all_floats else torch.int64
 
     def pack(self, batch: object) -> Tensor:
         """Concatenate the tensors of a batch; a single one is returned unchanged.
 
-        Floats next to integers are packed as the integers that have their bits. So inputs with a
-        mask, for example, have no lines and no derivatives.
+        Floats packed with integers are stored as their bit patterns. So inputs with a mask, for
+        example, can't be interpolated or differentiated.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class Arguments:
         ----------
         packed : tensor of shape (n, k)
         dtype : torch.dtype, optional
-            Minimum precision of floats next to integers; floats alone keep that of `packed`.
+            Minimum precision of floats packed with integers; other floats keep that of `packed`.
         """
         values: dict[int | str, Any] = dict(self.constants)
         if len(self.names) == 1:
@@ -228,12 +228,12 @@ class BatchReader:
         values, labels = self._split(batch)
         if self.arguments is None:
             self.arguments = Arguments.of(values)
-            self._check_number(self.arguments)
+            self._check_argument_count(self.arguments)
         inputs = self.arguments.pack(values)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
                 f"inputs: a batch of {len(inputs)} samples with labels of shape "
-                f"{tuple(labels.shape)}, expected as many"
+                f"{tuple(labels.shape)}, expected one label per sample"
             )
         return inputs, labels if isinstance(labels, Tensor) else None
 
@@ -273,7 +273,7 @@ class BatchReader:
         labels = batch[key]
         return values, _as_next_tokens(labels, values) if key in self._keywords else labels
 
-    def _check_number(self, arguments: Arguments) -> None:
+    def _check_argument_count(self, arguments: Arguments) -> None:
         number = len(arguments.names) + len(arguments.constants)
         limit = self._max_arguments
         if limit is not None and number > limit:
@@ -288,7 +288,7 @@ class BatchReader:
 def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]:
     """Make a model map one packed tensor to one tensor inside the block.
 
-    Copies made inside the block do so too.
+    This includes copies that are made inside the block.
     """
     if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
         if not arguments.is_one_tensor:
@@ -371,7 +371,7 @@ def _tensors_and_constants(
 
 
 def _dense(tensor: Tensor, position: str) -> Tensor:
-    """Return a tensor without its subclass; raise unless it is dense and has values."""
+    """Return a tensor as a plain `Tensor`; raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
         raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:
@@ -397,7 +397,7 @@ def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
 def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
     """Shift labels (n, t) that repeat the input's tokens, so that each is the next token.
 
-    transformers' language models do so themselves. Labels of -100 don't count.
+    Language models of transformers do this internally. Labels of -100 are ignored.
     """
     if not isinstance(labels, Tensor) or labels.ndim != 2:
         return labels

@@ -32,13 +32,13 @@ CALIBRATION_BATCH = 128
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
-    """Open a registered dataset, with those options that differ from their defaults.
+    """Open a registered dataset; options that are not passed have their defaults.
 
     Raises
     ------
     nlbench.NlbenchError
-        If the name is unknown, an option doesn't fit, the data are missing, or the plugin
-        returns something else.
+        If the name is unknown, an option is invalid, the data are missing, or the plugin
+        doesn't return a dataset.
     """
     build = registry.load("datasets", name)
     dataset = build(**resolve_options(dataset_info(build).options, options or {}, owner=name))
@@ -68,7 +68,7 @@ def apply_transform(
     Raises
     ------
     nlbench.NlbenchError
-        If the transform isn't registered, its options can't be read, or it doesn't fit.
+        If the transform isn't registered, its options can't be read, or it can't be applied.
     """
     name = metadata.get("transform", "")
     if not name:
@@ -99,9 +99,9 @@ def apply_transform(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The ingredients of a subject's network; see `model_source`.
+    """Everything needed to build a subject's network; see `model_source`.
 
-    The dataset has the preprocessing that belongs to the weights.
+    The dataset has the preprocessing of the weights.
     """
 
     spec: SubjectSpec
@@ -133,7 +133,7 @@ class ModelSource:
             raise RequestError(f"{what}: {error}") from error
 
     def example(self, count: int) -> Tensor:
-        """Return a few inputs."""
+        """Draw a few inputs of the dataset."""
         return self.dataset.sample(count, split=self.spec.split, seed=self.spec.seed).inputs
 
 

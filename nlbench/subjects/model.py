@@ -1,4 +1,4 @@
-"""The declaration of models, and the decorator for functions that build them."""
+"""Declarations of models, and the decorator for functions that build them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def model(
     The function takes any of ``in_channels``, ``num_classes``, ``image_size`` (of square
     images) and ``input_shape`` (without the batch) as keyword arguments with defaults, and
     returns a `torch.nn.Module`. One that takes ``in_channels`` or ``image_size`` and no
-    ``input_shape`` is for images only. The decorator is optional.
+    ``input_shape`` accepts images only. The decorator is optional.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The samples of a subject: in memory, or read again for each pass if they are too many."""
+"""The samples of a subject: in memory, or read again for each pass if they don't fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .inputs import Arguments, BatchReader
 
 
 class Batches:
-    """The batches of a loader, which are read only once; by default for a model with one argument.
+    """The batches of a loader, read only once; by default, for a model with one argument.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Batches:
         return self._reader.arguments
 
     def head(self, count: int) -> Tensor:
-        """Return up to `count` first samples, and keep them for the iteration.
+        """Return the first `count` samples or fewer, and keep them for the iteration.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class Batches:
         return torch.cat(labels)[: max(count, 1)] if is_complete else None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield all batches once, and count and hash them."""
+        """Yield all batches, counting and hashing them."""
         self._labels.clear()
         while True:
             batch = self._buffered.pop(0) if self._buffered else self._next()
@@ -110,9 +110,9 @@ class Batches:
 
 
 def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:
-    """Return the number and the hash of samples; of the first ones if the stream is unread.
+    """Return the number and the hash of samples, or of the first ones of an unread stream.
 
-    A stream whose length is known in advance has the hash of its samples as one tensor.
+    If a stream's length is known in advance, its hash equals that of its samples as one tensor.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, An
 def batch_sizes(samples: int, limit: int) -> Sequence[int]:
     """Split a number of samples into as few batches as possible, of nearly equal size.
 
-    A small last batch would have the same weight as a full one.
+    In a mean over batches, a small last batch would weigh as much as a full one.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
     """Yield batches of nearly equal size from batches of any size.
 
     If the length is known, they have the sizes of `batch_sizes`. Otherwise each has `limit`
-    samples, except that the last one and the remainder are split evenly.
+    samples, except for the last two, whose sizes are nearly equal.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
     [128, 86, 86]
     """
     sizes = iter(batch_sizes(known_length, limit)) if known_length else itertools.repeat(limit)
-    # With an unknown length a batch is yielded only when another full one is there.
+    # If the length is unknown, a batch is yielded only after another full one has been read.
     lookahead = 0 if known_length else limit
     buffered: list[Tensor] = []
     count, size = 0, next(sizes, limit)
@@ -168,16 +168,16 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
 
 
 MAX_SAMPLE_BYTES = 2**30
-"""A larger sample is not held in memory."""
+"""Size above which a sample is read batch by batch."""
 
 HEAD_SAMPLES = 1024
-"""Samples of such a sample in memory, for probes that don't read batch by batch."""
+"""Samples of a larger one kept in memory, for probes that don't read batch by batch."""
 
 READ_BATCH = 128
 
 
 class DrawnBatches(Batches):
-    """A dataset's sample, read again, batch by batch, in each iteration, in the model's precision.
+    """A dataset's sample, read again in each iteration, in batches of the model's precision.
 
     Raises
     ------
@@ -240,14 +240,14 @@ def draw(
     model: nn.Module,
     max_bytes: int = MAX_SAMPLE_BYTES,
 ) -> tuple[Sample, DrawnBatches | None]:
-    """Draw a subject's samples; the model isn't run.
+    """Draw a subject's samples, without running the model.
 
     Only a `Dataset` can be read batch by batch, in the model's precision.
 
     Returns
     -------
     sample : Sample
-        All samples; of a stream, the first.
+        All samples, or the first ones if there is a stream.
     stream : DrawnBatches or None
         All samples, if they are too large for memory.
 

@@ -9,7 +9,7 @@ from nlbench.options import OptionValue
 
 @dataclass(frozen=True)
 class SubjectSpec:
-    """The names and numbers that specify a subject.
+    """The names, seed and sample size that specify a subject.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class Subject:
         return self.stream.labelled(limit)
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
-        """Return the samples that can be read again, in order, with their labels if there are any.
+        """Return the samples that can be read again, in order, with labels if there are any.
 
         For a loader that is read only once, these are the first samples.
         """
@@ -90,9 +90,9 @@ class Subject:
     def shuffled(self, limit: int) -> Iterable[Tensor]:
         """Yield the samples in a fixed random order, in batches.
 
-        Batches of inputs sorted, for example, by class would not be representative. For a loader
-        that is read only once, these are the first samples. The stream of a dataset is in random
-        order already.
+        Batches of inputs that are sorted, by class for example, would not be representative. For a
+        loader that is read only once, these are the first samples. A dataset's stream is already
+        in random order.
         """
         if isinstance(self.stream, DrawnBatches):
             yield from self.batches(limit)

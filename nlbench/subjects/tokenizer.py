@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokens in which a model reads text.
+    """The vocabulary and special tokens with which a model reads text.
 
     Parameters
     ----------
     name : str
-        For descriptions.
+        Name in descriptions.
     encode : callable
-        Maps texts to their tokens, without marks of start and end.
+        Maps texts to token ids, without special tokens.
     size : int
-        Number of different tokens.
+        Size of the vocabulary.
     start, end : tuple of int
-        Marks around each input of the model.
+        Special tokens around each input of the model.
     separator : tuple of int
-        Mark between two texts in one input.
+        Special tokens between two texts in one input.
     predicts_next : bool
         True if the label of a token is the next token; otherwise there are no labels.
 
@@ -45,4 +45,4 @@ def _bytes_of(texts: Sequence[str]) -> list[list[int]]:
 
 
 BYTES = Tokenizer("bytes", _bytes_of, 256, predicts_next=True)
-"""The bytes of UTF-8, for models that declare no tokenizer."""
+"""UTF-8 bytes as tokens, for models that declare no tokenizer."""

@@ -1,6 +1,6 @@
-"""Checkpoints: validated before any weight is copied, written atomically.
+"""Read and write checkpoints.
 
-PyTorch is imported only when weights are read, so that a run is planned without it.
+PyTorch is imported only when weights are read, so that a run can be planned without it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HEADER_LENGTH = struct.Struct("<Q")
 BATCH_COUNTER = "num_batches_tracked"
 
 COMPILED_PREFIX = "_orig_mod."
-"""Prefix of names in a module of `torch.compile`."""
+"""Prefix of parameter names in a module compiled by `torch.compile`."""
 
 PARALLEL_PREFIX = "module."
-"""Prefix of names in a module of `torch.nn.DataParallel`."""
+"""Prefix of parameter names in a `torch.nn.DataParallel`."""
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -59,7 +59,7 @@ def load_weights(
 ) -> dict[str, str]:
     """Load a checkpoint into a model, completely or not at all.
 
-    The format follows from the file's content, not its suffix: safetensors, or a file of
+    The format is detected from the file's content, not its suffix: safetensors, or a file of
     `torch.save`, from which only tensors are unpickled. The state dict may be nested under
     ``state_dict``, ``model_state_dict`` or ``model``. Its names may have the prefix ``module.``
     of `torch.nn.DataParallel`, ``_orig_mod.`` of `torch.compile`, or the attribute under which
@@ -75,7 +75,7 @@ def load_weights(
     path : path
         The checkpoint.
     rename : callable, optional
-        Maps a name in the file to the model's; None for a tensor that isn't needed.
+        Maps a name in the file to the model's, or to None to skip the tensor.
     read : callable, optional
         Reads the file to a state dict and metadata; by default `read_checkpoint`.
 
@@ -87,9 +87,9 @@ def load_weights(
     Raises
     ------
     nlbench.RequestError
-        If the file can't be read, could run code, is not a state dict, doesn't fit the
-        model in names, shapes or kinds of number, or contains NaN or infinities. The model
-        is unchanged then.
+        If the file can't be read, could run code, is not a state dict, doesn't match the model's
+        names, shapes or kinds of dtype, or contains NaN or infinities. The model is then
+        unchanged.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def save_weights(
     """Write a model's parameters and persistent buffers as safetensors, atomically.
 
     The bytes depend only on the state and the metadata, which is in the file's header. The folder
-    exists already.
+    must exist.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
         raise RequestError(f"can't read {path}: {_reason(error)}") from error
     if not head:
         raise RequestError(f"{path} is empty, expected a checkpoint")
-    # Safetensors first: the first bytes are the header's length, with any value.
+    # Safetensors first: its first bytes, the header's length, may match another format's.
     if head[HEADER_LENGTH.size :] == b"{":
         return _read_safetensors(path)
     if head.startswith((b"PK\x03\x04", b"\x80")):
@@ -213,7 +213,7 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(key), Mapping):
-                # It includes the states of losses and metrics.
+                # A Lightning module's state includes those of losses and metrics.
                 is_lightning = key == "state_dict" and "pytorch-lightning_version" in content
                 content = content[key]
                 break
@@ -236,7 +236,7 @@ def _with_model_names(
     *,
     is_lightning: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors by the model's names, without the prefixes of wrappers.
+    """Return the tensors keyed by the model's names, without the prefixes of wrappers.
 
     Wrappers are `torch.nn.DataParallel`, `torch.compile` and a trainer's module that holds the
     network as an attribute.
@@ -254,7 +254,7 @@ def _with_model_names(
     plain = within("")
     if required <= plain.keys():
         return plain
-    # Only in a trainer's checkpoint may some names lack the prefix.
+    # In a trainer's checkpoint, some names may lack the prefix.
     sources = state if is_lightning else list(state)[:1]
     prefixes = {
         name[: dot + 1] for name in sources for dot, letter in enumerate(name) if letter == "."
@@ -274,7 +274,7 @@ def _with_model_names(
         )
     if fitting:
         return fitting.popitem()[1]
-    # It doesn't fit; the message names tensors without a common prefix.
+    # Nothing fits. Drop a common prefix, so that the error names the model's tensors.
     is_parallel = all(name.startswith(PARALLEL_PREFIX) for name in state)
     return within(PARALLEL_PREFIX) if is_parallel and state else plain
 
@@ -328,10 +328,10 @@ def _kind(tensor: torch.Tensor) -> str:
     import torch
 
     if tensor.dtype == torch.bool:
-        return "truth values"
+        return "booleans"
     if tensor.is_complex():
         return "complex numbers"
-    return "real numbers" if tensor.is_floating_point() else "whole numbers"
+    return "real numbers" if tensor.is_floating_point() else "integers"
 
 
 def _with_sorted_header(content: bytes) -> bytes:

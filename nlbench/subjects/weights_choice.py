@@ -27,12 +27,12 @@ class WeightsChoice:
     Parameters
     ----------
     label : str
-        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name, which follows the name
-        of its training run if it is in ``NAME.training``.
+        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name. A file in the folder
+        ``NAME.training`` of a training run is labelled ``NAME/FILE``.
     file : Path or None
         None for freshly initialised weights.
     note : str
-        Why the weights are freshly initialised although a checkpoint is known; else empty.
+        Why the weights are freshly initialised although a checkpoint is declared; else empty.
     model : str
         `ModelInfo.fingerprint` of the model; empty if it has none.
     """
@@ -59,7 +59,7 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     nlbench.RequestError
         If ``trained`` is requested without a checkpoint, or a file doesn't exist.
     """
-    # Before the weights, so that an unknown model is reported regardless of the weights.
+    # An unknown model is reported before any problem with the weights.
     info = model_info(registry.load("models", spec.model))
     choice = _choose(spec, info)
     return replace(choice, model=info.fingerprint()) if info.fingerprint else choice
