@@ -4,8 +4,8 @@ The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``n
 ``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports``, ``nlbench.transforms``,
 ``nlbench.commands`` and ``nlbench.ops``. Built-in plugins use them like third-party ones.
 
-An entry point whose name ends in ``/*`` is a family: one object with many names, such as those
-of another library. Its members are named ``family/member``.
+An entry point whose name ends in ``/*`` is a family: one object that provides many names, such as
+the models of another library. Its members are named ``family/member``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nlbench.errors import (
 
 
 class Family(ABC):
-    """Many names behind one entry point named ``NAME/*``.
+    """Base class of families: many names behind one entry point ``NAME/*``.
 
     The class is registered. It is imported whenever its group is listed, so its module must not
     import anything but the standard library and nlbench until a member is loaded.
@@ -58,7 +58,7 @@ class Family(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Return the members' names without the family's; empty if they are unlimited."""
+        """Return the members' names without the family's; empty if their number is unlimited."""
 
     @abstractmethod
     def load(self, name: str) -> Any:
@@ -71,7 +71,7 @@ class Family(ABC):
         """
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return the members that match a glob of paths which matches none of `names`."""
+        """Return members that match a glob of paths, if none of `names` does."""
         return ()
 
     def describe(self, name: str) -> str:
@@ -282,7 +282,7 @@ def version_of(distribution: str) -> str | None:
 def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
     """Return the entry points of all groups of nlbench, and one line per unreadable distribution.
 
-    They are read again only if the search path or a folder on it has changed, as it does after an
+    They are read again only if the search path or a folder on it has changed, as after an
     installation.
     """
     return _installed(tuple((path, _modification_time(path)) for path in sys.path))
@@ -305,7 +305,7 @@ def _installed(
                 points[name] = tuple(distribution.entry_points)
         except Exception as error:
             problems.append(
-                f"the entry points of {about(distribution)[0]} can't be read "
+                f"the entry points of {name_and_version(distribution)[0]} can't be read "
                 f"({one_line(system_text(error))}); repair its "
                 "entry_points.txt or uninstall it"
             )
@@ -314,12 +314,12 @@ def _installed(
 
 
 @lru_cache(maxsize=1024)
-def about(distribution: metadata.Distribution) -> tuple[str, str]:
+def name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
     """Return name and version of a distribution, cached since metadata is slow to parse."""
     try:
         name, version = distribution.name, distribution.version
     except Exception:
-        # Unreadable metadata: the folder's name is used.
+        # If the metadata can't be read, the folder's name is used.
         name = version = ""
     return name or _folder_of(distribution), version or ""
 
@@ -329,7 +329,8 @@ def _key_of(distribution: metadata.Distribution) -> str:
     folder = getattr(distribution, "_path", None)
     is_named = getattr(folder, "suffix", "") in (".dist-info", ".egg-info")
     # The folder's name needs no parsing of metadata.
-    name = _folder_of(distribution).partition("-")[0] if is_named else about(distribution)[0]
+    folder_name = _folder_of(distribution).partition("-")[0]
+    name = folder_name if is_named else name_and_version(distribution)[0]
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
@@ -339,7 +340,7 @@ def _folder_of(distribution: metadata.Distribution) -> str:
 
 
 def _provider(point: EntryPoint) -> str:
-    return " ".join(about(point.dist)).rstrip() if point.dist else point.value
+    return " ".join(name_and_version(point.dist)).rstrip() if point.dist else point.value
 
 
 def _is_readable(point: EntryPoint) -> bool:
@@ -360,7 +361,7 @@ def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=f"nlbench.{group}"):
         # A distribution may be on the path twice.
-        owner = about(point.dist)[0] if point.dist else ""
+        owner = name_and_version(point.dist)[0] if point.dist else ""
         claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
     return {name: tuple(claims[name].values()) for name in sorted(claims)}
 

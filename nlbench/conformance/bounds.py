@@ -1,4 +1,4 @@
-"""Check the declared bounds and the declared direction of a measure."""
+"""Check the declared bounds and direction of a measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .trial import SAMPLES, WIDTH, Trial, relu_network, samples, value_of
 
 
 def check_bounds(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check that values stay within the bounds for inputs of any scale and tails."""
+    """Check that values stay within the bounds for inputs of different scales and distributions."""
     inputs = {
         "tiny": 1e-6 * samples(1),
         "huge": 1e6 * samples(2),
@@ -39,6 +39,6 @@ def check_direction(trial: Trial, first: Result) -> Iterator[Check]:
         yield Check("direction", "not checked", reason)
         return
     relu, identity = value_of(first), value_of(affine)
-    is_right = relu > identity if more_means == "more nonlinear" else relu < identity
+    is_correct = relu > identity if more_means == "more nonlinear" else relu < identity
     detail = f"{relu:.6g} with ReLUs, {identity:.6g} with identities"
-    yield Check("direction", "kept" if is_right else "broken", detail)
+    yield Check("direction", "kept" if is_correct else "broken", detail)

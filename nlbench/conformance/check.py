@@ -25,5 +25,5 @@ class Check:
 
 
 def check_equal(name: str, difference: str, hint: str = "") -> Check:
-    """Return a check that is broken if there is a difference; it is shown with the hint."""
+    """Return a check that is broken if there is a difference; the hint follows in the detail."""
     return Check(name, "broken" if difference else "kept", difference and difference + hint)

@@ -14,7 +14,7 @@ from .trial import SAMPLES, WIDTH, Trial, difference, relu_network, samples, val
 
 
 def check_degenerate_inputs(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check constant activations and inputs, few samples, and inputs that are not finite."""
+    """Check constant activations, constant inputs, few samples and non-finite inputs."""
     for name, model, inputs in (
         ("constant activations", relu_network(shift=-1e3), samples()),
         ("constant inputs", relu_network(), torch.ones(SAMPLES, WIDTH)),
@@ -27,9 +27,9 @@ def check_degenerate_inputs(trial: Trial, first: Result) -> Iterator[Check]:
             yield Check(name, "not checked", f"probe {trial.measure.probe}: {detail}")
         else:
             yield Check(name, "broken" if result.status == "failed" else "kept", detail)
-    damaged = samples()
-    damaged[SAMPLES // 2, 1] = math.nan
-    result = trial.value(relu_network(), damaged)
+    non_finite = samples()
+    non_finite[SAMPLES // 2, 1] = math.nan
+    result = trial.value(relu_network(), non_finite)
     if result.status == "ok" and difference(first, result, 0.0):
         yield Check("non-finite inputs", "broken", f"ok, {value_of(result):.6g}")
     else:

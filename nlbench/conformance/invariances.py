@@ -29,7 +29,7 @@ def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
             yield Check(label, "broken" if is_claimed else "not checked", str(error))
             continue
         if pair is None:
-            reason = f"the observations of {trial.measure.probe} can't be varied like that"
+            reason = f"the observations of {trial.measure.probe} can't be varied in this way"
             yield Check(label, "not checked", reason)
             continue
         change = difference(*pair, ROUNDING_TOLERANCE)
@@ -40,7 +40,7 @@ def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
 
 
 ResultPair = tuple[Result, Result] | None
-"""Results without and with a variation; None if it doesn't apply."""
+"""Results without and with a variation; None if the variation doesn't apply."""
 
 
 def _vary_batches(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
@@ -58,26 +58,26 @@ def _vary_order(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
 def _vary_channels(
     change: Callable[[Tensor], Tensor],
 ) -> Callable[[Trial, nn.Module, Tensor], ResultPair]:
-    """Return a variation of the x and y of each observation that has both."""
+    """Return a variation that changes x and y of each observation that has both."""
 
     def vary(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
         measure, changed = trial.measure, []
         if measure.unreduced:
             return None
 
-        class Changed(measure):  # type: ignore[misc, valid-type]
+        class VariedMeasure(measure):  # type: ignore[misc, valid-type]
             name = measure.name
 
             def update(self, observation: Any) -> None:
                 x, y = getattr(observation, "x", None), getattr(observation, "y", None)
                 if isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim == y.ndim == 2:
                     changed.append(observation)
-                    # Shared results are those of the original samples.
+                    # Shared intermediate results belong to the original samples.
                     unshared = {"borrowed": None} if hasattr(observation, "borrowed") else {}
                     observation = replace(observation, x=change(x), y=change(y), **unshared)
                 super().update(observation)
 
-        result = trial.value(model, inputs, measure=Changed)
+        result = trial.value(model, inputs, measure=VariedMeasure)
         return (trial.value(model, inputs), result) if changed else None
 
     return vary

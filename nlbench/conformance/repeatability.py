@@ -16,11 +16,11 @@ from .trial import SAMPLES, Trial, difference, relu_network, samples
 
 def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     """Check a second run, a second instance, and an instance after `reset`."""
-    again = trial.value(relu_network(), samples())
-    yield check_equal("repeatable", difference(first, again, 0.0))
+    repeated = trial.value(relu_network(), samples())
+    yield check_equal("repeatable", difference(first, repeated, 0.0))
     results: dict[str, Result] = {}
-    watched = _with_two_more_instances(trial.measure, results)
-    value = trial.value(relu_network(), samples(), measure=watched)
+    measure = _with_two_more_instances(trial.measure, results)
+    value = trial.value(relu_network(), samples(), measure=measure)
     second, used = results.get("second", value), results.get("used", value)
     yield check_equal(
         "two instances",
@@ -32,14 +32,14 @@ def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
         difference(value, used, 0.0),
         "; the instance measured something before: reset() keeps some of its state",
     )
-    changed = "update() changes its observation, which is a copy only in a run"
+    changed = "update() changes its observation, which only a run copies"
     yield check_equal("observations unchanged", changed if "changed" in results else "")
 
 
 def _with_two_more_instances(measure: type[Measure], results: dict[str, Result]) -> type[Measure]:
-    """Return a measure that feeds two more instances, one of them used and reset before."""
+    """Return a measure that updates two more instances, one of which was used and reset before."""
 
-    class Watched(measure):  # type: ignore[misc, valid-type]
+    class InstanceTrio(measure):  # type: ignore[misc, valid-type]
         name = measure.name
 
         def reset(self) -> None:
@@ -68,17 +68,17 @@ def _with_two_more_instances(measure: type[Measure], results: dict[str, Result])
             result: Result = super().compute()
             return result
 
-    return Watched
+    return InstanceTrio
 
 
 def _copies(observation: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return copies of an observation's tensors, each with its tensor."""
+    """Return each tensor of an observation, with a copy before it."""
     values = getattr(observation, "__dict__", {}).values()
     return [(value.clone(), value) for value in values if isinstance(value, Tensor)]
 
 
 def check_site_order(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check the declaration that sites are independent, as threads that share them require."""
+    """Check that sites are independent if the measure declares it; threads rely on that."""
     if not trial.measure.independent_sites:
         return
     size = SAMPLES // 4

@@ -1,4 +1,4 @@
-"""All checks of a measure."""
+"""Run all checks on a measure."""
 
 from __future__ import annotations
 

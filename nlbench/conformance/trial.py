@@ -1,4 +1,4 @@
-"""Small networks and samples to check a measure on."""
+"""Small networks and samples for checking a measure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nlbench.subjects.subject import Subject
 SAMPLES, WIDTH, CLASSES = 48, 6, 3
 
 ROUNDING_TOLERANCE = 1e-7
-"""Tolerance for equal values in the same arithmetic, relative to the value or to 1."""
+"""Relative tolerance, absolute below 1, for values computed in the same dtype."""
 
 FLOAT32_TOLERANCE = 1e-3
-"""Tolerance for values of a network in float32 and in another type or on another device."""
+"""Tolerance for values in float32 and in another dtype or on another device."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def _measure(
 ) -> Result:
     """Measure a network as `nlbench.evaluate` does, without a record."""
     resolved = resolve_settings([measure], settings, inputs=inputs)
-    # The labels are a network's own predictions, as if it had learnt its task: with random labels
-    # the loss would have no direction.
+    # The labels are a network's own predictions, as after training. With random labels, a change
+    # of the loss would mean nothing.
     labels = relu_network()(inputs.float().cpu()).argmax(1)
     facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
     with exact_arithmetic():
@@ -88,9 +88,9 @@ def samples(seed: int = 0, n: int = SAMPLES) -> Tensor:
 
 
 def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
-    """Build a network of two layers of ReLUs, with the same weights at each call.
+    """Build a network with two ReLU layers and the same weights at each call.
 
-    The ReLUs have a slope for negative inputs; `shift` is added to the biases.
+    `slope` is the slope of its activations for negative inputs; `shift` is added to the biases.
     """
     generator = torch.Generator().manual_seed(1)
     widths = (WIDTH, 12, 8, CLASSES)

@@ -16,7 +16,7 @@ import torch
 
 from nlbench.errors import RequestError
 from nlbench.introspection.precision import float32_precision
-from nlbench.registry import about, installed, version_of
+from nlbench.registry import installed, name_and_version, version_of
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,10 @@ _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn"
 
 def _plugins() -> dict[str, str]:
     """Return the versions of distributions that register anything with nlbench."""
-    owners = dict(about(point.dist) for point in installed()[0] if point.dist is not None)
-    owners.pop("nlbench", None)
-    return dict(sorted(owners.items()))
+    distributions = (point.dist for point in installed()[0] if point.dist is not None)
+    versions = dict(map(name_and_version, distributions))
+    versions.pop("nlbench", None)
+    return dict(sorted(versions.items()))
 
 
 def _processor() -> str:

@@ -23,7 +23,7 @@ from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.precision import without_autocast
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state
 from nlbench.measure import Measure, Result, Value
-from nlbench.measure.contract import sound_result
+from nlbench.measure.contract import validated_result
 from nlbench.options import OptionValue
 from nlbench.plugin_loading import load_probe
 from nlbench.probes import OnStep, ProbeOptions, Resources
@@ -94,7 +94,7 @@ class _Feed:
     def compute(self) -> Result:
         """Return the measure's result, or its failure."""
         result = self.failure or self._guard(
-            lambda: sound_result(self._measure.compute(), self._bounds)
+            lambda: validated_result(self._measure.compute(), self._bounds)
         )
         return self.failure or result
 

@@ -49,7 +49,7 @@ class Measure(ABC):
     options : mapping of str to Option
         Declared options. ``self.settings`` holds the resolved values.
     source : Source
-        Or only the citation, as a string.
+        Reference of the definition; a string is its citation.
     invariant_to : tuple of str
         Keys of `INVARIANCES` that hold with default options; ``nlbench check-measure`` tests
         them.
@@ -109,7 +109,7 @@ class Measure(ABC):
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
-        """Return the number of token rows of a batch to draw under resolved options; None: all."""
+        """Return how many token rows of a batch to draw under resolved options; None for all."""
         return None
 
     def reset(self) -> None:  # noqa: B027 (a measure without state needs none)

@@ -26,24 +26,24 @@ from .result import Result, Status, Value
 from .torchmetrics_adapter import metric_measure
 
 BOUNDS_TOLERANCE = 1e-9
-"""Rounding allowed beyond the bounds of a result, relative to them or to 1."""
+"""Relative tolerance of a result's bounds, absolute below 1."""
 
 
-def as_measure(given: object, name: str | None = None) -> type[Measure]:
+def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
     """Convert a registered or passed object to a measure, and validate its declaration.
 
     Parameters
     ----------
-    given : object
+    candidate : object
         A class derived from `Measure`; or a torchmetrics metric, its class, or a function
         without parameters that returns one.
     name : str, optional
-        Its registered name; by default its own.
+        Registered name; by default that of the object itself.
 
     Raises
     ------
     nlbench.PluginError
-        If it is not a measure, or its declaration is invalid; the message has the fix.
+        If it is not a measure, or its declaration is invalid; the message suggests a fix.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def as_measure(given: object, name: str | None = None) -> type[Measure]:
     Traceback (most recent call last):
     nlbench.errors.PluginError: measure 'cosine' is a plain function; put @nlbench.site_measure...
     """
-    measure = _measure_of(given, name)
+    measure = _measure_of(candidate, name)
     label = f"measure '{name or measure.name}'"
     if name is not None and measure.name != name:
         raise PluginError(
@@ -65,23 +65,23 @@ def as_measure(given: object, name: str | None = None) -> type[Measure]:
     return measure
 
 
-def _measure_of(given: object, name: str | None) -> type[Measure]:
-    label = f"measure '{name or _name_of(given)}'"
-    if isinstance(given, type) and issubclass(given, Measure):
-        return given
-    if isinstance(given, Measure):
-        kind = type(given).__name__
+def _measure_of(candidate: object, name: str | None) -> type[Measure]:
+    label = f"measure '{name or _name_of(candidate)}'"
+    if isinstance(candidate, type) and issubclass(candidate, Measure):
+        return candidate
+    if isinstance(candidate, Measure):
+        kind = type(candidate).__name__
         raise PluginError(f"{label} is an instance of {kind}; pass the class {kind}")
-    if _is_metric(given):
-        return _of_metric(given, name, label)
-    if inspect.isfunction(given):
+    if _is_metric(candidate):
+        return _of_metric(candidate, name, label)
+    if inspect.isfunction(candidate):
         try:
-            inspect.signature(given).bind()
+            inspect.signature(candidate).bind()
         except TypeError:
             raise PluginError(
                 f"{label} is a plain function; put @nlbench.site_measure(...) above it"
             ) from None
-        returned = _call(given, label)
+        returned = _call(candidate, label)
         if _is_metric(returned):
             return _of_metric(returned, name, label)
         raise PluginError(
@@ -89,29 +89,29 @@ def _measure_of(given: object, name: str | None) -> type[Measure]:
             "expected a torchmetrics.Metric"
         )
     raise PluginError(
-        f"{label} is {_text(given)}; expected a class derived from nlbench.Measure, a function "
+        f"{label} is {_text(candidate)}; expected a class derived from nlbench.Measure, a function "
         "decorated with @nlbench.site_measure(...), or a torchmetrics.Metric"
     )
 
 
-def _name_of(given: object) -> str:
-    return str(getattr(given, "name", "") or getattr(given, "__name__", "") or _text(given))
+def _name_of(value: object) -> str:
+    return str(getattr(value, "name", "") or getattr(value, "__name__", "") or _text(value))
 
 
-def _text(given: object) -> str:
-    return one_line(repr(given), 60)
+def _text(value: object) -> str:
+    return one_line(repr(value), 60)
 
 
-def _is_metric(given: object) -> bool:
-    """Return True for a torchmetrics metric or a class of them."""
-    # An object of torchmetrics exists only if it was imported.
+def _is_metric(value: object) -> bool:
+    """Return True for a torchmetrics metric or a metric class."""
+    # If torchmetrics has not been imported, there can be no metric.
     torchmetrics = sys.modules.get("torchmetrics")
     metric: Any = getattr(torchmetrics, "Metric", ())
-    return isinstance(given, metric) or (isinstance(given, type) and issubclass(given, metric))
+    return isinstance(value, metric) or (isinstance(value, type) and issubclass(value, metric))
 
 
-def _of_metric(given: Any, name: str | None, label: str) -> type[Measure]:
-    return metric_measure(_call(given, label) if isinstance(given, type) else given, name)
+def _of_metric(metric: Any, name: str | None, label: str) -> type[Measure]:
+    return metric_measure(_call(metric, label) if isinstance(metric, type) else metric, name)
 
 
 def _call(make: Callable[[], Any], label: str) -> Any:
@@ -199,66 +199,66 @@ def _attribute_problem(measure: type[Measure]) -> str:
     return ""
 
 
-def _are_bounds(given: object) -> bool:
-    if not isinstance(given, tuple) or len(given) != 2:
+def _are_bounds(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
         return False
-    low, high = given
-    return all(isinstance(n, int | float) for n in given) and bool(low <= high)
+    low, high = value
+    return all(isinstance(n, int | float) for n in value) and bool(low <= high)
 
 
-def _are_options(given: object) -> bool:
-    return isinstance(given, Mapping) and all(isinstance(o, Option) for o in given.values())
+def _are_options(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(o, Option) for o in value.values())
 
 
-def _are_functions(given: object) -> bool:
-    return isinstance(given, Mapping) and all(callable(function) for function in given.values())
+def _are_functions(value: object) -> bool:
+    return isinstance(value, Mapping) and all(callable(function) for function in value.values())
 
 
 _ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "probe": (
-        lambda given: isinstance(given, str),
+        lambda value: isinstance(value, str),
         'a name: `probe = "sites"`, or another of `nlbench list probes`',
     ),
     "bounds": (_are_bounds, "two numbers, the smaller first: `bounds = (0.0, 1.0)`"),
     "more_means": (
-        lambda given: given in get_args(MoreMeans),
+        lambda value: value in get_args(MoreMeans),
         "one of " + ", ".join(f"'{word}'" for word in get_args(MoreMeans)),
     ),
-    "version": (lambda given: isinstance(given, str), 'a string: `version = "1"`'),
+    "version": (lambda value: isinstance(value, str), 'a string: `version = "1"`'),
     "options": (_are_options, "a mapping of names to nlbench.Option"),
-    "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a string"),
+    "source": (lambda value: isinstance(value, Source), "an nlbench.Source or a string"),
     "invariant_to": (
-        lambda given: isinstance(given, tuple) and set(given) <= set(INVARIANCES),
+        lambda value: isinstance(value, tuple) and set(value) <= set(INVARIANCES),
         "a tuple of some of " + ", ".join(f"'{word}'" for word in INVARIANCES),
     ),
     "unreduced": (_are_functions, "a mapping of names to functions of a tensor"),
-    "independent_sites": (lambda given: isinstance(given, bool), "True or False"),
+    "independent_sites": (lambda value: isinstance(value, bool), "True or False"),
 }
 
 
-def sound_result(given: object, bounds: tuple[float, float]) -> Result:
-    """Return the value of a measure's ``compute`` if it is a result that can be recorded.
+def validated_result(returned: object, bounds: tuple[float, float]) -> Result:
+    """Validate the return value of a measure's ``compute``, and return it.
 
     Raises
     ------
     nlbench.PluginError, nlbench.NotFinite, TypeError, ValueError
-        If it is not, or is out of bounds.
+        If it is not a result, can't be recorded, or is out of bounds.
 
     Examples
     --------
-    >>> sound_result(Result.of({"relu": 7.0}), (-1.0, 1.0))
+    >>> validated_result(Result.of({"relu": 7.0}), (-1.0, 1.0))
     Traceback (most recent call last):
     nlbench.errors.PluginError: relu: 7 is out of the declared bounds -1 to 1
     """
-    if not isinstance(given, Result):
+    if not isinstance(returned, Result):
         raise PluginError(
-            f"compute() returned a {type(given).__name__}, expected an nlbench.Result; return "
+            f"compute() returned a {type(returned).__name__}, expected an nlbench.Result; return "
             "nlbench.Result.of({place: number})"
         )
-    if not all(map(math.isfinite, given.numbers.values())):
+    if not all(map(math.isfinite, returned.numbers.values())):
         raise NotFinite("the summary is not finite")
-    whole = Value("", given.summary, status=given.status, reason=given.reason)
-    for value in (*given.values, whole):
+    summary = Value("", returned.summary, status=returned.status, reason=returned.reason)
+    for value in (*returned.values, summary):
         if value.status not in get_args(Status):
             raise PluginError(
                 f"unknown status '{value.status}'{nearest(str(value.status), get_args(Status))}"
@@ -266,13 +266,13 @@ def sound_result(given: object, bounds: tuple[float, float]) -> Result:
         if value.status != "ok" and not value.reason:
             raise PluginError(f"status '{value.status}' without a reason")
         _check_bounds(value, bounds)
-    if given.status == "ok" and "value" not in given.summary:
+    if returned.status == "ok" and "value" not in returned.summary:
         raise PluginError("the summary has no 'value'")
-    places = [value.place for value in given.values]
+    places = [value.place for value in returned.values]
     if "" in places or len(set(places)) < len(places):
         raise PluginError("places must have distinct names")
-    json.dumps(asdict(given), allow_nan=False)
-    return given
+    json.dumps(asdict(returned), allow_nan=False)
+    return returned
 
 
 def _check_bounds(value: Value, bounds: tuple[float, float]) -> None:
@@ -280,11 +280,11 @@ def _check_bounds(value: Value, bounds: tuple[float, float]) -> None:
     if number is None:
         return
     low, high = bounds
-    if low - _rounding(low) <= number <= high + _rounding(high):
+    if low - _tolerance(low) <= number <= high + _tolerance(high):
         return
     where = f"{value.place}: " if value.place else "the summary: "
     raise PluginError(f"{where}{number:.7g} is out of the declared bounds {low:g} to {high:g}")
 
 
-def _rounding(bound: float) -> float:
+def _tolerance(bound: float) -> float:
     return 0.0 if math.isinf(bound) else BOUNDS_TOLERANCE * max(1.0, abs(bound))

@@ -1,4 +1,4 @@
-"""Site measures made from an accumulator or from a function of input and output."""
+"""Site measures defined by an accumulator or by a function of input and output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nlbench.probes.sites import SiteBatch
 
 ROW_LIMIT = 1024
-"""Token rows of a batch that are drawn for a function of all of them."""
+"""Maximum number of token rows of a batch that a function receives."""
 
 
 class Accumulator(ABC):
@@ -53,9 +53,9 @@ class Accumulator(ABC):
 
 
 class PooledMeasure(Measure):
-    """A site measure with one value per site for all batches together.
+    """A site measure that pools all batches of a site into one value.
 
-    A subclass creates the accumulator of one site.
+    A subclass implements `accumulator`.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class PooledMeasure(Measure):
         """Clear the state of all sites."""
         self._accumulators: dict[str, Accumulator] = {}
         self._counts: dict[str, int] = {}
-        # Rows of places where they are tokens.
+        # Numbers of token rows, for places whose rows are tokens.
         self._rows: dict[str, int] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
 
@@ -136,7 +136,7 @@ class PooledMeasure(Measure):
 
 
 class FunctionMeasure(PooledMeasure):
-    """A site measure made from a function of ``(x, y)``; see `site_measure`.
+    """A site measure defined by a function of ``(x, y)``; see `site_measure`.
 
     The function is called for each batch of each site. The value of a site is the mean over
     batches; ``std`` is their standard deviation.
@@ -150,7 +150,7 @@ class FunctionMeasure(PooledMeasure):
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
-        """Return the number of token rows of a batch to draw: functions may need all pairs."""
+        """Return `ROW_LIMIT`, since a function may compare all pairs of rows."""
         return ROW_LIMIT
 
     def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
@@ -166,10 +166,10 @@ class FunctionMeasure(PooledMeasure):
         size = size() if callable(size) else size
         kind = type(returned).__name__
         if returned is None or size != 1:
-            what = "None" if returned is None else f"a {kind} of {size} numbers"
+            text = "None" if returned is None else f"a {kind} of {size} numbers"
             fix = "end it with `return`" if returned is None else "return its mean()"
             raise PluginError(
-                f"measure '{self.name}': the function returned {what}, expected one number; {fix}"
+                f"measure '{self.name}': the function returned {text}, expected one number; {fix}"
             )
         try:
             return float(returned)  # type: ignore[arg-type]

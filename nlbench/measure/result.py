@@ -20,7 +20,7 @@ MIN_DEFINED_SHARE = 0.5
 """Share of places that must have a value before a result has a summary."""
 
 Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
-"""Components of statistics, by statistic: in order, or by name."""
+"""Components of each statistic, in order or by name."""
 
 
 def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
@@ -135,7 +135,7 @@ class Result:
         Number of samples (sites) or segments (lines).
     status : {"ok", "undefined", "skipped", "failed"}
     reason : str
-        One line: why there is no value. Empty or a remark when ``ok``.
+        Why there is no value, in one line; empty or a remark if the status is ``ok``.
     notes : mapping
         How the number was computed, such as the method.
     parts : mapping of str to sequence, or to mapping of str, of floats
@@ -162,7 +162,7 @@ class Result:
 
     @property
     def places(self) -> tuple[int, int]:
-        """Number of places with a value, and of all places.
+        """Number of places with a value, and number of all places.
 
         Examples
         --------

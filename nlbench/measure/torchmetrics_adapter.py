@@ -29,12 +29,12 @@ def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
 
     Each site has its own metric, updated with every batch as ``metric.update(x, y)``: the
     input is torchmetrics' ``preds``, the output its ``target``. Both are converted to float64.
-    A metric of one output (``num_outputs`` of 1) that refuses a matrix is computed per column,
-    and the value is their mean. Columns whose metric is NaN, such as constant ones, are left
-    out and counted in the remark.
+    A metric with ``num_outputs=1`` that rejects a matrix is computed per column, and the value
+    is the mean over columns. Columns whose metric is NaN, such as constant ones, are left out
+    and counted in the remark.
 
-    No bounds are declared, since torchmetrics' are limits of a plot, and no direction, since
-    similarity of input and output is not linearity.
+    No bounds are declared, since those of torchmetrics are only plot limits, and no direction,
+    since a similarity of input and output is not linearity.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ def _metric_version(metric: Any) -> str:
     """Return torchmetrics' version and the metric's configuration."""
     import torchmetrics
 
-    class Bare(torchmetrics.Metric):
+    class EmptyMetric(torchmetrics.Metric):
         def update(self) -> None: ...
         def compute(self) -> None: ...
 
-    known = {*vars(Bare()), *metric._defaults}
+    known = {*vars(EmptyMetric()), *metric._defaults}
     plain = (bool, int, float, str, type(None), tuple)
     settings = [
         f", {name}={value!r}"
@@ -82,7 +82,7 @@ def _metric_version(metric: Any) -> str:
 
 
 class _SiteMetric(Accumulator):
-    """The metric of one site: one for all columns, or one per column."""
+    """The metric of one site: one instance for all columns, or one per column."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -123,7 +123,7 @@ class _SiteMetric(Accumulator):
         return type(self._metric).__name__
 
     def statistics(self) -> Mapping[str, float]:
-        """Return the metric, or the mean of its numbers if there are several."""
+        """Return the metric's value, or the mean if there are several."""
         import torch
 
         try:

@@ -1,4 +1,4 @@
 """Serialization: atomic files, dataclasses as JSON, and hashes.
 
-`hashing` has the hashes of requests, which name cells, and of checkpoints, weights and samples.
+`hashing` computes the hashes of requests, checkpoints, weights and samples.
 """

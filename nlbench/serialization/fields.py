@@ -15,18 +15,18 @@ T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 
 _EXTRA, _SHARED = "extra", "shared"
-_MAX_SHARED = 256  # objects of one field
+_MAX_SHARED = 256  # distinct values of one field
 
 SHARED: Mapping[str, bool] = {_SHARED: True}
-"""Metadata of a field whose equal values are read as one object.
+"""Metadata of a field whose equal values become one object when they are read.
 
-Thousands of records repeat their machine and their measure; a copy of each in every record would
-take most of the time and memory of reading them.
+Thousands of records have the same machine and measure. Separate objects for them would take most
+of the time and memory of reading the records.
 """
 
 
 def extra_fields() -> Any:
-    """Create the field that holds the unknown entries of a read object."""
+    """Create a field for the unknown entries of an object that is read."""
     return field(default_factory=dict, metadata={_EXTRA: True})
 
 
@@ -77,7 +77,7 @@ def from_plain(kind: type[T], content: object, label: str) -> T:
     Raises
     ------
     ValueError
-        Naming the field that is missing, unknown or of the wrong type.
+        If a field is missing, unknown or of the wrong type; the message names it.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def _reader(annotation: Any) -> Reader:
 
 
 def _json_type(annotation: Any) -> type:
-    """Return the JSON type of an annotated one."""
+    """Return the JSON type that corresponds to an annotation."""
     origin = get_origin(annotation) or annotation
     if is_dataclass(origin) or is_typeddict(origin) or origin is Mapping:
         return dict
@@ -167,7 +167,7 @@ def _union_reader(kinds: Sequence[Any]) -> Reader:
 
 
 def _read_scalar(plain: Any, value: Any, where: str) -> Any:
-    is_exact = type(value) is plain and plain is not int  # most values, at a third of the time
+    is_exact = type(value) is plain and plain is not int  # a fast path for most values
     return value if is_exact else _check_type(value, plain, where)
 
 

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and safe reading of untrusted ones."""
+"""Write files atomically, and read untrusted ones safely."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nlbench.errors import RequestError, one_line, system_text
 _PART = re.compile(r"\..+\.\w+\.part")
 
 MAX_JSON_DEPTH = 32
-"""Levels of nesting in a JSON file; nlbench's own have about six."""
+"""Maximum nesting of a JSON file; nlbench's own have about six levels."""
 
 MAX_TEXT_BYTES = 2**30
-"""Size of the largest text file that is read: above the manifest of a million subjects."""
+"""Maximum size of a text file; the manifest of a million subjects is smaller."""
 
 
 def check_is_file(path: Path, max_bytes: int | None = None) -> None:
@@ -118,12 +118,12 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     )
     try:
         content = json.loads(text, parse_int=_parse_int, **parsers)
-        # Most records have fewer objects and lists than that.
+        # Few brackets can't nest deeply, which spares most records the search.
         brackets = text.count("[") + text.count("{")
         if brackets > MAX_JSON_DEPTH and not _is_within_depth(content, MAX_JSON_DEPTH):
             raise ValueError(f"nested in more than {MAX_JSON_DEPTH} levels")
         if "\\u" in text:
-            # Lone surrogates can be escaped in JSON but not encoded.
+            # JSON can escape lone surrogates, but UTF-8 can't encode them.
             json.dumps(content, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise RequestError(f"{origin} is damaged: nested too deeply") from None
@@ -172,7 +172,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     try:
         data = content.encode("utf-8") if isinstance(content, str) else content
         part = path.parent / f".{path.name[:40]}.{os.urandom(8).hex()}.part"
-        # The umask applies, unlike to files of tempfile.
+        # Unlike a file of tempfile, it gets the default permissions.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -206,7 +206,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of killed processes; requires that no other process writes."""
+    """Remove unfinished files of killed processes; no other process may be writing."""
     for entry in list(folder.iterdir()):
         if is_part(entry):
             with contextlib.suppress(OSError):
@@ -219,7 +219,7 @@ def is_part(path: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the entry of a new file; not every system can open a folder."""
+    """Flush a folder's entries to the disk, on systems that can open a folder."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def content_key(content: Mapping[str, Any]) -> str:
-    """Compute the key of JSON content, independent of the order of its keys.
+    """Compute a hash of JSON content that doesn't depend on the order of its keys.
 
     Examples
     --------

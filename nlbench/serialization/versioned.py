@@ -1,4 +1,4 @@
-"""JSON files with a format version."""
+"""JSON files with a format version and a checksum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKSUM = "checksum"
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
-    """Serialize the content of a file; with `finite`, NaN and infinities are refused."""
+    """Serialize the content of a file; with `finite`, raise for NaN and infinities."""
     versioned = {"format": FORMAT, **content}
     return json.dumps(versioned, indent=1, allow_nan=not finite, default=_plain) + "\n"
 
@@ -31,7 +31,7 @@ def _plain(value: object) -> object:
 
 
 def parse_versioned(text: str, origin: str, *, finite: bool = True) -> dict[str, Any]:
-    """Parse the text of a file, after validating its format version."""
+    """Parse the text of a file and validate its format version."""
     content = parse_json(text, origin, finite=finite)
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise RequestError(f"{origin} was not written by nlbench")
@@ -44,7 +44,7 @@ def parse_versioned(text: str, origin: str, *, finite: bool = True) -> dict[str,
 
 
 def add_checksum(text: str) -> str:
-    """Add the checksum of the text of an object as its last entry.
+    """Append a checksum to the text of a JSON object, as its last entry.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def add_checksum(text: str) -> str:
 
 
 def check_checksum(content: Mapping[str, Any], text: str, origin: str) -> dict[str, Any]:
-    """Return the content of a text without its checksum, which must match if there is one."""
+    """Verify the checksum of a text, if it has one, and return the content without it."""
     body = text.rpartition(f',\n "{_CHECKSUM}": ')[0]
     if content.get(_CHECKSUM, _checksum_of(body)) != _checksum_of(body):
         raise RequestError(f"{origin} is damaged: its content does not match its checksum")

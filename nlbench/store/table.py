@@ -40,8 +40,8 @@ def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
 
 def _rows(record: Record) -> Iterator[tuple[object, ...]]:
     identity, result = record.identity, record.result
-    whole = Value("", result.summary, result.n, result.status, result.reason, result.parts)
-    for value in (whole, *result.values):
+    summary = Value("", result.summary, result.n, result.status, result.reason, result.parts)
+    for value in (summary, *result.values):
         numbers = value.numbers or {"value": math.nan}
         for statistic, number in numbers.items():
             yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measure.contract import sound_result
+from nlbench.measure.contract import validated_result
 from nlbench.measures.affinity import Affinity, affinity_score
 from nlbench.measures.cka import CKA, linear_cka, rbf_cka
 from nlbench.measures.entropy import Entropy
@@ -61,7 +61,7 @@ def test_a_reading_has_a_finite_value_or_a_reason(name, data):
     (value,) = result.values
     if value.status == "ok":
         measure = MEASURES[name]
-        assert sound_result(result, measure.bounds_of(measure.settings)) is result
+        assert validated_result(result, measure.bounds_of(measure.settings)) is result
     else:
         assert value.status in ("undefined", "failed")
         assert value.reason

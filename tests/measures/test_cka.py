@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.measure.contract import sound_result
+from nlbench.measure.contract import validated_result
 from nlbench.measures import cka
 from nlbench.measures.cka import CKA, linear_cka
 
@@ -38,7 +38,7 @@ def test_independent_samples_are_within_the_bounds():
     for options in ({}, {"debiased": True}, {"kernel": "rbf"}):
         measure = CKA(**options)
         result = read(measure, [(normal(0, 60, 2), normal(1, 60, 3))])
-        assert sound_result(result, measure.bounds_of(measure.settings)) is result
+        assert validated_result(result, measure.bounds_of(measure.settings)) is result
 
 
 def u_hsic(x, y):

@@ -6,7 +6,7 @@ import torch
 import nlbench
 from nlbench.errors import PluginError
 from nlbench.measure import Measure, PooledMeasure, Result, Value, site_measure
-from nlbench.measure.contract import as_measure, sound_result
+from nlbench.measure.contract import as_measure, validated_result
 from nlbench.options import Option
 
 
@@ -170,17 +170,17 @@ def test_every_registered_measure_is_sound():
 def test_a_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
     result = Result.of({"a": 0.0, "b": number})
     if is_sound:
-        assert sound_result(result, (-1.0, 1.0)) is result
+        assert validated_result(result, (-1.0, 1.0)) is result
         return
     with pytest.raises(PluginError, match=r"b: .* is out of the declared bounds -1 to 1"):
-        sound_result(result, (-1.0, 1.0))
-    assert sound_result(result, (-float("inf"), float("inf"))) is result
+        validated_result(result, (-1.0, 1.0))
+    assert validated_result(result, (-float("inf"), float("inf"))) is result
 
 
 def test_a_summary_beyond_the_bounds_is_no_result_where_every_place_keeps_them():
     result = Result({"value": 2.0}, (Value("a", {"value": 1.0}),))
     with pytest.raises(PluginError, match="the summary: 2 is out of the declared bounds 0 to 1"):
-        sound_result(result, (0.0, 1.0))
+        validated_result(result, (0.0, 1.0))
 
 
 def test_a_measure_beyond_its_bounds_fails_alone():
