@@ -26,7 +26,7 @@ class SubjectPlan:
     impossible : str
         Why it can't be measured; else empty.
     weights : str
-        Hash of their file, or ``init``; empty if unknown.
+        Identity of the weights, as in `WeightsChoice.identity`; empty if unknown.
     files : str
         Fingerprint of the dataset's files; empty if it has none.
     """
@@ -41,8 +41,8 @@ class SubjectPlan:
     def changed_files(self, planned_on: str) -> str:
         """Describe which files have changed since the run was planned; empty if none has.
 
-        Another machine's copy of the data may have other modification times than that of the
-        machine that the run was planned on, so its fingerprint is not compared.
+        On another machine than `planned_on`, the dataset's fingerprint is not compared, since a
+        copy of the files may have other modification times.
         """
         spec, changed = self.spec, ""
         if self.weights and choose_weights(spec).identity != self.weights:

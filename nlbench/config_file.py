@@ -15,7 +15,7 @@ MAX_BYTES = 2**20
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a configuration file: its values, by field of the dataclasses of `nlbench.request`.
+    """Read a configuration file and return its values by field of `nlbench.request`.
 
     Its keys are the flags of ``nlbench run``: ``measures``, ``models`` (or ``model``), ``data``,
     ``weights``, ``seeds``, ``samples``, …; a table ``set`` holds options, as

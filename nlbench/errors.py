@@ -60,7 +60,7 @@ def one_line(text: object, limit: int = 2000) -> str:
     r"""Convert untrusted text to one line of at most `limit` characters.
 
     Control characters are removed: terminals execute escape sequences, and direction marks
-    reverse the text behind them.
+    reverse the text after them.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def one_line(text: object, limit: int = 2000) -> str:
     'two lines [31mred'
     """
     words = without_controls(" ".join(str(text)[: 4 * limit].split()))
-    plain = " ".join(words.split())  # again, for words of control characters alone
+    plain = " ".join(words.split())  # again, since words of control characters are now empty
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
@@ -155,7 +155,7 @@ def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     "; did you mean 'affinity'?"
     """
     valid = sorted(names)
-    # The comparison takes the product of both lengths.
+    # The time of the comparison grows with the product of both lengths.
     close = difflib.get_close_matches(name[:200], valid, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{prefix}{close[0]}'?"

@@ -91,8 +91,8 @@ def evaluate(
 
     Notes
     -----
-    The random numbers of a measure are seeded with the record's key, and thus by the samples. The
-    samples of a loader are unknown before its end: its first ones are used for the seed.
+    A measure's random numbers are seeded with the record's key, which depends on the samples. For
+    a loader, whose samples are unknown before its end, the seed depends on its first samples.
 
     Examples
     --------
@@ -112,14 +112,14 @@ def evaluate(
     if len(model) > 1 and iter(inputs) is inputs:
         raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
     runs = [
-        _evaluate(one, inputs, measures, labels, settings, name, progress, str(weights))
-        for weights, one in model.items()
+        _evaluate(network, inputs, measures, labels, settings, name, progress, str(weights))
+        for weights, network in model.items()
     ]
     return combine(runs)
 
 
 def combine(runs: Sequence[Run]) -> Run:
-    """Return one run with the records of several evaluations."""
+    """Combine the records of several evaluations in one run."""
     records = [record for run in runs for record in run.records]
     seconds = round(sum(float(run.manifest["seconds"]) for run in runs), 3)
     manifest = replace(Manifest.from_dict(runs[0].manifest), seconds=seconds)
@@ -141,8 +141,8 @@ def _evaluate(
     loaded = _load_measures(measures, monitor)
     settings = dict(settings or {})
     probe_options = resolve_settings(loaded, settings).probes.items()
-    held = max(load_probe(name).stored_samples(options) for name, options in probe_options)
-    samples = _read_samples(model, inputs, labels, held)
+    stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
+    samples = _read_samples(model, inputs, labels, stored)
     stream = samples.stream
     resolved = resolve_settings(loaded, settings, inputs=samples.inputs)
     for probe, options in resolved.probes.items():
@@ -175,7 +175,7 @@ def _evaluate(
     count = count if stream is None else stream.known_length or count
     steps = (load_probe(p).steps(count, options) for p, options in resolved.probes.items())
     monitor.begin(sum(steps))
-    # In the caller's inference mode copies of the model would have no derivative.
+    # In the caller's inference mode, copies of the model would have no gradients.
     with (
         torch.inference_mode(False),
         exact_arithmetic(),
@@ -225,7 +225,7 @@ def _load_measures(
 
 
 class _Samples(NamedTuple):
-    """All samples or the first of a stream, with the arguments of the model's call."""
+    """All samples, or the first of a stream, with the layout of the model's arguments."""
 
     inputs: Tensor
     labels: Tensor | None
@@ -234,11 +234,11 @@ class _Samples(NamedTuple):
 
 
 def _read_samples(
-    model: nn.Module, inputs: object, labels: Tensor | bool | str | None, held: int
+    model: nn.Module, inputs: object, labels: Tensor | bool | str | None, stored: int
 ) -> _Samples:
     label_place = None if isinstance(labels, Tensor) else labels
     if is_batch(inputs):
-        # Samples in memory are one batch of arguments; a pair is not inputs with labels.
+        # Samples in memory are one batch of arguments; a pair is two arguments, without labels.
         reader = BatchReader(model, label_place or False)
         tensor, read_labels = reader.read(inputs)
         if len(tensor) == 0:
@@ -252,8 +252,8 @@ def _read_samples(
             read_labels = labels
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
-    is_other = isinstance(inputs, TorchDataset | str | bytes) or hasattr(inputs, "__array__")
-    if is_other or not isinstance(inputs, Iterable):
+    is_invalid = isinstance(inputs, TorchDataset | str | bytes) or hasattr(inputs, "__array__")
+    if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)
     if isinstance(labels, Tensor):
         raise RequestError(
@@ -261,5 +261,5 @@ def _read_samples(
             "if they are the last element of a batch"
         )
     stream = Batches(inputs, BatchReader(model, label_place))
-    first = stream.head(held)
+    first = stream.head(stored)
     return _Samples(first, stream.head_labels(len(first)), stream, stream.arguments)

@@ -15,14 +15,14 @@ from nlbench.options import Settings
 from nlbench.store.run import Run
 
 TIME_SHARE = 0.05
-"""Share of training time that measuring takes with the default spacing."""
+"""Maximum share of the time that measuring takes with the default spacing."""
 
 
 class Monitor:
     """Measure a model at intervals of its training loop.
 
     The model's weights, mode and gradients and the random state stay unchanged, so training
-    proceeds as without the monitor.
+    is not affected.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Monitor:
         self._next_time = 0.0
 
     def step(self) -> Run | None:
-        """Count a training step, and measure and return it if a measurement is due."""
+        """Count a training step; if a measurement is due, measure the model and return the run."""
         self.steps += 1
         if self._every is not None:
             return self.measure() if self.steps % self._every == 0 else None

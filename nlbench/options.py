@@ -55,15 +55,15 @@ class Option:
         ``boolean``, ``integer``, ``number`` or ``text``, by default as the default; or ``size``
         (bytes), ``names``, ``paths``, ``seeds`` or ``settings``.
     names : tuple of str
-        Spellings as a flag and in a file; messages use the first.
+        Spellings as a flag and as a key of a file; messages use the first.
     default_text : str
         The default in ``--help``.
     group : str
-        Group of the registry that its names belong to.
+        Group of the registry that has the valid names.
     above_minimum : bool
-        True if `minimum` itself is out of bounds.
+        True if `minimum` itself is excluded.
     required_text : str
-        What is expected, if an empty string is refused.
+        Text for the expected value in the error for an empty string; if empty, none is raised.
 
     Examples
     --------

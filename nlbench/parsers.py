@@ -31,7 +31,7 @@ def parse_integer(text: str) -> int:
     text = text.strip()
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdecimal():
-        # Python limits the number of digits it parses; no bound has as many as this.
+        # Python limits the number of digits that it parses; 40 digits exceed every bound.
         return int(text[:40])
     number = parse_number(text)
     if not number.is_integer():
@@ -96,7 +96,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
         ends = [_parse_seed(end, part, label) for end in ((first, last) if dash else (first,))]
         if ends[-1] < ends[0]:
             raise RequestError(f"{label}: '{shorten(part)}' runs backwards")
-        # Enough to exceed the limit, however long the range.
+        # However long the range is, one seed above the limit is enough to raise the error.
         seeds |= dict.fromkeys(range(ends[0], min(ends[-1], ends[0] + MAX_SEEDS) + 1))
         limited_seeds(seeds, label)
     if not seeds:

@@ -1,7 +1,7 @@
 """Plans: the cells of a request, and the key of each.
 
-Only the plugins that a request names may import PyTorch here.
-`nlbench.runner` compares a plan with what a folder has already recorded.
+Planning imports PyTorch only if a plugin of the request does. `nlbench.runner` compares a plan
+with the records of a folder.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     """Expand a request to cells.
 
     A subject that can't be measured stays in the plan with the reason, unless it is the only one.
-    Warnings are of measures of a glob that can't be loaded, and of models that are freshly
+    `warn` is called for measures of a glob that can't be loaded, and for models that are freshly
     initialised because their checkpoint is missing.
 
     Raises
     ------
     nlbench.RequestError, nlbench.PluginError
-        If a name, a number or a file in it can't be used.
+        If a name, a number or a file in the request can't be used.
     """
     data_of = _data_by_model(request)
     names = dict.fromkeys(itertools.chain.from_iterable(data_of.values()))
@@ -79,7 +79,7 @@ def _plan_subjects(
     data: Mapping[str, Options],
     warn: Callable[[str], None],
 ) -> Iterable[SubjectPlan]:
-    prints = {name: _fingerprint(name, infos[name], data[name]) for name in data}
+    fingerprints = {name: _fingerprint(name, infos[name], data[name]) for name in data}
     plan_weights = cache(_plan_weights)
 
     @cache
@@ -96,7 +96,7 @@ def _plan_subjects(
         options = data[dataset]
         sample = request.samples or None, request.split, tuple(sorted(options.items()))
         spec = SubjectSpec(model, source, dataset, seed, *sample)
-        files, problem = prints[dataset]
+        files, problem = fingerprints[dataset]
         # The same for all seeds, so that a file is hashed once.
         weights = plan_weights(replace(spec, seed=0))
         if weights.note:
@@ -118,10 +118,10 @@ def _plan_subjects(
         problem = problem or weights.problem
         identity = "" if problem else weights.identity
         subject = SubjectPlan(key, spec, weights.label, problem, identity, files)
-        same = subjects.setdefault(key, subject)
-        if same.label != subject.label:
+        first = subjects.setdefault(key, subject)
+        if first.label != subject.label:
             notes.setdefault(
-                f"{model}: the weights '{subject.label}' are those of '{same.label}', and are "
+                f"{model}: the weights '{subject.label}' are those of '{first.label}', and are "
                 "measured once"
             )
     _check_subjects(list(subjects.values()))
@@ -131,7 +131,7 @@ def _plan_subjects(
 
 
 def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
-    """Raise if no subject can be measured, or two have one name."""
+    """Raise if no subject can be measured, or two have the same name."""
     if all(subject.impossible for subject in subjects):
         raise RequestError(subjects[0].impossible)
     named: dict[tuple[object, ...], SubjectPlan] = {}
@@ -143,7 +143,7 @@ def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
 
 
 def _fingerprint(name: str, info: DatasetInfo, options: Options) -> tuple[str, str]:
-    """Return the fingerprint of a dataset's files, and why it could not be computed."""
+    """Return the fingerprint of a dataset's files, or an empty one and the reason."""
     try:
         return (str(info.fingerprint(**options)) if info.fingerprint else ""), ""
     except NlbenchError as error:

@@ -38,7 +38,7 @@ class Progress(Protocol):
 
 
 class ProgressMonitor:
-    """Receiver of the events of measuring, which forwards progress to another receiver."""
+    """Receiver of a measurement's events, which forwards progress to another receiver."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
@@ -61,16 +61,16 @@ class ProgressMonitor:
             self._progress.warn(message)
 
     def loading(self) -> None:
-        """Note that a subject is being loaded."""
+        """Handle the start of loading a subject."""
 
     def observing(self, probe: str) -> None:
-        """Note that a probe's pass begins."""
+        """Handle the start of a probe's pass."""
 
     def enter(self, measure: str) -> None:
-        """Note that a measure begins to compute."""
+        """Handle the start of a call of a measure."""
 
     def leave(self) -> None:
-        """Note that the measure has stopped; raise if it took too long."""
+        """Handle the end of the call; raise if the measure took too long."""
 
 
 LOG_SECONDS = 5.0
@@ -81,7 +81,7 @@ QUIET_LOG_SECONDS = 30.0
 
 
 def create_progress(style: str) -> Bar | PlainProgress:
-    """Create the progress of a style.
+    """Create a progress display.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """A progress bar on standard error, inside of a ``with``; by default on a terminal only."""
+    """A progress bar on standard error, shown in a ``with`` block; by default on terminals only."""
 
     def __init__(self, visible: bool | None = None) -> None:
         self._visible = sys.stderr.isatty() if visible is None else visible
@@ -154,7 +154,7 @@ class Bar:
 class PlainProgress:
     """Lines on standard error for a log, with at least `interval` seconds between two of them.
 
-    If it is quiet, it prints nothing in the first interval, and only steps.
+    With `is_quiet` it prints only steps and warnings, and no step in the first interval.
     """
 
     def __init__(self, interval: float = LOG_SECONDS, *, is_quiet: bool = False) -> None:

@@ -22,7 +22,7 @@ EXECUTORS = ("serial", "processes", "dask")
 
 
 def _option(help: str, default: Any = MISSING, **declaration: Any) -> Any:
-    """Create a dataclass field with its option; without a default it is an empty table."""
+    """Create a dataclass field with its option; the default is an empty table."""
     is_table = default is MISSING
     option = Option({} if is_table else default, help, **declaration)
     defaults: dict[str, Any] = {"default_factory": dict} if is_table else {"default": default}
@@ -150,13 +150,13 @@ class ExecutionOptions:
     rerun : {"failed", "never", "all"}
         Recorded cells to measure again.
     timeout : float, optional
-        Seconds per cell, including the loading and the pass that it shares with other cells.
+        Time limit per cell in seconds, including loading and the pass shared with other cells.
         Cells with a timeout are measured in another process.
     memory : int or str, optional
         Bytes that a pass may use, such as ``4GB``; by default a share of the free memory.
     executor : {"serial", "processes", "dask"}
     workers : int, optional
-        Number of workers; by default that of the machine or the cluster.
+        Number of workers; the default depends on the cores or GPUs of the machine.
     address : str
         Address of the Dask scheduler; if empty, a cluster is started on this machine.
     threads : int, optional

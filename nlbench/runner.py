@@ -1,7 +1,7 @@
 """Runs: plan a request, measure the missing cells, record each.
 
-`Preview` compares a plan with the records of a folder: what is left to measure when a run is
-resumed, and what ``nlbench run --dry-run`` prints.
+`Preview` compares a plan with the records of a folder, for ``nlbench run --dry-run`` and to
+resume a run.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def forecast(
 ) -> dict[str, dict[str, str]]:
     """Predict the cost of a preview's new cells, for probes that support it.
 
-    Each subject is loaded and run in a few forward passes; nothing is measured or written. The
-    predictions are lines of text by subject's key and probe.
+    Each subject is loaded, and a few forward passes are run; nothing is measured or written. The
+    predictions are lines of text, keyed by the subject's key and the probe.
     """
     execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
     unit_runner = UnitRunner(threads=execution.threads or default_threads())
@@ -280,7 +280,7 @@ def _measure(
 
     for cell in todo.impossible:
         folder.add(missing(cell, cell.subject.impossible, status="skipped"))
-    # Closed on an interruption, so that workers stop.
+    # Closing the generator on an interruption stops the workers.
     with closing(execute(units, pool, monitor)) as results:
         for result in results:
             if isinstance(result, Record):

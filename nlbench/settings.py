@@ -1,6 +1,6 @@
-"""Settings of a run (``--set``), resolved to the options of its measures, probes and datasets.
+"""Assign the settings of a run (``--set``) to its measures, probes and datasets.
 
-`nlbench.options` declares and validates single options, `nlbench.parsers` parses text.
+`nlbench.options` declares and validates single options; `nlbench.parsers` parses text.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def resolve_settings(
     Raises
     ------
     nlbench.RequestError
-        If a setting belongs to none of them or its value is invalid.
+        If a setting belongs to nothing in the run, or its value is invalid.
     """
     probes = {name: load_probe(name) for name in dict.fromkeys(m.probe for m in measures)}
     if inputs is not None:
@@ -90,7 +90,7 @@ def resolve_settings(
 
 
 def _follow(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
-    """Return the settings with options that follow those of another probe."""
+    """Set the options that follow those of another probe, unless they are set themselves."""
     followed = {
         f"{name}.{option}": key
         for name, probe in probes.items()

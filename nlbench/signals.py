@@ -43,8 +43,8 @@ def interruptible() -> Iterator[None]:
     """Raise a `KeyboardInterrupt` on each signal that ends a process.
 
     An interruption that other code swallows, as ``except:`` does, is raised again at the end of
-    the block. Custom handlers of other code stay. Does nothing outside the main thread, the
-    only one that receives signals.
+    the block. Custom signal handlers are kept. Does nothing outside the main thread, the only
+    one that receives signals.
     """
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in _NUMBERS if _is_main_thread()}

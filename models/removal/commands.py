@@ -1,4 +1,4 @@
-"""``nlbench remove``."""
+"""The ``nlbench remove`` command."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import command_line, completed, print_table, split_dataset_options
+from nlbench.cli.common import command_line, name_completer, print_table, split_dataset_options
 from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
 from nlbench.errors import RequestError
 
@@ -15,10 +15,10 @@ Criterion = Annotated[
     typer.Option(
         help="A measure with values at sites, or random, depth (last first) or size (smallest "
         "first); the most nearly affine calls go first.",
-        autocompletion=completed("measures"),
+        autocompletion=name_completer("measures"),
     ),
 ]
-Keep = Annotated[float, typer.Option(help="Share of the network that is left.", min=0, max=1)]
+Keep = Annotated[float, typer.Option(help="Share of the network to keep.", min=0, max=1)]
 Share = Annotated[
     str,
     typer.Option(
@@ -34,7 +34,7 @@ Of = Annotated[
     ),
 ]
 Curve = Annotated[
-    bool, typer.Option(help="Measure every network, not only the whole one and the one left.")
+    bool, typer.Option(help="Measure the network after every removal, not only before and after.")
 ]
 Reverse = Annotated[bool, typer.Option("--reverse", help="Remove in the opposite order.")]
 Out = Annotated[
@@ -48,7 +48,7 @@ Samples = Annotated[
     int, typer.Option(help="Samples of the test split to measure on; 0: all.", min=0)
 ]
 FitSamples = Annotated[
-    int, typer.Option(help="Samples of the training split to rank and to fit on.", min=4)
+    int, typer.Option(help="Samples of the training split for ranking and fitting.", min=4)
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the samples and of the random order.", min=0)]
 Settings = Annotated[
@@ -82,8 +82,8 @@ def remove(
 ) -> None:
     """Replace calls by affine maps, in the order of a criterion, and measure what is left.
 
-    All maps are fitted again after each removal. The network that keeps the requested share is a
-    checkpoint for --weights.
+    All maps are refitted after each removal. The network that keeps the requested share is saved
+    as a checkpoint for --weights.
     """
     for group, name in (("models", model), ("datasets", data)):
         registry.expand(group, [name])
@@ -111,10 +111,11 @@ def remove(
     command = command_line()
     with create_progress(progress) as bar:
         bar.show_status("loading")
-        at = resolve_device(device)
+        torch_device = resolve_device(device)
         train, test = (
             load_subject(
-                SubjectSpec(model, weights, data, seed, samples=n, split=split, options=options), at
+                SubjectSpec(model, weights, data, seed, samples=n, split=split, options=options),
+                torch_device,
             )
             for split, n in (("train", fit_samples), ("test", samples or None))
         )

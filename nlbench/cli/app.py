@@ -115,7 +115,7 @@ def main() -> None:
         try:
             status = _status()
         except KeyboardInterrupt:
-            # A second Ctrl-C, while the first was handled.
+            # A second Ctrl-C, during the handling of the first.
             status = INTERRUPTED_STATUS
         _exit(status)
 
@@ -128,7 +128,7 @@ def _exit(status: int) -> NoReturn:
     for thread in remaining:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in remaining):
-        # Python would wait for them without end.
+        # `sys.exit` would wait for them forever.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -143,8 +143,8 @@ THREAD_SECONDS = 1.0
 
 def _status() -> int:
     """Run a command, print its error, and return the exit status."""
-    # SIGPIPE stays ignored, as Python sets it: with its default action a worker's end would also
-    # end the run that sends it the next unit.
+    # SIGPIPE stays ignored, as Python sets it. Otherwise sending a unit to a worker that has ended
+    # would kill the run.
     _replace_unencodable_output()
     try:
         status = _run_command()
@@ -197,11 +197,11 @@ def _status() -> int:
 def _run_command() -> object:
     """Run a command and return its status, unless it is 0.
 
-    An interruption is raised even if other code swallowed it, or made another error of it.
+    An interruption is raised even if other code swallowed it or converted it to another error.
     """
     with interruptions_first():
         _check_lengths(sys.argv[1:])
-        # Typer would take the name of the running program, as of a script that imports this.
+        # Without `prog_name` Typer would show the name of a script that imports this module.
         status: object = app(prog_name="nlbench", standalone_mode=False)
         sys.stdout.flush()
     check_interruption()

@@ -6,13 +6,13 @@ import typer
 
 from nlbench.parsers import parse_settings
 
-from .common import completed, note, print_table
+from .common import name_completer, note, print_table
 from .parameters import JsonFlag
 
 
 def check_measure(
     name: Annotated[
-        str, typer.Argument(help="A registered measure.", autocompletion=completed("measures"))
+        str, typer.Argument(help="A registered measure.", autocompletion=name_completer("measures"))
     ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the measure, NAME.OPTION=VALUE.")

@@ -1,4 +1,4 @@
-"""Helpers of commands, including those of plugins: arguments, tables, messages."""
+"""Helpers for commands, including those of plugins: arguments, tables, messages."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def split_dataset_options(
     """
     settings = parse_settings(texts, "--set")
     options: dict[str, str] = {}
-    # Options of a family, then those of its member.
+    # Options of a member override those of its family.
     for owner in dict.fromkeys((data.partition("/")[0], data)):
-        own = [key for key in settings if key.rpartition(".")[0] == owner]
-        options |= {key.rpartition(".")[2]: settings.pop(key) for key in own}
+        keys = [key for key in settings if key.rpartition(".")[0] == owner]
+        options |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
     return tuple(sorted(options.items())), settings
 
 
-def completed(group: str) -> Callable[[str], list[str]]:
-    """Return the shell completion for names of a group, or for the last of several names.
+def name_completer(group: str) -> Callable[[str], list[str]]:
+    """Return the shell completer for names of a group; of several names it completes the last.
 
     Examples
     --------
-    >>> completed("measures")("affinity,affinit")
+    >>> name_completer("measures")("affinity,affinit")
     ['affinity,affinity']
     """
 
@@ -96,7 +96,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
 
     assert run.path is not None
     page = run.path / "report.html"
-    # Printing may fail, if its reader is gone.
+    # The page is written first, since printing fails if the reader is gone.
     manifest = run.path / "manifest.json"
     is_current = page.exists() and page.stat().st_mtime_ns > manifest.stat().st_mtime_ns
     if report and not is_current:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def fast_imports() -> Iterator[None]:
-    """Import without garbage collection, and exclude what exists afterwards from it.
+    """Import without garbage collection, and exclude all existing objects from later collections.
 
-    Imported modules are never garbage: collecting would take a fifth of ``nlbench --help``, and
+    Imported modules are never garbage. Collections would take a fifth of ``nlbench --help``, and
     0.3 s of a command that imports PyTorch.
     """
     gc.disable()

@@ -12,7 +12,7 @@ from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.request import AUTO_DATA
 
-from .common import completed, note, print_table, split_names
+from .common import name_completer, note, print_table, split_names
 from .parameters import JsonFlag
 
 
@@ -40,14 +40,14 @@ def list_(
             "--model",
             "--models",
             help="Names or globs of models; for sites, one model.",
-            autocompletion=completed("models"),
+            autocompletion=name_completer("models"),
         ),
     ] = None,
     data: Annotated[
         str,
         typer.Option(
             help="Dataset with the shape of the inputs; auto: the model's own, else digits.",
-            autocompletion=completed("datasets"),
+            autocompletion=name_completer("datasets"),
         ),
     ] = "auto",
     of: Annotated[
@@ -119,7 +119,7 @@ def _row(entry: registry.Entry) -> dict[str, Any]:
 
 
 def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:
-    """Return one row for a family: the number of members, and how to list them."""
+    """Return a family's row, with the number of its members and how to list them."""
     row = {"name": entry.name, "description": "", "from": ", ".join(entry.providers)}
     if entry.family is None:
         return {**row, "description": "(can't be loaded)"}
@@ -171,7 +171,7 @@ def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
 
 
 def _operations() -> list[dict[str, str]]:
-    """Return a row per operation; print the errors of plugins with operations."""
+    """Return a row per operation; print the errors of plugins that register operations."""
     from nlbench.introspection.operations import load_errors
     from nlbench.introspection.operations.listing import supported
 

@@ -65,7 +65,7 @@ def $name(x, y, center):
 '''
 
 _TEST = '''\
-"""The measure against known values, and the checks of nlbench."""
+"""Compare the measure with known values, and run the checks of nlbench."""
 
 import pytest
 import torch

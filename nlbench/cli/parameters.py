@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from .common import completed
+from .common import name_completer
 
 ModelName = Annotated[
-    str, typer.Option(help="A registered model.", autocompletion=completed("models"))
+    str, typer.Option(help="A registered model.", autocompletion=name_completer("models"))
 ]
 DataName = Annotated[
-    str, typer.Option(help="A registered dataset.", autocompletion=completed("datasets"))
+    str, typer.Option(help="A registered dataset.", autocompletion=name_completer("datasets"))
 ]
 DatasetSettings = Annotated[
     list[str] | None,

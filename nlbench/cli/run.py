@@ -20,7 +20,7 @@ from nlbench.options import Option
 from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, options_of
 from nlbench.signals import check_interruption
 
-from .common import Interrupted, command_line, completed, show_run
+from .common import Interrupted, command_line, name_completer, show_run
 from .imports import fast_imports
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run(
 
 
 def _signature() -> inspect.Signature:
-    """Return the command's parameters, for Typer."""
+    """Return the command's signature, which Typer reads."""
     options = [_parameter(name, option) for name, option in _OPTIONS.items()]
     config, dry_run, _ = inspect.signature(run, eval_str=True).parameters.values()
     return inspect.Signature([*options, config, dry_run])
@@ -115,9 +115,9 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
         help=option.help,
         show_default=option.default_text or False,
         metavar="NAME" if option.choices else _METAVARS[option.kind],
-        autocompletion=completed(option.group) if option.group else None,
+        autocompletion=name_completer(option.group) if option.group else None,
     )
-    # Not numbers: `Option` parses the text, with its own messages.
+    # Numbers stay text for Typer, since `Option` parses them with better messages.
     kind: Any = list[str] if option.is_repeatable else bool if option.kind == "boolean" else str
     return inspect.Parameter(
         name,
@@ -155,7 +155,7 @@ def _instance(kind: type[Any], values: dict[str, Any]) -> Any:
 def _print_preview(
     preview: Preview, folder: Path, forecasts: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Print the numbers of cells, then a line per subject and a line per forecast."""
+    """Print the numbers of cells, then one line per subject and one per forecast."""
     groups = (
         ("new", preview.new),
         ("recorded", preview.recorded),

@@ -84,7 +84,7 @@ def group_of(name: str) -> str:
 
 
 def source_of(group: str, name: str) -> Source:
-    """Return the source of a registered object. Opens datasets."""
+    """Return the source of a registered object; a dataset has to be opened for it."""
     plugin = _load(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info

@@ -19,10 +19,10 @@ def traceability(
 ) -> list[dict[str, Any]]:
     """Determine whether each model can be traced exactly, and if not, why.
 
-    A model is built for the dataset's inputs or, if it refuses them, for the default inputs of
-    its builder. It has no weights if it can be built on PyTorch's ``meta`` device, so that large
-    models take as little time as small ones. A model that can't be built or run is listed with
-    the error. `step` is called with each name before its model is built.
+    A model is built for the dataset's inputs or, if it rejects them, for the default inputs of
+    its builder. If possible it is built on PyTorch's ``meta`` device, so that large models take
+    no longer than small ones. A model that can't be built or run is listed with the error.
+    `step` is called with each name before its model is built.
     """
     rows = []
     for name in names:
@@ -31,7 +31,7 @@ def traceability(
             shape, reason = _untraceable_reason(name, dataset)
             answer = "no" if reason else "yes"
         except (Exception, SystemExit) as error:
-            # A model may raise anything; the list continues with the next.
+            # A model may raise anything; it must not end the listing.
             shape, answer, reason = (), "unknown", error_text(error)
         size = "×".join(map(str, shape))
         rows.append({"name": name, "traceable": answer, "input": size, "reason": reason})

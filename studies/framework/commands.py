@@ -1,4 +1,4 @@
-"""``nlbench study``."""
+"""The ``nlbench study`` command."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import Interrupted, command_line, completed, split_names
+from nlbench.cli.common import Interrupted, command_line, name_completer, split_names
 from nlbench.cli.parameters import Device, ProgressStyle
 from nlbench.errors import NlbenchError, PluginError, RequestError
 from nlbench.parsers import parse_seeds
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .study import Findings, Runs, Study
 
 MAX_SERIAL_MINUTES = 0.3
-"""Duration of a study that is not worth the seconds that processes take to start."""
+"""Studies up to this duration run in one process, since starting workers takes seconds."""
 
 
 Names = Annotated[
     list[str],
     typer.Argument(
-        help="Studies: names or globs, comma-separated.", autocompletion=completed("studies")
+        help="Studies: names or globs, comma-separated.", autocompletion=name_completer("studies")
     ),
 ]
 Quick = Annotated[
@@ -49,7 +49,7 @@ Measures = Annotated[
         "--measures",
         "--measure",
         help="Measures instead of the study's own.",
-        autocompletion=completed("measures"),
+        autocompletion=name_completer("measures"),
     ),
 ]
 Workers = Annotated[
@@ -109,7 +109,7 @@ def study(
                     **settings,
                     device=device,
                     progress=bar,
-                    execution=_execution(loaded, workers, device, quick=quick),
+                    execution=_execution_options(loaded, workers, device, quick=quick),
                     command=command,
                 )
                 try:
@@ -129,15 +129,15 @@ def study(
             print(f"took    {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
     if unfinished:
         raise NlbenchError(
-            f"{len(unfinished)} of {len(studies)} studies ended without a result: "
+            f"{len(unfinished)} of {len(studies)} studies failed: "
             f"{', '.join(unfinished)} (see above)"
         )
 
 
-def _execution(
+def _execution_options(
     study: "Study", workers: int | None, device: str, *, quick: bool
 ) -> ExecutionOptions:
-    """Return execution options with one thread each, so that workers change no number."""
+    """Return options with one thread per worker, so that results don't depend on the workers."""
     from nlbench.execution.devices import resolve_device
 
     if workers is None:
@@ -150,7 +150,7 @@ def _execution(
 
 
 def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
-    """Load studies by name or glob, and check that they take the chosen settings."""
+    """Load studies by name or glob, and check that they accept the chosen settings."""
     from .study import Study
 
     studies: dict[str, Study] = {}
@@ -171,14 +171,14 @@ def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
         for flag in flags:
             if flag not in plugin.takes:
                 allowed = ", ".join(f"--{other}" for other in plugin.takes) or "no settings"
-                raise RequestError(f"--{flag}: study {name} fixes it (it takes {allowed})")
+                raise RequestError(f"--{flag}: study {name} doesn't accept it (it takes {allowed})")
     return studies
 
 
 def _report(
     name: str, study: "Study", findings: "Findings", runs: "Runs", context: "Context"
 ) -> None:
-    """Print the verdicts and write them with the tables and the page."""
+    """Print the verdicts, and write them together with the tables and the page."""
     from .page import add_verdicts, verdict_table, write_findings
 
     print(f"{name}: {study.question}")
