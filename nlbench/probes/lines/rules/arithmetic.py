@@ -24,14 +24,14 @@ from .rounding import (
     squared_errors,
     unchanged,
 )
-from .rule import Apply, Input, NotAffine, RecordedCall, Rule, inner_axis, only_first_traced
+from .rule import Apply, Input, NotAffine, RecordedCall, Rule, check_only_first_traced, inner_axis
 
 MAX_PEAK_TO_MEAN = 1e3
-"""Largest ratio of a constant's maximum to its mean magnitude for one bound per channel."""
+"""Maximum peak-to-mean ratio of a constant's magnitudes for one bound per channel."""
 
 
 def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the error bound of a traced term, or of the addition of a constant one."""
+    """Return the error bound of a traced term, or the rounding error of adding a constant."""
     if isinstance(term, Input):
         bound = bounds[term.index]
         return bound if bound.ndim == like.ndim else largest_bound([bound], like.ndim)
@@ -169,14 +169,14 @@ MAX_SEPARATE_INPUTS = 8192
 """Maximum inputs of a layer with separate errors; above it, groups share the largest error."""
 
 
-# Computed for the first bound only: values don't need the sums, which may take as much memory as
-# the weights.
+# Computed with the first bound: values don't need the sums, which may take as much memory as the
+# weights.
 Squares = Callable[[], tuple[Tensor, float]]
-"""Returns sums of squares of a layer's weights, divided by the square of a size, and that size."""
+"""Returns sums of squares of a layer's weights, divided by a size squared, and that size."""
 
 
 def _squares(weight: Tensor) -> tuple[Tensor, float]:
-    """Sum squares over all axes but the first two."""
+    """Sum scaled squares over all axes but the first two, and return the scale."""
     size = float(weight.abs().max()) or 1.0
     squares = (weight / size).square_()
     return (squares.flatten(2).sum(-1) if weight.ndim > 2 else squares), size
@@ -188,7 +188,7 @@ def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
 
 @line_rule("linear")
 def linear(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     inputs = weight.shape[-1]
     group = -(-inputs // MAX_SEPARATE_INPUTS)
@@ -219,23 +219,23 @@ def linear(call: RecordedCall) -> Rule:
 
 @line_rule("conv1d", "conv2d", "conv3d")
 def convolution(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     terms = weight[0].numel()
-    # A convolution unfolds the inputs of each output, for all points together. On a CPU they have
-    # to stay in the cache: few points at a time are up to four times as fast (16 channels of
-    # 32×32: 0.16 ms per point instead of 0.69).
+    # A convolution unfolds its inputs, for all points at once. On a CPU they should fit the cache:
+    # a few points at a time are up to four times as fast (16 channels of 32×32: 0.16 ms per point
+    # instead of 0.69).
     unfolded = terms * math.prod(call.shape[2:])
-    part = max(1, MAX_UNFOLDED_BYTES // (weight.element_size() * max(1, unfolded)))
+    batch_points = max(1, MAX_UNFOLDED_BYTES // (weight.element_size() * max(1, unfolded)))
     across_samples = _across_samples(call)
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         x = points[0]
-        if across_samples is None and (len(x) <= part or x.device.type != "cpu"):
+        if across_samples is None and (len(x) <= batch_points or x.device.type != "cpu"):
             result: Tensor = call.apply(points)
             return result
         convolve = across_samples or call.apply
-        return torch.cat([convolve([few]) for few in torch.split(x, part)])
+        return torch.cat([convolve([batch]) for batch in torch.split(x, batch_points)])
 
     groups, inputs = call.shapes[0][1] // max(1, weight.shape[1]), weight.shape[1]
 
@@ -244,19 +244,19 @@ def convolution(call: RecordedCall) -> Rule:
         sums, size = _squares(weight)
         return sums.reshape(groups, -1, inputs), size
 
-    bound = _channels(by_group, groups, inputs, terms, bias)
+    bound = _channel_bound(by_group, groups, inputs, terms, bias)
     on_cpu = weight.device.type == "cpu"
     return Rule(
         apply,
         bound,
         workspace=0 if on_cpu else unfolded,
-        reserve=part * unfolded if on_cpu else 0,
+        reserve=batch_points * unfolded if on_cpu else 0,
         direct=call.apply,
     )
 
 
-MAX_POSITIONS_SAMPLEWISE = 64
-"""Positions of an output up to which a convolution across samples is faster."""
+MAX_POSITIONS_ACROSS_SAMPLES = 64
+"""Maximum number of output positions for which a convolution across samples is faster."""
 
 
 def _across_samples(call: RecordedCall) -> Apply | None:
@@ -264,7 +264,7 @@ def _across_samples(call: RecordedCall) -> Apply | None:
 
     In float64 a CPU convolves each sample separately, as a matrix product with one column per
     position. With few positions, reading the weights takes most of the time, and one product for
-    many samples is faster: by a tenth with 64 positions, twice with 16, four times with 4.
+    many samples is faster: 1.1 times with 64 positions, twice with 16, four times with 4.
     """
     weight, bias = call.args[1], call.argument(2, "bias")
     if weight.dtype != torch.float64 or weight.device.type != "cpu":
@@ -279,7 +279,7 @@ def _across_samples(call: RecordedCall) -> Apply | None:
         axes > 2
         or groups > 1
         or isinstance(padding, str)
-        or math.prod(call.shape[2:]) > MAX_POSITIONS_SAMPLEWISE
+        or math.prod(call.shape[2:]) > MAX_POSITIONS_ACROSS_SAMPLES
     ):
         return None
     convolve = functional.conv2d if axes == 1 else functional.conv3d
@@ -298,11 +298,11 @@ def _across_samples(call: RecordedCall) -> Apply | None:
 
 @line_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     axes = weight.ndim - 2
     stride, groups = per_axis(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
-    reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
+    overlap = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
 
     @functools.cache
@@ -310,8 +310,8 @@ def transposed_convolution(call: RecordedCall) -> Rule:
         sums, size = _squares(weight)
         return sums.reshape(groups, -1, sums.shape[1]).mT, size
 
-    terms = inputs * math.prod(reached)
-    return Rule(call.apply, _channels(by_group, groups, inputs, terms, bias))
+    terms = inputs * math.prod(overlap)
+    return Rule(call.apply, _channel_bound(by_group, groups, inputs, terms, bias))
 
 
 def per_axis(value: Any, axes: int) -> list[int]:
@@ -320,7 +320,7 @@ def per_axis(value: Any, axes: int) -> list[int]:
     return values * axes if len(values) == 1 else values
 
 
-def _channels(
+def _channel_bound(
     by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
 ) -> Bound:
     """Return the bound of a convolution; `by_group` returns (groups, outputs, inputs)."""
@@ -383,7 +383,7 @@ def contraction(call: RecordedCall) -> Rule:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return the largest magnitude, or 1 if there is none."""
+    """Return the largest magnitude, or 1 if the tensor is empty or zero."""
     if x.is_meta or not x.numel():
         return torch.ones((), dtype=x.dtype)
     size = x.abs().max()
@@ -424,7 +424,7 @@ def _sum_and_product(call: RecordedCall) -> Rule:
 
 @line_rule("sum", "mean")
 def sum_or_mean(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     axes = call.argument(1, "dim")
     shape = call.shapes[0]
     if axes is None or axes == []:
@@ -451,24 +451,24 @@ def sum_bound(axes: list[int], keepdim: bool) -> Bound:
 
 @line_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pooling(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     axes = int(call.name[-2])
     kernel = per_axis(call.argument(1, "kernel_size"), axes)
     terms = math.prod(kernel)
     divisor = call.argument(6, "divisor_override") or terms
-    return Rule(call.apply, _averages(axes, terms, divisor))
+    return Rule(call.apply, _average_bound(axes, terms, divisor))
 
 
 @line_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_average_pooling(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     axes = int(call.name[-2])
     sizes = zip(call.shapes[0][-axes:], call.shape[-axes:], strict=True)
     terms = math.prod(max(1, n // max(1, m)) for n, m in sizes)
-    return Rule(call.apply, _averages(axes, terms, terms))
+    return Rule(call.apply, _average_bound(axes, terms, terms))
 
 
-def _averages(axes: int, terms: int, divisor: int) -> Bound:
+def _average_bound(axes: int, terms: int, divisor: int) -> Bound:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         values, error = x[0], bounds[0]
         if values.ndim == axes + 1:  # Without a channel axis.
@@ -484,7 +484,7 @@ def _averages(axes: int, terms: int, divisor: int) -> Bound:
 @line_rule("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 def interpolation(call: RecordedCall) -> Rule:
     """Create the rule of interpolation; cubic weights have a 2-norm of at most 1.3."""
-    only_first_traced(call)
+    check_only_first_traced(call)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         positions = list(range(2, x[0].ndim))
@@ -497,7 +497,7 @@ def interpolation(call: RecordedCall) -> Rule:
 
 @line_rule("cumsum")
 def running_sum(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     axis = inner_axis(call, 1)
     return Rule(call.apply, _product_sum_bound(call.apply, call.shape[axis], 1.0))
 
@@ -505,7 +505,7 @@ def running_sum(call: RecordedCall) -> Rule:
 @line_rule("col2im")
 def folding(call: RecordedCall) -> Rule:
     """Create the rule of ``fold``: each position is a sum over the windows that contain it."""
-    only_first_traced(call)
+    check_only_first_traced(call)
     return Rule(
         call.apply, _product_sum_bound(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)
     )

@@ -1,4 +1,4 @@
-"""Rules of functions of one number that bend at kinks: activations, clamping, absolute values."""
+"""Rules of elementwise functions with kinks: activations, clamping, absolute values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 from nlbench.introspection.operations import Operation, line_rule
 
 from .pieces import Crossings, Kinks, unit_crossings
-from .rounding import MIN_NONZERO_SHARE, Bound, noise_of, scaled
-from .rule import Apply, Input, NotAffine, RecordedCall, Rule, only_first_traced
+from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, scaled
+from .rule import Apply, Input, NotAffine, RecordedCall, Rule, check_only_first_traced
 
 
 def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
@@ -33,8 +33,8 @@ def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         pairs = zip(kinks.distances(inputs), kinks.noises(inputs, bounds), strict=True)
-        intervals, _, shares = zip(*itertools.starmap(unit_crossings, pairs), strict=True)
-        return torch.cat(intervals), torch.cat(shares)
+        intervals, _, fractions = zip(*itertools.starmap(unit_crossings, pairs), strict=True)
+        return torch.cat(intervals), torch.cat(fractions)
 
     return Rule(apply, bound, bend, pieces=kinks)
 
@@ -45,17 +45,17 @@ def kinked_function(
     slopes: Sequence[Tensor | float],
     mask: Tensor | None = None,
 ) -> Rule:
-    """Create the rule of a function of one number that bends at `kinks`, where `mask` is 1.
+    """Create the rule of an elementwise function that bends at `kinks` where `mask` is 1.
 
     Parameters
     ----------
     kinks : sequence of float
         In increasing order.
     slopes : sequence of tensor or float
-        Slopes of the pieces from left to right: one more than there are kinks.
+        Slopes of the pieces from left to right, one more than the kinks.
     """
     if not kinks:
-        return Rule(call.apply, scaled(_size(slopes[0])))
+        return Rule(call.apply, scaled(_magnitude(slopes[0])))
 
     pieces = Kinks(lambda x: x[0] if mask is None else x[0] * mask, kinks)
 
@@ -66,20 +66,20 @@ def kinked_function(
         result: Tensor = call.apply([x])
         return result
 
-    return replace(kinked_units(call.apply, _by_slopes(kinks, slopes), pieces), snap=snap)
+    return replace(kinked_units(call.apply, _slope_bound(kinks, slopes), pieces), snap=snap)
 
 
-def _size(slope: Tensor | float) -> Tensor | float:
+def _magnitude(slope: Tensor | float) -> Tensor | float:
     return slope.abs() if isinstance(slope, Tensor) else abs(slope)
 
 
-def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bound:
+def _slope_bound(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bound:
     """Return the bound of an output whose error is its input's times the slope of its piece.
 
-    Where one bound stands for many positions, the slope is the root of the mean square, and at
-    least a quarter of the largest, as windows of few positions may lie on one piece.
+    Where positions share a bound, the slope is its root mean square over them, but at least a
+    quarter of the largest, since the few positions of a window may lie on one piece.
     """
-    sizes = [_size(slope) for slope in slopes]
+    sizes = [_magnitude(slope) for slope in slopes]
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         x, error = inputs[0], bounds[0]
@@ -96,7 +96,7 @@ def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Boun
             squares = squares + right * (after**2 - before**2)
             largest = torch.maximum(largest, torch.as_tensor(after, dtype=x.dtype, device=x.device))
         if shared:
-            squares = torch.as_tensor(squares).maximum(MIN_NONZERO_SHARE * largest**2)
+            squares = torch.as_tensor(squares).maximum(MIN_NONZERO_FRACTION * largest**2)
         return error * torch.as_tensor(squares).clamp(min=0).sqrt()
 
     return bound
@@ -106,7 +106,7 @@ def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
     """Create the rule of an operation from its kinks; its slopes are computed by calling it."""
     if not isinstance(call.args[0], Input):
         raise NotAffine("its parameters depend on the input")
-    only_first_traced(call)
+    check_only_first_traced(call)
     kinks = operation.kinks or ()
     places = [kinks[0] - 1, *kinks, kinks[-1] + 1] if kinks else [0.0, 1.0]
 
@@ -117,20 +117,20 @@ def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
         return tuple((y.diff() / x.diff()).flatten().tolist())
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Call the operation, differentiated by its slopes in forward mode."""
+        """Call the operation, with forward-mode derivatives from its slopes."""
         plain = x.detach()
-        at: Tensor = call.function(plain, *args, **kwargs)
+        value: Tensor = call.function(plain, *args, **kwargs)
         if not _is_dual(x):
-            return at
+            return value
         own_slopes = slopes(plain.dtype, plain.device)
         slope = torch.full_like(plain, own_slopes[0])
         for c, after in zip(kinks, own_slopes[1:], strict=True):
             slope = slope.masked_fill(plain > c, after)
-        return at + (x - plain) * slope
+        return value + (x - plain) * slope
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         own_slopes = slopes(inputs[0].dtype, inputs[0].device)
-        return _by_slopes(kinks, own_slopes)(inputs, bounds, output)
+        return _slope_bound(kinks, own_slopes)(inputs, bounds, output)
 
     if not kinks:
         return Rule(call.apply, bound)
@@ -145,13 +145,13 @@ def _is_dual(x: Tensor) -> bool:
 @line_rule("relu", bends="at 0")
 def relu(call: RecordedCall) -> Rule:
     def snap(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        # A product of numbers, as selecting by a bool mask takes ten times as long; the absolute
-        # value turns -0 into 0.
+        # Multiplying takes a tenth of the time of selecting by a bool mask; the absolute value
+        # turns -0 into 0.
         x = inputs[0]
         return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        # A bound for many positions holds for those that are not zero.
+        # A bound that positions share holds for those that are not zero.
         error = bounds[0]
         return error * (output != 0) if error.shape == output.shape else error
 
@@ -179,7 +179,7 @@ def rrelu(call: RecordedCall) -> Rule:
 
 @line_rule("prelu", bends="at 0, where its slope is not 1")
 def prelu(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     slope: Tensor = call.argument(1, "weight")
     units = (1, -1) + (1,) * (len(call.shape) - 2) if slope.numel() > 1 else ()
     # A slope of 1 doesn't bend: a linearised channel has no boundary.
@@ -231,7 +231,7 @@ def threshold(call: RecordedCall) -> Rule:
 @line_rule("hardsigmoid", bends="at -3 and 3")
 def hardsigmoid(call: RecordedCall) -> Rule:
     def function(x: Tensor) -> Tensor:
-        # PyTorch differentiates its own with a sixth in single precision.
+        # PyTorch's own derivative uses 1/6 in single precision.
         result: Tensor = (x + 3).clamp(0, 6) / 6 if _is_dual(x) else call.function(x)
         return result
 

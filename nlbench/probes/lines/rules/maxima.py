@@ -1,7 +1,7 @@
-"""Rules of maxima and ranks: of two tensors, along axes, in pooling windows, and of sorting.
+"""Rules of sorting and of maxima: of two tensors, along axes and in pooling windows.
 
-On a segment on which its inputs are affine, a maximum is the upper envelope of lines. It bends
-where another line becomes the largest; `overtakes` walks along envelopes.
+Where its inputs are affine, a maximum is the upper envelope of lines. It bends where another line
+becomes the largest; `overtakes` walks along envelopes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def largest(call: RecordedCall) -> Rule:
 
 
 def _inner_axes(call: RecordedCall) -> list[int]:
-    """Return the axes that a call works along; raise if that of the samples is one."""
+    """Return the axes that a call works along; raise if the batch axis is one of them."""
     rank = len(call.shapes[0])
     dim = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
     dim = [dim] if isinstance(dim, int) else list(dim or range(rank))
@@ -131,8 +131,8 @@ def _sum_of_magnitudes(call: RecordedCall, axes: list[int]) -> Rule:
     return kinked_units(apply, sum_bound(axes, keepdim), Kinks(lambda x: x[0]))
 
 
-MAX_SORTED = 256
-"""Numbers that may be sorted, as every pair of them is compared."""
+MAX_SORTED_LENGTH = 256
+"""Maximum length of a sorted axis, since every pair of its elements is compared."""
 
 
 @line_rule(
@@ -141,7 +141,7 @@ MAX_SORTED = 256
     "kthvalue",
     "median",
     bends="where two change places",
-    caveat=f"along an axis of at most {MAX_SORTED}",
+    caveat=f"along an axis of at most {MAX_SORTED_LENGTH}",
 )
 def sorted_along(call: RecordedCall) -> Rule:
     """Create the rule of sorting: where two numbers change places, both ranks bend."""
@@ -149,15 +149,15 @@ def sorted_along(call: RecordedCall) -> Rule:
     rank = len(call.shapes[0])
     axis = call.argument(place, "dim", -1)
     if call.name == "sort" and isinstance(axis, bool):
-        axis = call.argument(2, "dim", -1)  # The overload that may be stable.
+        axis = call.argument(2, "dim", -1)  # The overload with `stable`.
     if not isinstance(axis, int):
         raise NotAffine("over all axes it mixes the samples of a batch")
     axis %= rank
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")
     size = call.shapes[0][axis]
-    if size > MAX_SORTED:
-        raise NotAffine(f"it sorts {size} numbers, at most {MAX_SORTED} are supported")
+    if size > MAX_SORTED_LENGTH:
+        raise NotAffine(f"it sorts {size} numbers, at most {MAX_SORTED_LENGTH} are supported")
     ranks = _ranks(call, size)
     used = torch.zeros(size + 1, dtype=torch.int64)
     used[1:].index_fill_(0, torch.tensor(ranks, dtype=torch.int64), 1)
@@ -175,13 +175,15 @@ def sorted_along(call: RecordedCall) -> Rule:
         first, second = (pairs[:, i].to(x.device) for i in (0, 1))
         margin = x[..., first] - x[..., second]
         uncertain = torch.hypot(error[..., first], error[..., second])
-        interval, unit, share = unit_crossings(margin, uncertain)
+        interval, unit, fraction = unit_crossings(margin, uncertain)
         *rest, pair = torch.unravel_index(unit, margin.shape[1:])
         left, right = x[(interval, *rest)], x[(interval + 1, *rest)]
         spread = torch.maximum(error[(interval, *rest)], error[(interval + 1, *rest)])
         pair_lines = torch.stack([first[pair], second[pair]], 1)
-        bends, share = _rank_changes(left, right, spread, pair_lines, share, used.to(x.device))
-        return interval[bends], share[bends]
+        bends, fraction = _rank_changes(
+            left, right, spread, pair_lines, fraction, used.to(x.device)
+        )
+        return interval[bends], fraction[bends]
 
     others = [n for i, n in enumerate(call.shapes[0][1:], 1) if i != axis]
 
@@ -201,22 +203,22 @@ def sorted_along(call: RecordedCall) -> Rule:
 
 
 def _rank_changes(
-    left: Tensor, right: Tensor, error: Tensor, pair: Tensor, share: Tensor, used: Tensor
+    left: Tensor, right: Tensor, error: Tensor, pair: Tensor, fraction: Tensor, used: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Find which crossings of two lines change the line at a rank of the output.
+    """Find the crossings of two lines that change the line at a rank of the output.
 
-    Where several lines meet at one place, each keeps the ranks between those of smaller and those
-    of larger slopes, which change sides. Lines that are equal all along share their ranks.
+    Where several lines meet at one point, those with smaller and those with larger slopes change
+    places around each line. Lines that coincide share their ranks.
 
     Parameters
     ----------
     left, right : tensor of shape (m, k)
         Values at 0 and at 1 of the k lines around each crossing.
     error : tensor of shape (m, k)
-        Their noise.
+        Noise of the values.
     pair : int64 tensor of shape (m, 2)
         The two lines that cross.
-    share : float64 tensor of shape (m,)
+    fraction : float64 tensor of shape (m,)
         Where they cross.
     used : int64 tensor of shape (k + 1,)
         Number of ranks of the output that are less than 0, 1, …, k.
@@ -224,14 +226,14 @@ def _rank_changes(
     Returns
     -------
     bends : bool tensor of shape (m,)
-    share : float64 tensor of shape (m,)
-        The places, equal for all pairs of lines that meet at one.
+    fraction : float64 tensor of shape (m,)
+        Where they cross, equal for all pairs of lines that meet at one point.
     """
-    at = torch.lerp(left, right, share[:, None].to(left.dtype))
+    at = torch.lerp(left, right, fraction[:, None].to(left.dtype))
     slope = right - left
     level = at.gather(1, pair).mean(1, keepdim=True)
     rise = slope.gather(1, pair).diff(dim=1).abs()
-    # The place is uncertain by the noise of the two over the difference of their slopes.
+    # The position is uncertain by the noise of the two over the difference of their slopes.
     noise = error + error.gather(1, pair).sum(1, keepdim=True)
     off = (slope - slope.gather(1, pair[:, :1])).abs()
     tied = (at - level).abs() <= noise * (1 + off / rise)
@@ -243,12 +245,12 @@ def _rank_changes(
         equal = 2 * (error + error.gather(1, line[:, None]))
         smaller = (tied & (slope < rates - equal)).sum(1)
         larger = (tied & (slope > rates + equal)).sum(1)
-        together = tied.sum(1) - smaller - larger
-        before, behind = above + smaller, above + larger
-        # Of the line's ranks before the place, those that are not its ranks behind it.
-        common = torch.maximum(before, behind)
-        common_end = torch.maximum(torch.minimum(before, behind) + together, common)
-        bends |= used[before + together] - used[before] > used[common_end] - used[common]
+        coinciding = tied.sum(1) - smaller - larger
+        before, after = above + smaller, above + larger
+        # A used rank that the line has before the crossing but not after it.
+        common = torch.maximum(before, after)
+        common_end = torch.maximum(torch.minimum(before, after) + coinciding, common)
+        bends |= used[before + coinciding] - used[before] > used[common_end] - used[common]
     lowest = slope.masked_fill(~tied, math.inf).argmin(1, keepdim=True)
     steepest = slope.masked_fill(~tied, -math.inf).argmax(1, keepdim=True)
     start, end = (
@@ -286,11 +288,11 @@ def max_pool(call: RecordedCall) -> Rule:
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
     )
-    return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_lead_of_pooling(call, axes))
+    return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_pooling_lead(call, axes))
 
 
-def _lead_of_pooling(call: RecordedCall, axes: int) -> Lead:
-    """Return a function that asks PyTorch for the leader of each window."""
+def _pooling_lead(call: RecordedCall, axes: int) -> Lead:
+    """Return a function that finds the leader of each window with PyTorch's pooling."""
     if call.name.startswith("adaptive"):
         pool = getattr(functional, f"adaptive_max_pool{axes}d")
         settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
@@ -371,9 +373,8 @@ def envelopes(
         first = x[:, :, windows_on(x.device)].argmax(-1, keepdim=True)
         return windows_on(x.device).expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
 
-    # Members, their leaders, and changes of these.
-    positions_there = lines(torch.empty(call.shapes[0], device="meta")).shape[-1]
-    rest = math.prod(call.shapes[0][1:]) // max(1, positions_there)
+    positions = lines(torch.empty(call.shapes[0], device="meta")).shape[-1]
+    rest = math.prod(call.shapes[0][1:]) // max(1, positions)
     return Rule(
         call.apply,
         bound,
@@ -434,10 +435,10 @@ def pooling_windows(
 
 
 def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a call of max pooling by name."""
+    """Return the keyword arguments of a max-pooling call."""
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     settings = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
-    # No stride, or an empty one, is the size of the kernel.
+    # A missing or empty stride stands for the kernel size.
     return {name: settings[name] for name in names if settings.get(name) not in (None, [], ())}
 
 
@@ -451,32 +452,32 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     noise : tensor of shape (P, ..., positions)
-        Members this close to the largest are tied with it, by the noise of either. Each axis but
-        the first may be 1.
+        Noise of each member; those within the larger noise of the two are tied with the largest.
+        Each axis but the first may be 1.
 
     Returns
     -------
     interval : tensor of shape (m,)
         Index of the left point.
-    share : tensor of shape (m,)
-        Where between left (0) and right (1).
+    fraction : tensor of shape (m,)
+        Position between left (0) and right (1).
     """
     top, members, _ = window_leaders(x, windows, noise)
     top, members = top.flatten(1, 2), members.flatten(1, 2)
     # A member that is largest at both points is largest between them, as a maximum is convex.
     changed = ~(top[:-1] & top[1:]).any(-1)
     interval, window = changed.nonzero().unbind(1)
-    share, line = overtakes(
+    fraction, line = overtakes(
         members[interval, window],
         members[interval + 1, window],
         top[interval, window],
         top[interval + 1, window],
     )
-    return interval[line], share
+    return interval[line], fraction
 
 
 def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the members of each window that are largest, ties included.
+    """Find the largest members of each window, ties included.
 
     Parameters
     ----------
@@ -498,7 +499,7 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
 
 
 def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
-    """Return the value that belongs to the largest member of each window.
+    """Return the entry of `values` at the largest member of each window.
 
     Parameters
     ----------
@@ -523,7 +524,7 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
 
 
 def _members(x: Tensor, windows: Tensor) -> Tensor:
-    """Return the members of each window, (P, channels, windows, members), or a single number."""
+    """Return the members of each window, (P, channels, windows, members); one position stays 1."""
     x = x.reshape(len(x), -1, x.shape[-1])
     return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
 
@@ -540,8 +541,8 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
 
     Returns
     -------
-    share : tensor of shape (m,)
-        Places in [0, 1] where an envelope bends.
+    fraction : tensor of shape (m,)
+        Positions in [0, 1] where an envelope bends.
     envelope : tensor of shape (m,)
         Index of the envelope.
 
@@ -556,12 +557,12 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
     position = torch.zeros_like(left[:, :1])
     row = torch.arange(len(left), device=left.device)
     if left.is_cuda and 1 < left.shape[1] <= MAX_GPU_LINES:
-        return _overtakes_together(left, slope, last, current)
+        return _overtakes_on_gpu(left, slope, last, current)
     bends: list[tuple[Tensor, Tensor]] = []
     while True:
-        going = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
-        left, slope, last = left[going], slope[going], last[going]
-        current, position, row = current[going], position[going], row[going]
+        active = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
+        left, slope, last = left[active], slope[active], last[active]
+        current, position, row = current[active], position[active], row[active]
         if not len(row):
             break
         current, position = _next(left, slope, current, position)
@@ -571,33 +572,33 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
         bends.append((position.squeeze(1), row))
     if not bends:
         return left.new_zeros(0), row
-    return torch.cat([share for share, _ in bends]), torch.cat([row for _, row in bends])
+    return torch.cat([fraction for fraction, _ in bends]), torch.cat([row for _, row in bends])
 
 
 MAX_GPU_LINES = 16
-"""Lines up to which a GPU walks along all envelopes to the end: finding those that are finished
-would synchronise with it at each bend."""
+"""Maximum number of lines for which a GPU walks along all envelopes to the end, as dropping the
+finished ones would synchronise with it at each bend."""
 
 
-def _overtakes_together(
+def _overtakes_on_gpu(
     left: Tensor, slope: Tensor, last: Tensor, current: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute `overtakes` with one synchronisation; k lines bend fewer than k times."""
+    """Compute `overtakes` with one synchronisation; k lines have fewer than k bends."""
     position = torch.zeros_like(left[:, :1])
-    going = ~last.gather(1, current).squeeze(1)
+    active = ~last.gather(1, current).squeeze(1)
     positions, bends = [], []
     for _ in range(left.shape[1] - 1):
         current, position = _next(left, slope, current, position)
-        going &= position.squeeze(1) < 1
+        active &= position.squeeze(1) < 1
         positions.append(position.squeeze(1))
-        bends.append(going)
-        going = going & ~last.gather(1, current).squeeze(1)
+        bends.append(active)
+        active = active & ~last.gather(1, current).squeeze(1)
     step, row = torch.stack(bends).nonzero().unbind(1)
     return torch.stack(positions)[step, row], row
 
 
 def _next(left: Tensor, slope: Tensor, current: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the line that overtakes the current one next, and the place."""
+    """Return the line that overtakes the current one next, and the position."""
     rise = slope - slope.gather(1, current)
     gap = left.gather(1, current) - left
     meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .rounding import noise_of
 
 Crossings = tuple[Tensor, Tensor]
-"""Places between points: index (m,) of the point to the left, and share (m,) in (0, 1)."""
+"""Positions between points: index (m,) of the point to the left, and fraction (m,) in (0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Kinks:
     value : callable
         Maps the inputs at P points to those values, (P, ...).
     numbers : sequence of float
-        The kinks; a unit may rest on one.
+        The kinks.
     error : callable, optional
         Maps the inputs and their bounds to the bound of the values; by default the first input's.
     """
@@ -57,7 +57,7 @@ class Kinks:
 
 @dataclass(frozen=True)
 class Leaders:
-    """Groups of units whose largest is the output.
+    """Groups of units whose maximum is the output.
 
     Parameters
     ----------
@@ -65,11 +65,11 @@ class Leaders:
         Maps the inputs at P points to the positions (P, rows, groups) of the leaders, int64, and
         to the values (P, rows, positions).
     members : callable
-        Maps the inputs at P points to the members (P, rows, groups, members) of each group; it maps
-        their rates likewise.
+        Maps the inputs at P points to the members (P, rows, groups, members) of each group. It is
+        also applied to rates of change.
     tied : callable
-        Maps the inputs and their bounds to flags of the members that may be the largest, to all
-        members, and to the noise of their distances from the largest (each axis of full size or 1).
+        Maps the inputs and their bounds to a mask of the members that may be the largest, all
+        members, and the noise of their distances from the largest (each axis of full size or 1).
     output : callable
         Maps the maxima, (P, rows, groups), to the call's output.
     """
@@ -86,12 +86,12 @@ class Leaders:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted; some of their ranks are the output.
+    """Groups of units that are sorted; the output is the values at some ranks.
 
     Parameters
     ----------
     lines : callable
-        Maps the inputs at P points to (P, groups, units); it maps their bounds likewise.
+        Maps the inputs at P points to (P, groups, units). It is also applied to bounds.
     ranks : sequence of int
         Ranks in the output; 0 is the largest.
     output : callable
@@ -119,9 +119,9 @@ Pieces = Kinks | Leaders | Ranks
 def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
     """Return True between neighbouring samples where some unit changes its piece: (P - 1,).
 
-    Rounding may leave several pieces possible for a unit. It changes where no piece is possible at
-    both samples. Where a sample lies on a boundary, its neighbours are compared, and the change
-    counts as after it.
+    Rounding may leave several pieces possible for a unit. A unit changes where no piece is possible
+    at both samples. If a sample lies on a boundary, its neighbours are compared and the change is
+    placed after it.
 
     Examples
     --------
@@ -143,9 +143,6 @@ def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) 
 def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find which units pass through zero, and where.
 
-    A value within the noise counts as zero: a unit that is zero at a point bends
-    there, if at all, and a segment inside a unit's boundary has no crossings.
-
     Parameters
     ----------
     margin : tensor of shape (P, ...), P at least 2
@@ -155,7 +152,7 @@ def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     Returns
     -------
-    interval, unit, share : tensor of shape (m,)
+    interval, unit, fraction : tensor of shape (m,)
         The unit is an index into the flattened margins of a point.
     """
     above, below = margin > noise, margin < -noise

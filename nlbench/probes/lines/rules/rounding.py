@@ -3,13 +3,13 @@
 Each tensor has a bound: an estimate of its rounding error in units of machine epsilon, whose axes
 are the tensor's, each of full size or 1.
 
-Errors are combined by 2-norms, as errors of many terms have many signs. A sum of n products w x
-inherits the root of the sum of (w e)², and rounding adds half an epsilon of √n times the 2-norm of
-its terms, which is more than half an epsilon of the sum. Sums of magnitudes would be strict bounds,
-but exceed the values by orders of magnitude within a dozen layers.
+Errors are combined by 2-norms, since the errors of many terms partly cancel. A sum of n products
+w x inherits the root of the sum of (w e)², and rounding adds half an epsilon of √n times the 2-norm
+of its terms, which is more than half an epsilon of the sum. Sums of magnitudes would be strict
+bounds, but exceed the values by orders of magnitude within a dozen layers.
 
-For a tensor with positions (of an image or a sentence) the bound is one number per channel, the
-root mean square over its positions. Numbers that are zero, such as inactive units, have no error.
+For a tensor with positions (pixels or tokens) the bound is one number per channel, the root mean
+square over its positions. Numbers that are zero, such as inactive units, have no error.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 """Maps the inputs of a call, their bounds and its output to the output's bound."""
 
 # Factor by which a true error may exceed its estimate, which has the right size at any depth
-# (docs/how-it-works.md). In single precision it would hide many crossings, as regions are short
-# compared with rounding. There it is smaller than rounding may be: a balance between missed regions
-# and regions made of noise.
+# (docs/how-it-works.md). In single precision, where regions are short compared with rounding, that
+# factor would hide many crossings; a smaller one balances missed and spurious regions.
 _NOISE_PER_BOUND = {
     torch.float64: 8 * torch.finfo(torch.float64).eps,
     torch.float32: torch.finfo(torch.float32).eps / 16,
 }
 MIN_SAMPLED_POSITIONS = 64
 """Number of positions above which only every third is counted, since counting is slow."""
-MIN_NONZERO_SHARE = 1 / 16
-"""Minimum share of a channel's positions that count as nonzero, if any is."""
+MIN_NONZERO_FRACTION = 1 / 16
+"""Minimum fraction of a channel's positions that count as nonzero, if any is."""
 
 
 def noise_of(dtype: torch.dtype) -> float:
@@ -44,7 +43,7 @@ def noise_of(dtype: torch.dtype) -> float:
 
 
 def peak(x: Tensor) -> Tensor:
-    """Return the largest magnitude at each point, (P, 1, ...); NaN if there is one."""
+    """Return the largest magnitude at each point, (P, 1, ...); NaN if any value is."""
     # Two reductions are 20 times as fast as `aminmax` on a CPU.
     flat = x.reshape(len(x), -1)
     if flat.shape[1] == 0:
@@ -53,7 +52,7 @@ def peak(x: Tensor) -> Tensor:
 
 
 def peak_over(x: Tensor, axes: Sequence[int], keepdim: bool = False) -> Tensor:
-    """Return the largest magnitude over some axes; NaN if there is one."""
+    """Return the largest magnitude over some axes; NaN if any value is."""
     if 0 in (x.shape[i] for i in axes):
         return x.abs().sum(list(axes), keepdim=keepdim)
     over = tuple(axes)
@@ -67,7 +66,7 @@ def largest_bound(bounds: Sequence[Tensor], ndim: int) -> Tensor:
 
 
 def root_sum_squares(errors: Sequence[Tensor]) -> Tensor:
-    """Return the root of the sum of squares, even where squares overflow or vanish."""
+    """Return the root of the sum of squares, even where squares overflow or underflow."""
     return functools.reduce(torch.hypot, errors)
 
 
@@ -79,8 +78,8 @@ def unchanged(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor
 def scaled(factor: Tensor | float) -> Bound:
     """Return the bound of an output that is the input times a number.
 
-    It covers the rounding of the product, half an epsilon: no tensor's error is less than about
-    half an epsilon of its size.
+    It covers the product's own rounding of half an epsilon, since no tensor's error is less than
+    about half an epsilon of its size.
     """
     return lambda inputs, bounds, output: bounds[0] * factor
 
@@ -97,7 +96,7 @@ def rearranged(apply: Callable[[Sequence[Tensor]], Tensor]) -> Bound:
 
 
 def _compact(bound: Tensor) -> Tensor:
-    """Reduce axes along which a tensor is expanded to size 1."""
+    """Reduce expanded axes to size 1."""
     for axis in range(1, bound.ndim):
         if bound.shape[axis] > 1 and bound.stride(axis) == 0:
             bound = bound.narrow(axis, 0, 1)
@@ -118,8 +117,7 @@ def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor
     Returns
     -------
     squares : tensor of shape (P, ...)
-        Divided by the square of `size`, as squares of small or large numbers would leave the range
-        of floats.
+        Divided by the square of `size`, to avoid overflow and underflow.
     size : tensor of shape (P, 1, ...)
     """
     axes = list(range(1, x.ndim))
@@ -137,8 +135,8 @@ def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor
 def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Tensor, Tensor]:
     """Compute the contribution of each channel to the squared error of a sum of `terms` products.
 
-    Like `squared_errors`, but (P, channels) and (P, 1): over all axes but `axis`, that of the
-    channels, the mean square is taken.
+    Like `squared_errors`, but averaged over all axes except the channel axis `axis`: (P, channels)
+    and (P, 1).
     """
     axis %= x.ndim
     others = [i for i in range(1, x.ndim) if i != axis]
@@ -149,9 +147,9 @@ def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Te
     # A channel that is zero has no error, and does not contribute to the size.
     inherited = torch.where(largest > 0, bound.amax(others), 0.0)
     size = _clamp_to_normal(torch.maximum(largest, inherited).amax(1, keepdim=True))
-    share = torch.maximum(_nonzero_share(flat), largest.sign().mul_(MIN_NONZERO_SHARE))
+    fraction = torch.maximum(_nonzero_fraction(flat), largest.sign().mul_(MIN_NONZERO_FRACTION))
     rounding = (largest * (math.sqrt(terms) / 2 / size)).square_()
-    return rounding.addcmul_(share, (inherited / size).square_()), size
+    return rounding.addcmul_(fraction, (inherited / size).square_()), size
 
 
 def _clamp_to_normal(size: Tensor) -> Tensor:
@@ -161,8 +159,8 @@ def _clamp_to_normal(size: Tensor) -> Tensor:
     return torch.where(size > smallest, size, smallest)
 
 
-def _nonzero_share(x: Tensor) -> Tensor:
-    """Return the share of positions that are not zero, (P, C), estimated from every third."""
+def _nonzero_fraction(x: Tensor) -> Tensor:
+    """Return the fraction of nonzero positions, (P, C), estimated from every third position."""
     if x.shape[2] >= MIN_SAMPLED_POSITIONS:
         x = x[..., ::3]
     # Summing converted bools takes half the time of summing a comparison.

@@ -1,7 +1,7 @@
 """Rules: how a recorded call acts on many points of a segment, and where it bends.
 
-The leading axis of a recorded tensor, of size 1, becomes the axis of points. `rounding` has the
-estimates of each tensor's rounding errors, `pieces` the pieces of its units. A rule is registered
+The leading axis of a recorded tensor, of size 1, becomes the axis of points. `rounding` estimates
+the rounding errors of tensors, `pieces` describes the pieces of their units. A rule is registered
 with `nlbench.introspection.operations.line_rule`, directly above the function that creates it, in
 `kinks`, `maxima`, `arithmetic` or `shapes`.
 """
@@ -37,12 +37,12 @@ class Input:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One recorded call.
+    """A recorded call of an operation.
 
     Parameters
     ----------
     name : str
-        The operation's, without overload and without the underscore of its in-place form.
+        Name of the operation, without its overload or the underscore of its in-place form.
     function : callable
         The out-of-place operation.
     args, kwargs
@@ -94,16 +94,16 @@ class Rule:
         are affine between neighbouring points. None if the call is affine.
     snap : callable, optional
         Like `apply`, from inputs and their bounds, but inputs within noise of a kink are moved onto
-        it. At a breakpoint a unit is zero up to rounding; where all other units are off, the signs
-        of this noise would affect the next layer.
+        it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign
+        of that rounding error would decide the pieces of the next layer.
     workspace : int
         Elements per point that `apply` or `bend` need in addition to inputs and output, if many.
     reserve : int
-        Numbers that they need regardless of the number of points.
+        Elements that they need regardless of the number of points.
     pieces : Kinks, Leaders or Ranks, optional
         Pieces of the units, for estimates, samples and checks; None if they are unknown.
     direct : callable, optional
-        PyTorch's own call, where `apply` computes it differently, optimised for float64.
+        PyTorch's own call, where `apply` is an implementation for float64 on a CPU.
     """
 
     apply: Apply
@@ -116,7 +116,9 @@ class Rule:
     direct: Apply | None = None
 
 
-def only_first_traced(call: RecordedCall, why: str = "its parameters depend on the input") -> None:
+def check_only_first_traced(
+    call: RecordedCall, why: str = "its parameters depend on the input"
+) -> None:
     """Raise if any argument of a call but the first depends on the input."""
     others = (*call.args[1:], *call.kwargs.values())
     if not isinstance(call.args[0], Input) or any(isinstance(a, Input) for a in tree_iter(others)):
@@ -124,7 +126,7 @@ def only_first_traced(call: RecordedCall, why: str = "its parameters depend on t
 
 
 def inner_axis(call: RecordedCall, place: int) -> int:
-    """Return the axis that a call works along; raise if it is that of the samples."""
+    """Return the axis that a call works along; raise if it is the batch axis."""
     axis = int(call.argument(place, "dim", 0)) % len(call.shapes[0])
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")

@@ -1,4 +1,4 @@
-"""Rules of operations that select, repeat, rearrange or join numbers, and compute none."""
+"""Rules of operations that select, repeat, rearrange or join elements without computing any."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.nn import functional
 from nlbench.introspection.operations import line_rule
 
 from .rounding import rearranged, unchanged
-from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis, only_first_traced
+from .rule import Input, NotAffine, RecordedCall, Rule, check_only_first_traced, inner_axis
 
 
 @line_rule(
     "neg", "positive", "clone", "contiguous", "detach", "alias", "lift_fresh", "to", "_to_copy"
 )
-def same(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+def identity(call: RecordedCall) -> Rule:
+    check_only_first_traced(call)
     return Rule(call.apply, unchanged)
 
 
@@ -45,19 +45,19 @@ def view(call: RecordedCall) -> Rule:
 @line_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
 @line_rule(*(f"{mode}_pad{axes}d" for mode in ("reflection", "replication") for axes in (1, 2, 3)))
 def rearrangement(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     return Rule(call.apply, rearranged(call.apply))
 
 
 @line_rule("index", "index_select", caveat="constant indices")
 def selection(call: RecordedCall) -> Rule:
-    only_first_traced(call, "which numbers it selects depends on the input")
+    check_only_first_traced(call, "which numbers it selects depends on the input")
     return Rule(call.apply, rearranged(call.apply))
 
 
 @line_rule("gather", caveat="constant indices")
 def gathering(call: RecordedCall) -> Rule:
-    only_first_traced(call, "which numbers it selects depends on the input")
+    check_only_first_traced(call, "which numbers it selects depends on the input")
     axis, index = inner_axis(call, 1), call.argument(2, "index")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
@@ -68,7 +68,7 @@ def gathering(call: RecordedCall) -> Rule:
 
 @line_rule("max_unpool2d", "max_unpool3d", caveat="constant indices")
 def unpooling(call: RecordedCall) -> Rule:
-    only_first_traced(call, "where it puts numbers depends on the input")
+    check_only_first_traced(call, "where it writes depends on the input")
     index, size = call.args[1], call.argument(2, "output_size")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
@@ -85,15 +85,15 @@ def repeat_samples(constant: Any, count: int) -> Any:
 
 @line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
 @line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
-def putting(call: RecordedCall) -> Rule:
-    """Create the rule of numbers written, or added, into a tensor at fixed places."""
+def scattering(call: RecordedCall) -> Rule:
+    """Create the rule of elements written or added into a tensor at constant positions."""
     if call.name == "masked_scatter" or "reduce" in call.kwargs:
-        raise NotAffine("where it puts numbers depends on their order")
+        raise NotAffine("its result depends on the order of elements")
     is_slice = call.name in ("slice_scatter", "select_scatter")
     source, axis = (1, 2) if is_slice else (3, 1)
     places = [a for i, a in enumerate(call.args) if i not in (0, source)]
     if any(isinstance(a, Input) for a in (*places, *call.kwargs.values())):
-        raise NotAffine("where it puts numbers depends on the input")
+        raise NotAffine("where it writes depends on the input")
     inner_axis(replace(call, shapes=(call.shape,)), axis)
 
     def filled(points: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -127,15 +127,15 @@ def _is_float(argument: Any) -> bool:
 
 @line_rule("assigned", caveat="`copy_` and assignment to a slice")
 def assigned(call: RecordedCall) -> Rule:
-    """Create the rule of a tensor with some numbers overwritten, as `Recorder` records it."""
+    """Create the rule of a tensor with some elements overwritten, as `Recorder` records it."""
     base, value, places, source = call.args
 
     def put(base: Tensor, value: Tensor, count: int) -> Tensor:
         flat = repeat_samples(base, count).reshape(count, -1).clone()
-        places_there, source_there = places.to(flat.device), source.to(flat.device)
-        flat[:, places_there] = repeat_samples(value, count).reshape(count, -1)[:, source_there]
-        whole: Tensor = flat.reshape(count, *call.shape[1:])
-        return whole
+        columns, source_columns = places.to(flat.device), source.to(flat.device)
+        flat[:, columns] = repeat_samples(value, count).reshape(count, -1)[:, source_columns]
+        result: Tensor = flat.reshape(count, *call.shape[1:])
+        return result
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         tensors = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]
@@ -186,7 +186,7 @@ def concatenation(call: RecordedCall) -> Rule:
 
 @line_rule("pad", "constant_pad_nd")
 def padding(call: RecordedCall) -> Rule:
-    only_first_traced(call)
+    check_only_first_traced(call)
     if call.name == "pad" and call.argument(2, "mode", "constant") != "constant":
         return Rule(call.apply, rearranged(call.apply))
     pads = list(call.argument(1, "pad"))
