@@ -28,7 +28,7 @@ class Correlation:
     Parameters
     ----------
     value : float
-        NaN for fewer than three pairs or a constant side.
+        NaN for fewer than three pairs, or if either variable is constant.
     low, high : float
         Interval; NaN for too few pairs, or if no order of their ranks would be significant.
     n : int
@@ -71,8 +71,8 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     ----------
     D. G. Bonett, T. A. Wright, "Sample size requirements for estimating Pearson, Kendall and
     Spearman correlations", Psychometrika 65, 2000: the variance of the Fisher-transformed
-    coefficient is (1 + r² / 2) / (n - 3). A coefficient of ±1 is transformed half a step, of one
-    exchange of neighbours, below it.
+    coefficient is (1 + r² / 2) / (n - 3). In place of ±1 the transformed coefficient is half a
+    step closer to 0, where a step is the effect of swapping two neighbours.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
 
     x, y = _pairs(x, y)
     if not _varies(x, y):
-        return _none(len(x))
+        return _undefined(len(x))
     value, n = float(spearmanr(x, y).statistic), len(x)
     freedom = n - 3 if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / (n * (n**2 - 1)))
@@ -112,7 +112,7 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
 
     x, y = _pairs(x, y)
     if not _varies(x, y):
-        return _none(len(x))
+        return _undefined(len(x))
     value, n = float(kendalltau(x, y).statistic), len(x)
     freedom = n - 4 if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, 0.437, freedom, 2 / (n * (n - 1)))
@@ -142,7 +142,7 @@ def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
         if len(x) > 1:
             centred.append((x - x.mean(), y - y.mean()))
     if not centred:
-        return _none(0)
+        return _undefined(0)
     x = np.concatenate([pair[0] for pair in centred])
     y = np.concatenate([pair[1] for pair in centred])
     scale = math.sqrt(float(x @ x) * float(y @ y))
@@ -164,14 +164,14 @@ def _varies(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool:
     return len(x) > 2 and bool(np.ptp(x) > 0) and bool(np.ptp(y) > 0)
 
 
-def _none(n: int) -> Correlation:
+def _undefined(n: int) -> Correlation:
     return Correlation(math.nan, math.nan, math.nan, n)
 
 
 def _can_be_significant(x: NDArray[np.float64], y: NDArray[np.float64], sign: float) -> bool:
     """Return True if the permutation test is significant for some order of these values.
 
-    The most extreme coefficient is that of both sorted, the second in reverse for a negative sign.
+    The coefficient is most extreme if both are sorted, the second in reverse for a negative sign.
     Its two-sided p-value is twice the share of permutations with the same pairs of values.
     """
     first, second = np.sort(x), np.sort(y)[:: 1 if sign > 0 else -1]
@@ -185,7 +185,7 @@ def _can_be_significant(x: NDArray[np.float64], y: NDArray[np.float64], sign: fl
 
 
 def _log_factorials(columns: NDArray[np.float64]) -> float:
-    """Sum the logarithms of the factorials of the numbers of equal columns."""
+    """Sum log(m!) over the groups of m equal columns."""
     _, sizes = np.unique(columns, axis=-1, return_counts=True)
     return sum(math.lgamma(size + 1) for size in sizes)
 
@@ -195,8 +195,8 @@ def _with_interval(
 ) -> Correlation:
     """Add an interval by Fisher's transformation.
 
-    Values nearer to ±1 than half a step of a rank correlation are transformed there, so that the
-    interval of a perfect order has a width.
+    A rank correlation is first limited to half a step below ±1, so that the interval of a perfect
+    order has a width.
     """
     if freedom < 1 or not math.isfinite(value):
         return Correlation(value, math.nan, math.nan, n)
@@ -266,7 +266,7 @@ def _common(
 def agreement_frame(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]],
 ) -> pd.DataFrame:
-    """Convert agreement to a tidy table: one row per coefficient and pair of measures."""
+    """Convert correlations to a tidy table: one row per coefficient and pair of measures."""
     rows = [
         (kind, a, b, c.value, c.low, c.high, c.n, c.groups)
         for kind, pairs in coefficients.items()
@@ -298,7 +298,7 @@ def paired_share(differences: ArrayLike) -> Correlation:
     values = values[np.isfinite(values)]
     n = len(values)
     if n == 0:
-        return _none(0)
+        return _undefined(0)
     share = float((values > 0).mean() + (values == 0).mean() / 2)
     z = _WIDTH**2
     middle = (share + z / (2 * n)) / (1 + z / n)

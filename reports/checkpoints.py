@@ -1,4 +1,4 @@
-"""Names of checkpoints: the training run, the step and the seed."""
+"""Parsing of a checkpoint's name into its training run, step and seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Checkpoint:
 
 
 def split_seed(weights: str) -> tuple[str, int | None]:
-    """Split the seed of a training run off the name of its weights.
+    """Split the name of weights into the name without the seed, and the seed of training.
 
     Examples
     --------

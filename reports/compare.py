@@ -44,7 +44,7 @@ _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocess
 
 @dataclass(frozen=True)
 class Difference:
-    """One cell in two runs.
+    """Values of one cell in two runs.
 
     Parameters
     ----------
@@ -70,12 +70,12 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """Second value minus the first."""
+        """The second value minus the first."""
         return self.after - self.before
 
     @property
     def relative(self) -> float:
-        """Change as a share of the first value; NaN if that is zero."""
+        """The change as a share of the first value; NaN if that is zero."""
         return self.change / abs(self.before) if self.before else math.nan
 
 
@@ -125,13 +125,13 @@ class Comparison:
         return str(self.frame().to_html(index=False))
 
     def broken(self, conditions: Sequence[str]) -> list[str]:
-        """List the cells that violate a condition.
+        """List the cells that meet a condition of ``--fail-if``.
 
         Parameters
         ----------
         conditions : sequence of str
             ``MEASURE > NUMBER`` or ``MEASURE > NUMBER%``: the absolute change exceeds it. With a
-            sign, ``> +5%`` is a rise and ``< -5%`` a fall by more. The measure may be a glob.
+            sign, ``> +5%`` is a larger rise and ``< -5%`` a larger fall. The measure may be a glob.
 
         Raises
         ------
@@ -365,7 +365,7 @@ def _match_checkpoints(
 
 
 def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], TableSubject]:
-    """Index checkpoints by model, data, seed and step, without those of one step twice."""
+    """Index checkpoints by model, data, seed and step, leaving out ambiguous steps."""
     steps: dict[tuple[object, ...], list[TableSubject]] = {}
     for s in subjects:
         if s.checkpoint:
@@ -393,7 +393,7 @@ def difference_of(subject: str, measure: str, before: TableCell, after: TableCel
     low, high = mean_interval(steps, f"{subject}\0{measure}")
     counts = len(before.place_values), len(after.place_values)
     if counts != (len(steps), len(steps)) and not notes:
-        # The values are means over different places, so no interval of shared places fits them.
+        # The values are means over different places, so an interval over shared ones doesn't apply.
         notes.append(f"the runs share {len(steps)} places of {counts[0]} and {counts[1]}")
         if len(steps) > 1:
             mean = f"{steps.mean():+.4g} ({low:+.4g} to {high:+.4g})"
@@ -416,7 +416,7 @@ def _is_mean(steps: NDArray[np.float64], change: float) -> bool:
 
 
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield the entries of the manifests that determine values and differ."""
+    """Yield the differing entries of the manifests that can affect values."""
     before, after = (
         {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
     )

@@ -34,7 +34,7 @@ _FACTS = (
 )  # fmt: skip
 
 MAX_PLACE_VALUES = 120_000
-"""Values of places on one page, some 20 bytes each."""
+"""Values of places on one page, about 20 bytes each."""
 
 
 def pack(
@@ -48,7 +48,7 @@ def pack(
     positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
     by_name = {run.name: run for run in runs}
     with_places = _subjects_with_places(scores, rows)
-    lists = _Lists()
+    lists = _PlaceLists()
     traces: dict[str, int] = {}
     return {
         "measures": [
@@ -96,19 +96,19 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the options of each measure and of its probe as text."""
     probes = manifest.get("probes") or {}
     texts = {}
-    for name, about in (manifest.get("measures") or {}).items():
-        probe = str(about.get("probe", ""))
+    for name, info in (manifest.get("measures") or {}).items():
+        probe = str(info.get("probe", ""))
         own, shared = (
-            settings_text(about.get("options") or {}),
+            settings_text(info.get("options") or {}),
             settings_text(probes.get(probe) or {}),
         )
-        parts = (f"version {about.get('version', '')}", own, shared and f"probe {probe}: {shared}")
+        parts = (f"version {info.get('version', '')}", own, shared and f"probe {probe}: {shared}")
         texts[name] = "; ".join(part for part in parts if part)
     return texts
 
 
 def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
-    """Return the subjects whose places fit the page, first seeds in order of rank first."""
+    """Return the subjects whose places fit on the page: first seeds by rank, then other seeds."""
     order = [row.subjects[0] for row in rows]
     order += [subject for row in rows for subject in row.subjects[1:]]
     chosen, remaining = set(), MAX_PLACE_VALUES
@@ -122,15 +122,15 @@ def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
 
 
 def places_left_out(content: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the subjects whose places the page leaves out, if there are any."""
+    """Return a sentence about subjects whose places are left out, in a list; empty if none are."""
     subjects = sum(any("x" in cell for cell in cells) for cells in content["cells"])
     if not subjects:
         return []
     return [f"Values by place of {count(subjects, 'network')} are in scores.csv only."]
 
 
-class _Lists:
-    """Distinct lists of places: the measures of a probe share theirs."""
+class _PlaceLists:
+    """Distinct lists of places, which the measures of a probe share."""
 
     def __init__(self) -> None:
         self.names: list[list[str]] = []
@@ -147,21 +147,21 @@ class _Lists:
 
 
 def _measure(
-    name: str, about: Mapping[str, Any], entries: Sequence[Any], scores: Scores
+    name: str, info: Mapping[str, Any], entries: Sequence[Any], scores: Scores
 ) -> dict[str, Any]:
-    sense = sense_of(about)
+    sense = sense_of(info)
     places = [v for s in scores.subjects for v in scores[s.label, name].place_values]
     strip = Scale.of(places, sense, clip=True)
     mark = Scale.of([entry.value for entry in entries], sense)
 
-    bounds = [None if b is None or math.isinf(b) else b for b in about.get("bounds") or (None,) * 2]
+    bounds = [None if b is None or math.isinf(b) else b for b in info.get("bounds") or (None,) * 2]
     return {
         "name": name,
-        "probe": str(about.get("probe", "")),
+        "probe": str(info.get("probe", "")),
         "sense": sense,
         "mark": mark and asdict(mark),
         "strip": strip and asdict(strip),
-        "description": str(about.get("description", "")).strip(),
+        "description": str(info.get("description", "")).strip(),
         "bounds": bounds,
         "decimals": interval_decimals(entries),
         "all": column_decimals(entry.value for entry in entries),
@@ -195,7 +195,7 @@ def _cell(
     subject: TableSubject,
     measure: str,
     runs: Mapping[str, NamedRun],
-    lists: _Lists | None,
+    lists: _PlaceLists | None,
     traces: dict[str, int],
 ) -> dict[str, Any]:
     packed: dict[str, Any] = {"s": cell.status, "n": cell.n}
@@ -236,7 +236,7 @@ def _cell(
 
 
 def _number(value: float | None) -> float | str | None:
-    """Return a number in JSON; a non-finite one by its name in JavaScript."""
+    """Convert a number to JSON; non-finite ones become their JavaScript names."""
     if value is None or math.isfinite(value):
         return value
     if math.isnan(value):
@@ -272,7 +272,7 @@ def to_script(content: Mapping[str, Any]) -> str:
 
 
 def unpack(content: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the tidy table that `pack` packed."""
+    """Convert the output of `pack` back to the tidy table."""
     rows: list[tuple[Any, ...]] = []
     for subject, cells in zip(content["subjects"], content["cells"], strict=True):
         identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))

@@ -1,4 +1,4 @@
-"""Environment of the templates."""
+"""Jinja environment of the page templates."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def environment() -> jinja2.Environment:
-    """Create the environment of the templates, which escapes all but our style and figures."""
+    """Create the environment, which escapes everything but the style sheet, script and figures."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -151,13 +151,13 @@ def _texts(run: Run, ranks: bool) -> tuple[list[str], list[list[str]]]:
     return ["network", *scores.measures], lines
 
 
-def _column(rows: Sequence[Row], name: str, about: Mapping[str, Any], ranks: bool) -> list[str]:
+def _column(rows: Sequence[Row], name: str, info: Mapping[str, Any], ranks: bool) -> list[str]:
     entries = [row.entries[name] for row in rows]
     decimals = interval_decimals(entries)
     texts = []
     for entry in entries:
         text = number(entry.value, decimals) if entry.status == "ok" else entry.status
-        interval = ranks_text(entry.best, entry.worst) if sense_of(about) and len(rows) > 1 else ""
+        interval = ranks_text(entry.best, entry.worst) if sense_of(info) and len(rows) > 1 else ""
         has_rank = ranks and interval and entry.status == "ok"
         texts.append(f"{text} ({interval})" if has_rank else text)
     return texts

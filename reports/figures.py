@@ -44,15 +44,15 @@ def figure_of(scores: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], n
     >>> len(figure_of(scores, {"affinity": {"probe": "sites"}}, "affinity").axes)
     1
     """
-    about = measures.get(name, {})
+    info = measures.get(name, {})
     drawings = {"sites": draw_signature, "lines": draw_distribution}
-    draw = drawings.get(str(about.get("probe")), draw_bars)
+    draw = drawings.get(str(info.get("probe")), draw_bars)
     series = _series(labelled(scores), name)
     with matplotlib.style.context(["default", STYLE]):
         figure = NotebookFigure(layout="constrained")
         axes = figure.add_subplot()
-        label = f"{short(name, 40)}\n{direction(about.get('more_means', 'neither'))}"
-        if draw(axes, series, about) == "x":
+        label = f"{short(name, 40)}\n{direction(info.get('more_means', 'neither'))}"
+        if draw(axes, series, info) == "x":
             axes.set_xlabel(label.replace("\n", ", "))
         else:
             axes.set_ylabel(label)
@@ -61,13 +61,13 @@ def figure_of(scores: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], n
         labels = [legend_label(short(text)) for text in texts]
         columns = max(1, min(len(labels), 100 // (max(map(len, labels)) + 6)))
         figure.legend(handles, labels, loc="outside upper left", ncols=columns)
-        figure.draw_without_rendering()  # lays out, once, while the style is in force
+        figure.draw_without_rendering()  # computes the layout while the style is in force
         figure.set_layout_engine("none")
     return figure
 
 
 def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
-    """Return the series with a value by the subject's position, which sets its colour."""
+    """Return the series with values, keyed by the subject's position, which sets its colour."""
     subjects = list(dict.fromkeys(table["subject"]))
     if len(subjects) > MAX_SERIES:
         raise RequestError(f"{len(subjects)} subjects in one figure; expected {MAX_SERIES} at most")

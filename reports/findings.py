@@ -14,7 +14,7 @@ from .population import comparable_value, population_of
 from .remarks import Gap, group_remarks
 from .tables import Scores, TableCell, mean_cell
 from .text import count, number, place_noun, place_text, short_decimals
-from .training import training_findings, trainings
+from .training import training_findings, training_runs
 
 _MAX_NAMED = 3
 _MAX_REASON = 120
@@ -48,18 +48,18 @@ def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
 
 
 def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
-    """Describe one network: the places that stand out, and where it lies among others."""
+    """Describe one network: the places that stand out, and its rank among reference networks."""
     sentences = []
     for measure in scores.measures:
-        about = measures.get(measure, {})
+        info = measures.get(measure, {})
         cell = mean_cell([scores[subject.label, measure] for subject in row.subjects])
-        sense = sense_of(about)
-        if about.get("probe") == "sites" and sense and len(cell.place_values) > 2:
-            sentences.append(_places_sentence(measure, cell, about))
+        sense = sense_of(info)
+        if info.get("probe") == "sites" and sense and len(cell.place_values) > 2:
+            sentences.append(_places_sentence(measure, cell, info))
             break
     for measure in scores.measures:
-        about = measures.get(measure, {})
-        population = population_of(measure, about)
+        info = measures.get(measure, {})
+        population = population_of(measure, info)
         value = comparable_value(row, scores, measure)
         if population is None or not math.isfinite(value):
             continue
@@ -69,9 +69,9 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
     return sentences
 
 
-def _places_sentence(measure: str, cell: TableCell, about: Mapping[str, Any]) -> str:
+def _places_sentence(measure: str, cell: TableCell, info: Mapping[str, Any]) -> str:
     values = {place.name: place.value for place in cell.places}
-    sense, noun = sense_of(about), place_noun(about)
+    sense, noun = sense_of(info), place_noun(info)
     standout, others = standout_places(cell, sense)
     rest = [values[name] for name in others]
     decimals = short_decimals(rest)
@@ -106,7 +106,7 @@ def findings(
     sentences = []
     if len(rows) == 1:
         sentences += network_findings(rows[0], scores, measures)
-    for training in trainings(rows)[:_MAX_NAMED]:
+    for training in training_runs(rows)[:_MAX_NAMED]:
         sentences += training_findings(training, scores, measures)
     first = sort_measure(measures, scores.measures)
     ranked = [row for row in rows if first and row.entries[first].rank is not None]

@@ -45,8 +45,8 @@ class Scale:
     def of(cls, values: Iterable[float], sense: int, *, clip: bool = False) -> Scale | None:
         """Fit a scale to values; None if no value is finite.
 
-        It is logarithmic if they are positive and span more than a factor of 50. With `clip` the
-        outermost of many values lie beyond its ends.
+        It is logarithmic if they are positive and span more than a factor of 50. With `clip` it
+        ends at the 0.5 % and 99.5 % quantiles of many values.
         """
         finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
         if not len(finite):

@@ -1,4 +1,4 @@
-"""Dataclasses that the page's templates render."""
+"""Dataclasses behind the page's templates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NamedRun:
     Parameters
     ----------
     drawings : mapping of (model, weights, data, seed) to mapping
-        Drawn path of each subject that has one.
+        Drawing of one path of each subject that has one.
     kinds : mapping of (model, weights, data, seed) to mapping
         Kind of activation of each site of a subject.
     cells : mapping of (model, weights, data, seed, measure) to mapping
@@ -44,12 +44,12 @@ class NamedRun:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
+    """A table of strings.
 
     Parameters
     ----------
     names : int
-        Number of columns at the left that hold names.
+        Number of leading columns that hold names.
     numbers : bool
         True if the other columns hold numbers.
     """

@@ -18,7 +18,7 @@ from .tables import Scores, TableCell, TableSubject
 CONFIDENCE = 0.95
 REPEATS = 1000
 MAX_RESAMPLED_VALUES = 2_000_000
-"""Bootstrap means of one measure; a leaderboard of more than 2,000 rows has fewer repeats."""
+"""Limit of bootstrap means per measure; with more than 2,000 rows there are fewer repeats."""
 _FIELDS = (
     "value", "std", "low", "high", "rank", "tied", "best", "worst", "quantile", "n", "over",
     "status", "reason",
@@ -106,9 +106,9 @@ def family_of(model: str) -> str:
     return name[:letters] or name
 
 
-def sense_of(about: Mapping[str, Any]) -> int:
+def sense_of(info: Mapping[str, Any]) -> int:
     """Return 1 or -1 for a measure that grows or falls with nonlinearity, 0 for neither."""
-    return {"more nonlinear": 1, "less nonlinear": -1}.get(str(about.get("more_means")), 0)
+    return {"more nonlinear": 1, "less nonlinear": -1}.get(str(info.get("more_means")), 0)
 
 
 def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
@@ -117,7 +117,7 @@ def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
 
 
 def is_training(rows: Sequence[Row]) -> bool:
-    """Return True if all rows are checkpoints, of several steps: they are ordered by step."""
+    """Return True if all rows are checkpoints of several steps, to be ordered by step."""
     steps = {row.subjects[0].checkpoint for row in rows}
     return None not in steps and len(steps) > 1
 
@@ -139,7 +139,7 @@ def leaderboard(
     Returns
     -------
     list of Row
-        The most nonlinear on top. Subjects without a value of the ordering measure come last.
+        Most nonlinear first. Subjects without a value of the ordering measure come last.
     """
     members = _members(scores.subjects, together)
     labels = _labels(members)
@@ -157,10 +157,10 @@ def leaderboard(
     if first is None:
         return rows
     sense = sense_of(measures[first])
-    return sorted(rows, key=lambda row: _sorting(row.entries[first].value, sense))
+    return sorted(rows, key=lambda row: _sort_key(row.entries[first].value, sense))
 
 
-def _sorting(value: float, sense: int) -> tuple[bool, float]:
+def _sort_key(value: float, sense: int) -> tuple[bool, float]:
     return (math.isnan(value), 0.0 if math.isnan(value) else -sense * value)
 
 
@@ -169,7 +169,7 @@ def _step_key(subject: TableSubject) -> tuple[Any, ...]:
 
 
 def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[TableSubject, ...]]:
-    """Group subjects by network; a group with one seed twice is split into its subjects."""
+    """Group subjects by network; a group with a repeated seed is split into its subjects."""
     groups: dict[object, list[TableSubject]] = {}
     for subject in subjects:
         groups.setdefault(subject.group if together else subject.label, []).append(subject)
@@ -184,7 +184,7 @@ def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[Tab
 
 
 def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
-    """Return a label for each row: checkpoints by their step, several seeds without a seed."""
+    """Return a label for each row; checkpoints show their step, merged seeds no seed."""
     labels = []
     for group in members:
         first = group[0]
@@ -203,13 +203,13 @@ def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
 
 def _column(
     scores: Scores,
-    about: Mapping[str, Any],
+    info: Mapping[str, Any],
     name: str,
     members: Sequence[tuple[TableSubject, ...]],
     labels: Sequence[str],
     repeats: int,
 ) -> list[Standing]:
-    probe = str(about.get("probe", ""))
+    probe = str(info.get("probe", ""))
     plain: list[Standing] = []
     samples: list[NDArray[np.float64]] = []
     for group in members:
@@ -227,26 +227,26 @@ def _column(
     means = np.stack(
         [resampled_means(samples[i], repeats, seed) for i, seed in zip(ranked, seeds, strict=True)]
     )
-    means = means.clip(*_bounds(about))
+    means = means.clip(*_bounds(info))
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(means, [tail, 100 - tail], axis=1)
     entries = list(plain)
     for position, i in enumerate(ranked):
         if len(samples[i]) > 1:
             entries[i] = replace(plain[i], low=float(low[position]), high=float(high[position]))
-    sense = sense_of(about)
+    sense = sense_of(info)
     if sense:
         _rank(entries, ranked, sense * means, sense)
     return entries
 
 
-def _bounds(about: Mapping[str, Any]) -> tuple[float, float]:
-    low, high = about.get("bounds") or (None, None)
+def _bounds(info: Mapping[str, Any]) -> tuple[float, float]:
+    low, high = info.get("bounds") or (None, None)
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]]:
-    """Return the entry of one subject, and its places' values if its value is their mean."""
+    """Return one subject's entry, and the values to resample: its places' if it is their mean."""
     places = cell.place_values
     value = cell.value
     std = cell.statistics.get("std", math.nan) if len(places) > 1 else math.nan
@@ -264,7 +264,7 @@ def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]
 def _of_seeds(
     cells: Sequence[TableCell], group: Sequence[TableSubject]
 ) -> tuple[Standing, NDArray[np.float64]]:
-    """Return the mean over seeds and their values; a failed seed leaves no value."""
+    """Return the entry of the mean over seeds, and their values; no value if a seed failed."""
     values = np.array([cell.value for cell in cells])
     values = values[np.isfinite(values)]
     missing = [(c, s) for c, s in zip(cells, group, strict=True) if not math.isfinite(c.value)]
@@ -304,7 +304,7 @@ def _mean_and_std(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _scale_of(values: NDArray[np.float64]) -> float:
-    """Return a power of two to divide values by whose sum or squares would overflow, else 1."""
+    """Return the power of two to divide values by so that no sum or square overflows, else 1."""
     largest = float(np.abs(values).max(initial=0.0))
     return 1.0 if largest < 1e150 else 2.0 ** (math.frexp(largest)[1] - 1)
 
@@ -462,8 +462,8 @@ def leaderboard_frame(
     Parameters
     ----------
     full : bool
-        All fields of `Standing` and everything that identifies a row, or a narrow table of
-        values, intervals and ranks.
+        Include all fields of `Standing` and all keys of a row, not only values, intervals and
+        ranks.
 
     Returns
     -------

@@ -123,7 +123,7 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
 
 
 def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
-    """Return mode, ω and seed of a network's training from its checkpoint's header."""
+    """Parse the mode, ω and seed of a network's training from its checkpoint's header."""
     header, own_seed = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
     try:
         seed = int(header.get("seed", own_seed))
@@ -146,7 +146,7 @@ def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
 
 
 def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:
-    """Compare the accuracy of the modes at equal path length, one sentence per mode.
+    """Compare the accuracies of modes at equal path length, one sentence per mode.
 
     The means over seeds of post-training networks are interpolated linearly at the path lengths
     of the other mode that lie in their range.

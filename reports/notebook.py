@@ -67,8 +67,8 @@ def leaderboard_of(
     frame = leaderboard_frame(rows, names, full=full)
     if reference:
         for name in names:
-            about = known.get(name, {})
-            frame[name, "reference"] = [reference_share(r, scores, name, about) for r in rows]
+            info = known.get(name, {})
+            frame[name, "reference"] = [reference_share(r, scores, name, info) for r in rows]
     return frame[names]
 
 
@@ -144,7 +144,7 @@ def _site_measure(
 
 
 def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
-    """Draw the fingerprints of a run's networks: one strip each, coloured by score over depth.
+    """Draw the fingerprint of each network: a strip over its depth, coloured by score.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def plot_of(run: Run, measure: str) -> Figure:
     Raises
     ------
     nlbench.RequestError
-        If the run lacks the measure, it has no value, or there are too many subjects.
+        If the run lacks the measure or any value of it, or has too many subjects.
     """
     scores, measures = _read(run)
     _check(measure, scores.measures, "measure")

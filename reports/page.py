@@ -34,18 +34,18 @@ from .manifest import manifest_lines
 from .planes import planes_of
 from .population import population_of
 from .remarks import (
+    describe_scope,
     differences,
     gap_table,
     gaps,
     summary_sentence,
     unfinished,
-    what_was_measured,
 )
 from .signatures import signature_maps
 from .single import cards, cite_sentence, strip_fields
 from .tables import Scores, labelled, mean_cell
 from .text import place_noun
-from .training import change_table, trainings
+from .training import change_table, training_runs
 from .views import board_view, heatmaps, meanings
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
         raise RequestError(f"{path} is a folder; expected the name of an HTML file")
     html = render_page(runs)
     make_folder(path.parent)
-    # names may hold lone surrogates, which UTF-8 can't encode
+    # Names may have lone surrogates, which UTF-8 can't encode.
     write_atomically(path, html.encode("utf-8", errors="replace"))
     return path
 
@@ -166,13 +166,13 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         Replaces the names of the runs.
     """
     named = named_runs(runs)
-    table, measures = together(named)
-    probes = list(dict.fromkeys(about.get("probe") for about in measures.values()))
+    table, measures = concatenate_scores(named)
+    probes = list(dict.fromkeys(info.get("probe") for info in measures.values()))
     measures = dict(sorted(measures.items(), key=lambda item: probes.index(item[1].get("probe"))))
     scores = Scores(labelled(table), measures)
     all_rows = leaderboard(scores, measures)
     missing = gaps(named, scores)
-    rows, left_out = _fitting(all_rows, len(scores.subjects))
+    rows, left_out = _limit_rows(all_rows, len(scores.subjects))
     shown = scores.subset(subject for row in rows for subject in row.subjects)
     maps = signature_maps(rows, shown, measures)
     is_single = len(rows) == 1 and not head
@@ -190,7 +190,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     }
     changed = []
     positions = {row.label: index for index, row in enumerate(rows)}
-    for training in trainings(all_rows):
+    for training in training_runs(all_rows):
         changes = training.changes(scores, measures)
         changed.append({"label": training.label, "table": change_table(changes)})
         content["trainings"].append(training.packed(positions, changes))
@@ -200,7 +200,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         .render(
             title=title or (_network_title(rows[0]) if is_single else _names(named)),
             head=head or Markup(),
-            measured=what_was_measured(named, scores, all_rows),
+            measured=describe_scope(named, scores, all_rows),
             findings=findings(all_rows, scores, measures, missing, correlations["spearman"]),
             sentence=summary_sentence(scores, missing),
             single=_single_view(rows[0], shown, measures) if is_single else None,
@@ -212,7 +212,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             differences=differences(named),
             meanings=meanings(measures),
             agreement=heatmaps(correlations, scores.measures),
-            lines=any(about.get("probe") == "lines" for about in measures.values()),
+            lines=any(info.get("probe") == "lines" for info in measures.values()),
             maps=bool(maps),
             planes=[picture for run in named for picture in run.planes],
             tradeoffs=linearised,
@@ -271,10 +271,10 @@ def _citation(
     )
 
 
-def _fitting(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
-    """Return the rows that a page holds, and sentences on what it leaves out.
+def _limit_rows(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
+    """Return the rows that a page shows, and sentences on what it leaves out.
 
-    With more than `MAX_SUBJECTS` subjects a row holds its first seed only (its values remain those
+    With more than `MAX_SUBJECTS` subjects, a row has its first seed only (its values remain those
     of all seeds); if there are too many rows, only the most and the least nonlinear are shown.
     """
     if subjects <= MAX_SUBJECTS:
@@ -296,7 +296,7 @@ def _fitting(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
 def _network_title(row: Row) -> str:
     """Return the title of a page with one network, such as ``vgg8 trained on digits``."""
     subject = row.subjects[0]
-    if subject.data == "given":  # a model in memory, by `nlbench.evaluate`
+    if subject.data == "given":  # a model passed to `nlbench.evaluate`
         return subject.model
     weights = subject.weights_text
     words = weights if weights in ("trained", "calibrated") else f"({weights})"
@@ -320,7 +320,7 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
         while name in taken:
             name = f"{run.name} ({number})"
             number += 1
-        # A manifest serializes an entry at each access, so it is converted once.
+        # Each access to a manifest serializes the entry, so it is converted once.
         manifest = dict(run.manifest)
         subjects = {
             (str(s["model"]), str(s["weights"]), str(s["data"]), int(s["seed"])): s
@@ -341,7 +341,7 @@ def _record_facts(run: Run) -> dict[str, Any]:
     for record in run.records:
         subject = record.identity[:4]
         facts = record.probe.facts
-        if facts.get("drawing"):  # the measures of lines share it
+        if facts.get("drawing"):  # measures of lines share it
             drawings.setdefault(subject, facts["drawing"])
         kinds.setdefault(subject, {}).update(facts.get("kinds", {}))
         notes = remarks.setdefault(subject, {})
@@ -378,7 +378,7 @@ def _kinds(runs: Sequence[NamedRun]) -> list[str]:
     return [kind for kind, _ in counted.most_common()]
 
 
-def together(
+def concatenate_scores(
     runs: Sequence[NamedRun],
 ) -> tuple[pd.DataFrame, dict[str, Mapping[str, Any]]]:
     """Concatenate the scores of runs, with each measure's metadata from the first run."""
@@ -387,8 +387,8 @@ def together(
         sites = (run.manifest.get("probes") or {}).get("sites") or {}
         nouns = {"activations": "activation", "blocks": "block"}
         noun = nouns.get(sites.get("of", "activations"), "module")
-        for name, about in (run.manifest.get("measures") or {}).items():
-            measures.setdefault(name, {**about, "of": noun})
+        for name, info in (run.manifest.get("measures") or {}).items():
+            measures.setdefault(name, {**info, "of": noun})
     if len(runs) == 1:
         return runs[0].scores, measures
     tables = [run.scores.assign(run=run.name) for run in runs if len(run.scores)]

@@ -33,7 +33,7 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 MAX_SERIES = len(_COLORS)  # more series in one figure can't be distinguished
 _MAX_NAMES, _MAX_NAME_LENGTH = 24, 36
-_MAX_CAPS = 40  # with more error bars their caps blur and make up half of the file
+_MAX_CAPS = 40  # the caps of more error bars blur and make up half of the file
 
 
 def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -69,7 +69,7 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return x, np.cumsum(times) / numbers.size
 
 
-def draw_signature(axes: Axes, series: Mapping[int, Series], about: Mapping[str, Any]) -> str:
+def draw_signature(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any]) -> str:
     """Draw one mark per site and subject; return the axis of the measure."""
     hollow: Counter[int] = Counter()
     for index, subject in series.items():
@@ -108,12 +108,12 @@ def draw_signature(axes: Axes, series: Mapping[int, Series], about: Mapping[str,
             )
             marks.set_in_layout(False)
     drawn = list(series.values())
-    _use_bounds(axes, drawn, about.get("bounds", (None, None)))
+    _use_bounds(axes, drawn, info.get("bounds", (None, None)))
     _name_places(axes, drawn, "site, in order of call")
     return "y"
 
 
-def draw_distribution(axes: Axes, series: Mapping[int, Series], about: Mapping[str, Any]) -> str:
+def draw_distribution(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any]) -> str:
     """Draw one step function per subject; return the axis of the measure."""
     all_values: list[float] = []
     for index, subject in series.items():
@@ -135,7 +135,7 @@ def draw_distribution(axes: Axes, series: Mapping[int, Series], about: Mapping[s
         )
     if min(all_values) > 0 and max(all_values) > 50 * min(all_values):
         axes.set_xscale("log")
-        # plain numbers, as mathematical markup is switched off
+        # Plain numbers, since mathematical markup is disabled.
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
@@ -144,7 +144,7 @@ def draw_distribution(axes: Axes, series: Mapping[int, Series], about: Mapping[s
     return "x"
 
 
-def draw_bars(axes: Axes, series: Mapping[int, Series], about: Mapping[str, Any]) -> str:
+def draw_bars(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any]) -> str:
     """Draw one bar per place and subject; return the axis of the measure."""
     width = 0.8 / len(series)
     for position, (index, subject) in enumerate(series.items()):

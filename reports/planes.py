@@ -91,8 +91,8 @@ def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") ->
             )
     try:
         is_png = path.suffix.lower() in (".png", "")
-        about = {_DESCRIPTION: caption} if caption and is_png else None
-        figure.savefig(path, dpi=130, metadata=about)
+        metadata = {_DESCRIPTION: caption} if caption and is_png else None
+        figure.savefig(path, dpi=130, metadata=metadata)
     except (OSError, ValueError) as error:
         raise RequestError(f"--out: {path} can't be written: {error}") from error
     finally:

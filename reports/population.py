@@ -1,4 +1,4 @@
-"""The reference population: values of many networks, in which any value can be placed."""
+"""The reference population: values of many networks, among which a value is placed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).parent / "reference_networks.json"
 STATISTICS = {"absdev": "over_range"}
-"""Statistic in which a measure is comparable between networks, where it isn't ``value``."""
+"""Statistic by which networks are comparable, for measures whose ``value`` is not."""
 AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
 """Value of an affine network, or of an activation that acts as an affine map."""
 MIN_NETWORKS = 5
@@ -50,7 +50,7 @@ class Population:
         return float((self.sense * self.values < self.sense * value).mean())
 
     def sentence(self, value: float) -> str:
-        """Place a value among the reference networks.
+        """Describe where a value lies among the reference networks.
 
         Examples
         --------
@@ -71,26 +71,26 @@ def comparable_value(row: Row, scores: Scores, measure: str) -> float:
     return float(np.mean(finite)) if finite and row.entries[measure].status == "ok" else math.nan
 
 
-def reference_share(row: Row, scores: Scores, measure: str, about: Mapping[str, Any]) -> float:
+def reference_share(row: Row, scores: Scores, measure: str, info: Mapping[str, Any]) -> float:
     """Return the share of the reference networks that are less nonlinear than a row's network.
 
-    NaN if the row has no value or the measure no population.
+    NaN if the row has no value or the measure has no population.
     """
-    population, value = population_of(measure, about), comparable_value(row, scores, measure)
+    population, value = population_of(measure, info), comparable_value(row, scores, measure)
     return population.share_below(value) if population and math.isfinite(value) else math.nan
 
 
-def population_of(measure: str, about: Mapping[str, Any]) -> Population | None:
+def population_of(measure: str, info: Mapping[str, Any]) -> Population | None:
     """Return the reference population of a measure.
 
-    None if there are too few networks, or if the measure has no direction, or a different version
-    or different options than those of the reference networks.
+    None if there are too few networks, if the measure has no direction, or if its version or
+    options differ from those of the reference networks.
     """
     entry = _load().get(measure)
-    sense = sense_of(about)
+    sense = sense_of(info)
     if entry is None or not sense or len(entry["values"]) < MIN_NETWORKS:
         return None
-    if any(entry[key] != about.get(key) for key in ("version", "options")):
+    if any(entry[key] != info.get(key) for key in ("version", "options")):
         return None
     values = np.array(list(entry["values"].values()), dtype=np.float64)
     return Population(values, AFFINE.get(measure, math.nan), sense)
@@ -118,17 +118,16 @@ def build_population(runs: Iterable[Run]) -> dict[str, Any]:
     for run in runs:
         table = run.scores
         rows = table[(table["place"] == "") & (table["status"] == "ok")]
-        for measure, about in run.manifest["measures"].items():
-            if not sense_of(about):
+        for measure, info in run.manifest["measures"].items():
+            if not sense_of(info):
                 continue
-            known = {key: about.get(key) for key in ("version", "options")}
+            known = {key: info.get(key) for key in ("version", "options")}
             entry = population.setdefault(measure, {**known, "values": {}})
             if any(entry[key] != known[key] for key in known):
                 raise ValueError(f"{measure} has a different version or options in {run.name}")
             statistic = STATISTICS.get(measure, "value")
-            mine = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
-            for model, weights, value in zip(
-                mine["model"], mine["weights"], mine["value"], strict=True
-            ):
+            selected = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
+            columns = (selected[name] for name in ("model", "weights", "value"))
+            for model, weights, value in zip(*columns, strict=True):
                 entry["values"][f"{model} {weights}"] = float(f"{value:.{_DIGITS}g}")
     return population

@@ -1,4 +1,4 @@
-"""Sentences and lists around the leaderboard: coverage, missing values, differing settings."""
+"""Notes on the leaderboard: coverage, missing values, differing settings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class Remark:
-    """A reason for missing values, or a note on values, of one or several cells.
+    """A reason for missing values, or a note on values, shared by one or more cells.
 
     Parameters
     ----------
     text : str
-        Numbers in which the cells differ are ranges.
+        Numbers that differ between the cells are ranges.
     cells : tuple of (str, str)
         Network and measure of each cell.
     """
@@ -90,7 +90,7 @@ def _merge_texts(texts: Sequence[str]) -> str:
 
 
 def remarks_of(rows: Sequence[Row], measures: Sequence[str]) -> list[Remark]:
-    """Collect the remarks on the cells of a leaderboard, and why cells have no value."""
+    """Collect the remarks on the cells of a leaderboard, and the reasons for missing values."""
     entries = ((row.label, name, row.entries[name]) for row in rows for name in measures)
     return group_remarks(
         (entry.status, entry.reason, label, name)
@@ -99,7 +99,7 @@ def remarks_of(rows: Sequence[Row], measures: Sequence[str]) -> list[Remark]:
     )
 
 
-def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]) -> str:
+def describe_scope(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]) -> str:
     """Summarize the numbers of networks, measures, datasets and samples."""
     network = "checkpoint" if is_training(rows) else "network"
     parts = [count(len(rows), network), count(len(scores.measures), "measure")]
@@ -130,7 +130,7 @@ def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
 
 
 def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
-    """Return the unfinished runs with the command that resumes each."""
+    """Return the name of each unfinished run and the command that resumes it."""
     return [
         (run.name, str(run.manifest.get("command") or ""))
         for run in runs
@@ -191,7 +191,7 @@ def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
 
 
 def gap_table(missing: Iterable[Gap]) -> Table:
-    """Return missing values as a table, in which subjects with the same gap share a row."""
+    """Tabulate missing values; subjects with the same gap share a row."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for gap in missing:
         key = (gap.measure, gap.where or "the whole network", gap.status, gap.reason)

@@ -15,7 +15,7 @@ from .leaderboard import Row
 from .tables import Scores
 
 MIN_NETWORKS, MAX_NETWORKS = 4, 80
-"""Networks in a heatmap; with more its rows are unreadable."""
+"""Networks in a heatmap; with more, its rows would be unreadable."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Card:
 
 
 def strip_fields(cell: TableCell, sense: int) -> list[dict[str, Any]]:
-    """Return the activations of a measure in order of call."""
+    """Return the fields of a measure's strip, one per activation in order of call."""
     scale = Scale.of((place.value for place in cell.places), sense)
     decimals = short_decimals(cell.place_values)
     fields = []
@@ -57,13 +57,13 @@ def cards(row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]) -
     """Return a card for each measure of a network."""
     network_cards = []
     for name in scores.measures:
-        about = measures.get(name, {})
+        info = measures.get(name, {})
         entry, cells = row.entries[name], [scores[s.label, name] for s in row.subjects]
-        description = str(about.get("description", "")).strip()
+        description = str(info.get("description", "")).strip()
         if entry.status != "ok":
             network_cards.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
             continue
-        network_cards.append(_card(name, description, entry, cells, about))
+        network_cards.append(_card(name, description, entry, cells, info))
     return network_cards
 
 
@@ -72,7 +72,7 @@ def _card(
     description: str,
     entry: Standing,
     cells: Sequence[TableCell],
-    about: Mapping[str, Any],
+    info: Mapping[str, Any],
 ) -> Card:
     error = entry.error_of_mean
     places, value = cells[0].places, entry.value
@@ -92,9 +92,9 @@ def _card(
         name = "absdev, over its range"
     if math.isfinite(error):
         by_seed = entry.over == "seeds"
-        units = count(len(cells), "seed") if by_seed else count(len(places), place_noun(about))
+        units = count(len(cells), "seed") if by_seed else count(len(places), place_noun(info))
         notes.append(f"± is the standard error over {units}.")
-    population = population_of(name.partition(",")[0], about)
+    population = population_of(name.partition(",")[0], info)
     if population is not None:
         notes.append(population.sentence(value) + ".")
     if entry.error:
@@ -103,7 +103,7 @@ def _card(
     elif entry.reason:
         notes.append(f"{entry.reason[0].upper()}{entry.reason[1:]}.")
     values = [place.statistics.get(statistic, math.nan) for place in places if entry.over]
-    axis = _axis(name, value, error, values, population, sense_of(about))
+    axis = _axis(name, value, error, values, population, sense_of(info))
     return Card(name, description, plus_minus(value, error), axis, tuple(notes))
 
 
@@ -160,7 +160,7 @@ def _axis(
 
 
 def cite_sentence(row: Row, measures: Mapping[str, Mapping[str, Any]], facts: Sequence[str]) -> str:
-    """Return a sentence that cites the values of a network, with `facts` on the run at its end."""
+    """Return a sentence that cites the values of a network and ends with `facts` on the run."""
     texts, units = [], set()
     for name, entry in row.entries.items():
         if entry.status == "ok" and sense_of(measures.get(name, {})):
@@ -170,5 +170,5 @@ def cite_sentence(row: Row, measures: Mapping[str, Mapping[str, Any]], facts: Se
     legend = f"± is the standard error over {' or '.join(sorted(units))}" if units else ""
     parts = "; ".join(part for part in (legend, *facts) if part)
     data = row.subjects[0].data
-    on = "" if data == "given" else f" on {data}"  # of a model in memory
+    on = "" if data == "given" else f" on {data}"  # "given": passed to `nlbench.evaluate`
     return f"{row.label}{on}: {', '.join(texts)} ({parts})."

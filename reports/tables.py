@@ -83,7 +83,7 @@ class TableSubject:
     def group(self) -> tuple[str, str, str, str]:
         """Key of the network without its seed: run, model, weights, data.
 
-        Weights made under a seed carry it in their name: ``random-0.5-seed0``.
+        Weights that depend on a seed have it in their name: ``random-0.5-seed0``.
         """
         return (self.run, self.model, split_seed(self.weights)[0], self.data)
 
@@ -95,12 +95,12 @@ class TableSubject:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Step of a training run that the weights are named after."""
+        """Step of a training run, parsed from the name of the weights."""
         return parse_checkpoint(self.weights)
 
     @property
     def weights_text(self) -> str:
-        """The weights without their seed; a checkpoint by its training run and step."""
+        """Name of the weights without their seed; for a checkpoint, its training run and step."""
         if self.checkpoint is None:
             return self.group[2]
         training = self.checkpoint.training
@@ -114,7 +114,7 @@ class TableSubject:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """One subject by one measure.
+    """Values of one measure for one subject.
 
     Parameters
     ----------
@@ -257,13 +257,13 @@ def _cell_of(result: Result) -> TableCell:
 
 
 class _CellBuilder:
-    """Collects the rows of one cell."""
+    """Builder of a cell from its rows in the table."""
 
-    __slots__ = ("about", "statistics")
+    __slots__ = ("states", "statistics")
 
     def __init__(self) -> None:
         self.statistics: dict[str, dict[str, float]] = {}
-        self.about: dict[str, tuple[int, str, str]] = {}
+        self.states: dict[str, tuple[int, str, str]] = {}
 
     def add(
         self, place: str, statistic: str, value: float, n: float, status: str, reason: str
@@ -271,18 +271,18 @@ class _CellBuilder:
         statistics = self.statistics.setdefault(place, {})
         if status == "ok":
             statistics[statistic] = float(value)
-        if place not in self.about or statistic == "value":
-            self.about[place] = (int(n), status, reason)
+        if place not in self.states or statistic == "value":
+            self.states[place] = (int(n), status, reason)
 
     def build(self) -> TableCell:
         places = tuple(
-            Place(name, statistics, *self.about[name])
+            Place(name, statistics, *self.states[name])
             for name, statistics in self.statistics.items()
             if name != ""
         )
         if "" not in self.statistics:
             return replace(_ABSENT, places=places)
-        return TableCell(self.statistics[""], *self.about[""], places)
+        return TableCell(self.statistics[""], *self.states[""], places)
 
 
 def labelled(scores: pd.DataFrame) -> pd.DataFrame:
@@ -314,7 +314,7 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     table = scores.reset_index(drop=True)
     keys = [name for name in _SUBJECT if name in table.columns]
     for name in (*keys, "measure", "place", "statistic", "status", "reason"):
-        # Plain values, each distinct one once, are read several times as fast and take less memory.
+        # Plain objects that equal values share are read several times as fast and take less memory.
         codes, values = pd.factorize(table[name])
         table[name] = pd.Series(values.to_numpy(dtype=object)[codes], dtype=object)
     _check_unique(table, keys)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 _MAX_ROWS = 40
-_TAIL_ROWS = 10  # of the shown rows, if not all fit, how many are the least nonlinear ones
+_TAIL_ROWS = 10  # least nonlinear rows among those shown if not all fit
 _MAX_REMARKS = 12
 
 
@@ -48,7 +48,7 @@ def print_leaderboard(run: Run, console: Console) -> None:
     if constant:
         _line(console, constant)
     columns = {name: _column(name, rows, measures.get(name, {})) for name in scores.measures}
-    shown = _fitting(columns, subjects, console.width)
+    shown = _fitting_measures(columns, subjects, console.width)
     picked = _pick_rows(len(rows))
     console.print()
     console.print(_table(subjects, {name: columns[name] for name in shown}, picked))
@@ -84,7 +84,7 @@ def _line(console: Console, text: str) -> None:
 
 
 def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
-    """Split the fields of subjects into varying columns and a line of constant ones."""
+    """Split the fields of subjects into varying columns and a line with the constant ones."""
     texts = {
         "model": [one_line(row.subjects[0].model) for row in rows],
         "weights": [one_line(row.subjects[0].weights_text) for row in rows],
@@ -101,10 +101,10 @@ def _seeds(row: Row) -> str:
     return ", ".join(map(str, seeds)) if len(seeds) < 4 else f"{len(seeds)} seeds"
 
 
-def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[str]:
-    """Return the header and the texts of a measure's column."""
+def _column(name: str, rows: Sequence[Row], info: Mapping[str, Any]) -> list[str]:
+    """Return the header and the cells of a measure's column."""
     entries = [row.entries[name] for row in rows]
-    head = f"{one_line(name)}\n{direction(about.get('more_means', 'neither'))}"
+    head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'))}"
     if len(rows) == 1:  # a rank of one is meaningless: show the standard error
         [entry] = entries
         text = plus_minus(entry.value, entry.error_of_mean)
@@ -125,7 +125,7 @@ def _width(texts: Sequence[str]) -> int:
     return 3 + max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
-def _fitting(
+def _fitting_measures(
     columns: Mapping[str, Sequence[str]], subjects: Mapping[str, Sequence[str]], width: int
 ) -> list[str]:
     """Return the measures that fit next to the subject's columns, at least one."""
@@ -147,7 +147,7 @@ def _pick_rows(rows: int) -> list[int]:
 
 
 def _hidden(measures: Sequence[str], shown: Sequence[str], rows: int, picked: int) -> list[str]:
-    """List the hidden measures and subjects."""
+    """Return lines on the hidden measures and subjects."""
     lines = []
     left_out = [name for name in measures if name not in shown]
     if left_out:

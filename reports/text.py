@@ -43,7 +43,7 @@ def column_decimals(values: Iterable[float]) -> int | None:
         return None
     if all(value.is_integer() for value in finite):
         return 0
-    # slightly less, so that a column of shares looks the same with and without a 1
+    # Slightly less, so that a column of shares looks the same with and without a 1.
     return _decimals(0.999 * largest)
 
 
@@ -67,8 +67,8 @@ def short_decimals(values: Iterable[float]) -> int | None:
 def interval_decimals(entries: Sequence[Standing]) -> int | None:
     """Return the decimals of a leaderboard's column, limited by the width of its intervals.
 
-    They are those of `column_decimals`, or fewer: half the median interval has two significant
-    digits.
+    They are at most those of `column_decimals`, and at most those that show half the median
+    interval to two significant digits.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def plus_minus(value: float, error: float) -> str:
     return f"{number(value, decimals)} ± {number(error, decimals)}"
 
 
-def place_noun(about: Mapping[str, Any]) -> str:
+def place_noun(info: Mapping[str, Any]) -> str:
     """Return the noun for a place of a measure, such as path or block.
 
     Examples
@@ -142,8 +142,8 @@ def place_noun(about: Mapping[str, Any]) -> str:
     >>> place_noun({"probe": "sites"}), place_noun({"probe": "lines"})
     ('activation', 'path')
     """
-    nouns = {"lines": "path", "sites": str(about.get("of", "activation"))}
-    return nouns.get(str(about.get("probe")), "place")
+    nouns = {"lines": "path", "sites": str(info.get("of", "activation"))}
+    return nouns.get(str(info.get("probe")), "place")
 
 
 def place_text(name: str) -> str:
@@ -188,7 +188,7 @@ def bounds_text(bounds: Sequence[float | None]) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """Format a number of things, with a plural s where needed.
+    """Format a count with its noun, in the plural unless it is 1.
 
     Examples
     --------

@@ -49,7 +49,7 @@ class Change:
 
     @property
     def values(self) -> str:
-        """The two values as text."""
+        """The values before and after as text."""
         decimals = self._decimals
         return f"{number(self.before, decimals)} → {number(self.after, decimals)}"
 
@@ -76,13 +76,13 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Training:
-    """Checkpoints of one training run, in order of their steps.
+class TrainingRun:
+    """Checkpoints of one training run, ordered by step.
 
     Parameters
     ----------
     label : str
-        Run, model, training and data as far as they vary on the page.
+        Those of run, model, training run and data that vary on the page.
     """
 
     label: str
@@ -102,10 +102,10 @@ class Training:
             pairs = self._pairs(scores, name)
             if not pairs:
                 continue
-            changes[name] = [_whole(name, pairs, measures)]
+            changes[name] = [_network_change(name, pairs, measures)]
             if measures.get(name, {}).get("probe") != "lines" and len(pairs[0][0].places) > 1:
                 changes[name] += sorted(
-                    _by_place(name, pairs), key=lambda c: -abs(c.after - c.before)
+                    _place_changes(name, pairs), key=lambda c: -abs(c.after - c.before)
                 )
         return changes
 
@@ -133,7 +133,7 @@ class Training:
         return [(a, b) for a, b in pairs if math.isfinite(a.value) and math.isfinite(b.value)]
 
 
-def trainings(rows: Sequence[Row]) -> list[Training]:
+def training_runs(rows: Sequence[Row]) -> list[TrainingRun]:
     """Group the checkpoints of each training run with several steps."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -144,7 +144,7 @@ def trainings(rows: Sequence[Row]) -> list[Training]:
     groups = {key: group for key, group in groups.items() if is_training(group)}
     varying = [len(set(column)) > 1 for column in zip(*groups, strict=True)]
     return [
-        Training(
+        TrainingRun(
             " · ".join(part for part, varies in zip(key, varying, strict=True) if varies and part),
             tuple(sorted(group, key=_step)),
         )
@@ -157,11 +157,11 @@ def _step(row: Row) -> int:
     return checkpoint.step if checkpoint else 0
 
 
-def _whole(
+def _network_change(
     measure: str, pairs: Sequence[tuple[TableCell, TableCell]], measures: Measures
 ) -> Change:
     if len(pairs) > 1:
-        return _over_seeds(measure, "", [(a.value, b.value) for a, b in pairs])
+        return _mean_change(measure, "", [(a.value, b.value) for a, b in pairs])
     [(first, last)] = pairs
     paired = difference_of("", measure, first, last)
     noun = place_noun(measures.get(measure, {}))
@@ -169,7 +169,7 @@ def _whole(
     return Change(measure, "", first.value, last.value, paired.low, paired.high, over)
 
 
-def _by_place(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Iterator[Change]:
+def _place_changes(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Iterator[Change]:
     values = [
         [{place.name: place.value for place in cell.places} for cell in pair] for pair in pairs
     ]
@@ -177,10 +177,10 @@ def _by_place(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Ite
         known = [(a.get(name, math.nan), b.get(name, math.nan)) for a, b in values]
         finite = [pair for pair in known if all(map(math.isfinite, pair))]
         if any(a != b for a, b in finite):
-            yield _over_seeds(measure, name, finite)
+            yield _mean_change(measure, name, finite)
 
 
-def _over_seeds(measure: str, place: str, values: Sequence[tuple[float, float]]) -> Change:
+def _mean_change(measure: str, place: str, values: Sequence[tuple[float, float]]) -> Change:
     before, after = np.mean(values, axis=0)
     low, high = mean_interval([b - a for a, b in values], f"{place}\0{measure}")
     over = count(len(values), "seed") if len(values) > 1 else ""
@@ -200,7 +200,7 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
     return Table(head, tuple(rows), 2, True)
 
 
-def training_findings(training: Training, scores: Scores, measures: Measures) -> Iterator[str]:
+def training_findings(training: TrainingRun, scores: Scores, measures: Measures) -> Iterator[str]:
     """Describe which place changed most, and which measures changed beyond their intervals."""
     changes = training.changes(scores, measures)
     first, last = (row.subjects[0].checkpoint for row in (training.rows[0], training.rows[-1]))

@@ -30,23 +30,23 @@ _COEFFICIENTS = {
     "pearson": "Pearson's r over sites within networks",
 }
 
-_MARKS = "abcdefgh"  # of remarks; more of them are in the records of their cells
+_MARKS = "abcdefgh"  # for remarks; the cells' records have any others
 _DENSE = 7  # with more measures a heatmap shows intervals in tooltips only
 
 
 def meanings(measures: Measures) -> list[dict[str, str]]:
-    """Return the definition of each measure, as its plugin declares it."""
+    """Return the definition of each measure from its plugin's metadata."""
     definitions = []
-    for name, about in measures.items():
-        source = about.get("source") or {}
+    for name, info in measures.items():
+        source = info.get("source") or {}
         definitions.append(
             {
                 "name": name,
-                "description": str(about.get("description", "")).strip(),
-                "probe": str(about.get("probe", "")),
-                "direction": direction(about.get("more_means", "neither")),
-                "bounds": bounds_text(about.get("bounds") or (None, None)),
-                "options": settings_text(about.get("options") or {}),
+                "description": str(info.get("description", "")).strip(),
+                "probe": str(info.get("probe", "")),
+                "direction": direction(info.get("more_means", "neither")),
+                "bounds": bounds_text(info.get("bounds") or (None, None)),
+                "options": settings_text(info.get("options") or {}),
                 "citation": source.get("citation", ""),
                 "equation": source.get("equation", ""),
                 "bibtex": source.get("bibtex", "").strip(),
@@ -57,7 +57,7 @@ def meanings(measures: Measures) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class BoardCell:
-    """One entry of the leaderboard, before any script has run.
+    """One cell of the leaderboard in the static page.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class BoardCell:
     place : str
         CSS variables that position the mark and its interval.
     note : str
-        Mark that refers to the remark below the table.
+        Mark of the remark below the table.
     """
 
     status: str
@@ -93,13 +93,13 @@ def board_view(
         Output of `nlbench.reports.embedded.pack`.
     """
     names = list(scores.measures)
-    about = content["measures"]
+    packed = content["measures"]
     first = None if is_training(rows) else sort_measure(measures, names)
     strips = next(
-        (i for i, m in enumerate(about) if m["probe"] == "sites" and m["sense"] and m["strip"]),
-        next((i for i, m in enumerate(about) if m["probe"] == "sites" and m["strip"]), None),
+        (i for i, m in enumerate(packed) if m["probe"] == "sites" and m["sense"] and m["strip"]),
+        next((i for i, m in enumerate(packed) if m["probe"] == "sites" and m["strip"]), None),
     )
-    order = _group(about)
+    order = _group(packed)
     starts = {group[0] for group in order}
     directions = {1: "↑ nonlinear", -1: "↓ nonlinear", 0: "no direction"}
     columns = [
@@ -110,9 +110,9 @@ def board_view(
             "sorted": ("descending" if sense > 0 else "ascending") if name == first else "",
         }
         for i, name in enumerate(names)
-        for sense in [about[i]["sense"]]
+        for sense in [packed[i]["sense"]]
     ]
-    marks = [Scale(**m["mark"]) if m["mark"] else None for m in about]
+    marks = [Scale(**m["mark"]) if m["mark"] else None for m in packed]
     remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"]
     noted = {cell: m for m, r in zip(_MARKS, remarks, strict=False) for cell in r.cells}
     shown = [
@@ -120,13 +120,13 @@ def board_view(
             "index": index,
             "slug": quote(row.label.encode("utf-8", "replace"), safe=""),
             "name": row.subjects[0].model.rpartition("/")[2] or row.subjects[0].model,
-            "about": _about(row, scores),
+            "details": _details(row, scores),
             "strip": ""
             if strips is None
             else _strip(row, scores, strips, content, content["rows"][index]["subjects"][0]),
             "cells": [
                 _board_cell(
-                    row.entries[name], about[i], marks[i], noted.get((row.label, name), "†")
+                    row.entries[name], packed[i], marks[i], noted.get((row.label, name), "†")
                 )
                 for i, name in enumerate(names)
             ],
@@ -137,13 +137,13 @@ def board_view(
     return {
         "columns": columns,
         "groups": [
-            {"title": _GROUPS.get(about[group[0]]["probe"], "Other"), "columns": len(group)}
+            {"title": _GROUPS.get(packed[group[0]]["probe"], "Other"), "columns": len(group)}
             for group in order
         ],
         "rows": shown,
         "strips": strips is not None,
         "strip_name": "" if strips is None else names[strips],
-        "ramp": _ramp(about[strips]) if strips is not None else {},
+        "ramp": _ramp(packed[strips]) if strips is not None else {},
         "kinds": _kinds(content["kindOrder"]),
         "drawn": " or ".join(o for o in ("seeds", "sites", "paths", "places") if o in over)
         or "places",
@@ -154,15 +154,15 @@ def board_view(
     }
 
 
-def _group(about: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _group(packed: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Group neighbouring measures of one probe."""
     return [
         [index for index, _ in group]
-        for _, group in itertools.groupby(enumerate(about), key=lambda pair: pair[1]["probe"])
+        for _, group in itertools.groupby(enumerate(packed), key=lambda pair: pair[1]["probe"])
     ]
 
 
-def _about(row: Row, scores: Scores) -> str:
+def _details(row: Row, scores: Scores) -> str:
     """Return the fields, other than the name, in which the row's network differs from others."""
     subject = row.subjects[0]
     provider = subject.model.rpartition("/")[0]
@@ -182,28 +182,28 @@ def _about(row: Row, scores: Scores) -> str:
 def _strip(
     row: Row, scores: Scores, measure: int, content: Mapping[str, Any], index: int
 ) -> Markup:
-    about = content["measures"][measure]
-    mean = mean_cell([scores[subject.label, about["name"]] for subject in row.subjects])
+    info = content["measures"][measure]
+    mean = mean_cell([scores[subject.label, info["name"]] for subject in row.subjects])
     values = [place.value for place in mean.places]
     cell = content["cells"][index][measure]
-    # A page of very many places has none of their names.
+    # A page leaves out the names of too many places.
     if not values or "p" not in cell:
         return Markup("")
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
     finite = [value for value in values if math.isfinite(value)]
-    title = f"{row.label}: {about['name']} of {len(values)} sites in order of call"
+    title = f"{row.label}: {info['name']} of {len(values)} sites in order of call"
     if finite:
         title += f", from {number(min(finite))} to {number(max(finite))}"
-    return strip(values, Scale(**about["strip"]), kinds, title=title)
+    return strip(values, Scale(**info["strip"]), kinds, title=title)
 
 
-def _ramp(about: Mapping[str, Any]) -> dict[str, str]:
-    scale = about["strip"]
+def _ramp(info: Mapping[str, Any]) -> dict[str, str]:
+    scale = info["strip"]
     ends = [scale["low"], scale["high"]]
     least, most = ends if scale["sense"] > 0 else ends[::-1]
-    word = "more nonlinear" if about["sense"] else "more"
-    return {"least": f"{about['name']} {number(least)}", "most": f"{number(most)}, {word}"}
+    word = "more nonlinear" if info["sense"] else "more"
+    return {"least": f"{info['name']} {number(least)}", "most": f"{number(most)}, {word}"}
 
 
 def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
@@ -218,7 +218,7 @@ def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _board_cell(
-    entry: Standing, about: Mapping[str, Any], mark: Scale | None, note: str
+    entry: Standing, info: Mapping[str, Any], mark: Scale | None, note: str
 ) -> BoardCell:
     if entry.status != "ok" or not math.isfinite(entry.value):
         status = entry.status if entry.status != "ok" else "undefined"
@@ -230,7 +230,7 @@ def _board_cell(
         place = f"--p:{mark.position(entry.value):.3f};--a:{ends[0]:.3f};--z:{ends[-1]:.3f}"
     return BoardCell(
         "ok",
-        number(entry.value, about["decimals"]),
+        number(entry.value, info["decimals"]),
         repr(entry.value),
         ranks_text(entry.best, entry.worst),
         place,
@@ -254,7 +254,7 @@ def ranks_text(best: int | None, worst: int | None) -> str:
 
 @dataclass(frozen=True)
 class HeatCell:
-    """One pair of measures."""
+    """One cell of a heatmap: a pair of measures."""
 
     pair: str
     text: str

@@ -17,7 +17,7 @@ from nlbench.reports.findings import findings
 from nlbench.reports.leaderboard import is_training, leaderboard
 from nlbench.reports.page import render_page
 from nlbench.reports.tables import Scores
-from nlbench.reports.training import change_table, trainings
+from nlbench.reports.training import change_table, training_runs
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_changes_are_paired_by_seed(training):
     run = training()
     measures = run.manifest["measures"]
     scores = Scores(run.scores, measures)
-    [found] = trainings(leaderboard(scores, measures))
+    [found] = training_runs(leaderboard(scores, measures))
     whole, top, *_ = found.changes(scores, measures)["affinity"]
     # The noise of a seed is the same at all steps, so that it is no part of a difference.
     assert (top.place, top.over) == ("net.3", "3 seeds")
@@ -116,7 +116,7 @@ def test_one_seed_is_paired_by_place(training):
     run = training(seeds=(4,))
     measures = run.manifest["measures"]
     scores = Scores(run.scores, measures)
-    [found] = trainings(leaderboard(scores, measures))
+    [found] = training_runs(leaderboard(scores, measures))
     changes = found.changes(scores, measures)
     assert changes["absdev"][0].over == "4 paths"
     assert (changes["absdev"][0].low, changes["absdev"][0].high) == pytest.approx((10, 10))
@@ -128,7 +128,7 @@ def test_trainings_of_one_page_are_apart(training):
     runs = [training(name=f"{name}-seed{{seed}}/epoch{{epoch}}.pt") for name in ("clean", "noisy")]
     table = pd.concat([run.scores for run in runs])
     scores = Scores(table, runs[0].manifest["measures"])
-    found = trainings(leaderboard(scores, runs[0].manifest["measures"]))
+    found = training_runs(leaderboard(scores, runs[0].manifest["measures"]))
     assert [training.label for training in found] == ["clean", "noisy"]
     assert [len(training.rows) for training in found] == [3, 3]
 
