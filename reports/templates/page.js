@@ -6,9 +6,9 @@ const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const SVG = "http://www.w3.org/2000/svg";
 
-/* Control and direction characters of names are not displayed. */
+/* Removes control and direction characters from names. */
 const plain = text => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "");
-/* Elements get text content only: names are never parsed as markup. */
+/* Creates an element with text content, so that names are never parsed as markup. */
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
@@ -20,7 +20,7 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/* Numbers, as nlbench.reports.text writes them. */
+/* Number formats of nlbench.reports.text. */
 const num = value => (value === null || value === undefined ? NaN : Number(value));
 const commas = text => { const [whole, part] = text.split("."); return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part === undefined ? "" : "." + part); };
 function exponent(value, digits) {
@@ -123,17 +123,17 @@ const board = $("#board");
 const body = board && board.tBodies[0];
 const lines = body ? $$("tr", body) : [];
 const SHIFT = $("th.print") ? 2 : 1;
-/* Rows laid out at once; with more, sorting is slow. The rest follow on demand. */
-const MOST_ROWS = ROWS.length > 100 ? 60 : ROWS.length;
+/* Rows laid out at first, since sorting more is slow; the rest are shown on demand. */
+const MAX_ROWS = ROWS.length > 100 ? 60 : ROWS.length;
 const fitting = ROWS.map(() => true);
 const visible = row => fitting[row];
 let order = ROWS.map((_, row) => row);
 function showRows(all = state.all !== "") {
   let shown = 0, waiting = 0;
   for (const row of order) {
-    const hidden = !fitting[row] || (!all && shown >= MOST_ROWS);
+    const hidden = !fitting[row] || (!all && shown >= MAX_ROWS);
     if (lines[row].hidden !== hidden) lines[row].hidden = hidden;
-    if (!hidden) freshStrip(row);
+    if (!hidden) refreshStrip(row);
     if (!hidden) shown++; else if (fitting[row]) waiting++;
   }
   const more = $("#more");
@@ -216,8 +216,8 @@ function drawBoard() {
       fitting[row] = words.every(word => searchCache[row].includes(word)) && wanted.every(([key, values]) => facetCache[row][key].some(v => values.includes(v)));
       shown += fitting[row];
     });
-    const said = $("#shown");
-    if (said) said.textContent = shown === ROWS.length ? "" : `${shown} of ${ROWS.length} networks`;
+    const status = $("#shown");
+    if (status) status.textContent = shown === ROWS.length ? "" : `${shown} of ${ROWS.length} networks`;
     drawnState.rows = null;
   }
   if (changed("sort", "sort", "back")) sortBoard();
@@ -240,7 +240,7 @@ function sortBoard() {
   }
   $$("tr.seed", body).forEach(line => line.remove());
   drawnState.open = null;
-  // Hide rows before moving them: hidden rows are not laid out.
+  // Hide rows before moving them, since hidden rows are not laid out.
   showRows();
   body.append(...order.map(row => lines[row]));
   $$("thead [data-column]", board).forEach(head => {
@@ -323,7 +323,7 @@ function stripOf(cell, label, measure) {
   return svg;
 }
 const drawnStrips = ROWS.map(() => START.strip);
-function freshStrip(row) {
+function refreshStrip(row) {
   if (SHIFT !== 2 || drawnStrips[row] === state.strip) return;
   drawnStrips[row] = state.strip;
   const measure = measureIndex(state.strip), made = stripOf(rowCell(row, measure), ROWS[row].label, measure);
@@ -332,7 +332,7 @@ function freshStrip(row) {
 function drawStrips() {
   const measure = measureIndex(state.strip);
   if (SHIFT !== 2 || measure < 0) return;
-  lines.forEach((line, row) => { if (!line.hidden) freshStrip(row); });
+  lines.forEach((line, row) => { if (!line.hidden) refreshStrip(row); });
   $("#strip-measure").textContent = state.strip;
   const scale = M[measure].strip;
   const ends = scale.sense > 0 ? [scale.low, scale.high] : [scale.high, scale.low];
@@ -344,7 +344,7 @@ function drawStrips() {
 
 /* ---- Tooltips ---- */
 const tip = $("#tip");
-function say(text, event) {
+function showTip(text, event) {
   tip.textContent = text;
   if (!text) return;
   const {width, height} = tip.getBoundingClientRect();
@@ -381,18 +381,18 @@ function siteText(cell, site, measure) {
   const value = placeValues(cell)[site];
   const remark = remarkOf(cell, site);
   const kind = kindsOf(cell)[site];
-  const said = Number.isFinite(value) ? fmt(value) : remark ? `${remark[1]}: ${remark[2]}` : "no value";
-  return `${places(cell)[site]}${kind ? ` (${kind})` : ""}: ${M[measure].name} ${said}`;
+  const text = Number.isFinite(value) ? fmt(value) : remark ? `${remark[1]}: ${remark[2]}` : "no value";
+  return `${places(cell)[site]}${kind ? ` (${kind})` : ""}: ${M[measure].name} ${text}`;
 }
 if (body) {
   body.addEventListener("pointermove", event => {
     const site = stripSite(event);
-    if (site) return say(site, event);
+    if (site) return showTip(site, event);
     const cell = event.target.closest("td.num");
     const line = event.target.closest("tr[data-row]");
-    say(cell && line ? describe(+line.dataset.row, cell.cellIndex - SHIFT) : "", event);
+    showTip(cell && line ? describe(+line.dataset.row, cell.cellIndex - SHIFT) : "", event);
   });
-  body.addEventListener("pointerleave", () => say(""));
+  body.addEventListener("pointerleave", () => showTip(""));
   const open = td => {
     const {row, subject} = td.parentNode.dataset, measure = td.cellIndex - SHIFT;
     showRecord(row ? ROWS[+row].subjects : [+subject], measure, row ? describe(+row, measure) : "");
@@ -621,12 +621,12 @@ function frame(figure, x, y, left, top, right, bottom, xlabel, ylabel) {
 }
 document.addEventListener("pointermove", event => {
   const mark = event.target.closest && event.target.closest("[data-tip]");
-  if (mark) say(mark.dataset.tip, event);
-  else if (!(body && body.contains(event.target))) say("");
+  if (mark) showTip(mark.dataset.tip, event);
+  else if (!(body && body.contains(event.target))) showTip("");
 });
 
-/* ---- Over the training: a panel per measure, a curve per training ---- */
-const MOST_CURVES = 60;
+/* ---- Over training: a panel per measure, a curve per training run ---- */
+const MAX_CURVES = 60;
 function drawCurves() {
   const holder = $("#curves");
   if (holder && !holder.children.length) holder.append(...M.map((_, measure) => curves(measure)).filter(Boolean));
@@ -637,10 +637,10 @@ function curves(measure) {
   const known = T.flatMap(t => t.rows.map(valueAt)).filter(Number.isFinite), top = alone ? T[0].top[m.name] : "";
   if (!known.some(value => value !== known[0]) && !top) return null;
   const thin = alone && m.probe !== "lines" ? T[0].rows.map(row => { const cell = rowCell(row, measure); return new Map(places(cell).map((name, i) => [name, placeValues(cell)[i]])); }) : [];
-  const names = thin.length && thin[0].size > 1 && thin[0].size <= MOST_CURVES ? [...thin[0].keys()] : [];
+  const names = thin.length && thin[0].size > 1 && thin[0].size <= MAX_CURVES ? [...thin[0].keys()] : [];
   const band = row => { const entry = ROWS[row].cells[measure]; return entry[OVER] === "seeds" ? [num(entry[LOW]), num(entry[HIGH])] : [NaN, NaN]; };
   const width = 360, height = 200, left = 56, right = width - 10, above = 8, bottom = height - 38;
-  const figure = new Figure(width, height, `${m.name} over the training`);
+  const figure = new Figure(width, height, `${m.name} over training`);
   const values = T.flatMap(t => t.rows.flatMap(row => [valueAt(row), ...band(row)])).concat(thin.flatMap(map => names.map(name => map.get(name))));
   const steps = T.flatMap(t => t.steps), unit = [...new Set(T.map(t => t.unit))].join(", ");
   const x = axis(steps, left, right, {log: wide(steps)}), y = axis(values, bottom, above, {log: wide(values)});
@@ -663,7 +663,7 @@ function curves(measure) {
     });
   });
   if (!alone) figure.keys = T.map(t => t.label);
-  return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--kind1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over the training`));
+  return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--kind1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over training`));
 }
 
 /* ---- Linearised networks: accuracy against path length, and the nonlinear units of each layer ---- */
@@ -712,7 +712,7 @@ function coreShape(t) {
   return h("figure", {}, figure.element(), h("figcaption", {}, "The core network: share of each layer's units that are still nonlinear, averaged over seeds, for growing ω. The input is at the top."), figure.tools(`core network of ${t.label}`));
 }
 
-/* ---- Where in the network: small multiples, and networks laid over each other ---- */
+/* ---- Where in the network: small multiples, and overlaid networks ---- */
 const signatureAxis = (measure, from, to) => {
   const scale = M[measure].strip, [low, high] = M[measure].bounds;
   const full = low !== null && high !== null && scale.high - scale.low > 0.25 * (high - low) && scale.high <= high * 1.001 + 1e-9;
@@ -817,7 +817,7 @@ function keys(labels) {
   }));
 }
 
-/* ---- Signatures compared: heatmap with dendrogram ---- */
+/* ---- Distances between signatures: heatmap with dendrogram ---- */
 function drawMaps() {
   const holder = $("#maps");
   if (!holder || !changed("maps", "strip")) return;
@@ -848,7 +848,7 @@ function distanceFigure(found) {
     figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
     at.push([(p[0] + q[0]) / 2, y]);
   }
-  figure.text(left, height - 4, `higher contrast is nearer; largest distance ${fmt(most)}`);
+  figure.text(left, height - 4, `higher contrast means closer; largest distance ${fmt(most)}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
 /* ---- Agreement: any two measures against each other ---- */
@@ -894,7 +894,7 @@ function scatter(points, xname, yname, small) {
   const x = axis(points.map(p => p.x), left, right, {log: wide(points.map(p => p.x))}), y = axis(points.map(p => p.y), bottom, top, {log: wide(points.map(p => p.y))});
   for (const v of x.ticks) figure.line([[x(v), top], [x(v), bottom]], "rule");
   frame(figure, x, y, left, top, right, bottom, xname, yname);
-  figure.rows = [["what", xname, yname]];
+  figure.rows = [["point", xname, yname]];
   const few = !small && points.length <= 14;
   const boxes = [];
   points.forEach(p => {
@@ -912,7 +912,7 @@ function scatter(points, xname, yname, small) {
 }
 
 /* ---- Lines ---- */
-const MOST = 8;
+const MAX_DRAWN = 8;
 function pathsOf(row, measure) {
   return ROWS[row].subjects.flatMap(subject => { const cell = cellOf(subject, measure), values = placeValues(cell); return places(cell).map((name, i) => ({name: ROWS[row].subjects.length > 1 ? SUBJECTS[subject].seed + "/" + name : name, value: values[i]})).filter(p => Number.isFinite(p.value)); });
 }
@@ -924,7 +924,7 @@ function drawLines() {
   $$("#lines-controls [data-line]").forEach(button => button.setAttribute("aria-pressed", String(+button.dataset.line === measure)));
   const m = M[measure];
   const along = order.filter(row => visible(row) && pathsOf(row, measure).length);
-  const shown = along.slice(0, MOST);
+  const shown = along.slice(0, MAX_DRAWN);
   const ecdf = new Figure(room(560), 360, `Share of paths with ${m.name} at most x`);
   const all = shown.flatMap(row => pathsOf(row, measure).map(p => p.value));
   const [left, right, top, bottom] = [62, room(560) - 12, 10, 318];
@@ -940,7 +940,7 @@ function drawLines() {
     ecdf.line(points, "c" + index, {width: 1.7, dash: index});
   });
   ecdf.keys = shown.map(row => `${ROWS[row].label} (${pathsOf(row, measure).length} paths)`);
-  holder.replaceChildren(h("figure", {}, h("figcaption", {}, h("b", {}, `Distribution of ${m.name} over paths`), along.length > MOST ? ` · the first ${MOST} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
+  holder.replaceChildren(h("figure", {}, h("figcaption", {}, h("b", {}, `Distribution of ${m.name} over paths`), along.length > MAX_DRAWN ? ` · the first ${MAX_DRAWN} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
 }
 
 /* ---- One network ---- */
@@ -988,7 +988,7 @@ function drawSubject() {
   holder.replaceChildren(...parts);
   if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
 }
-/* One bar per row of name, value and, in grey, the whole that the value is a part of. */
+/* Draws one bar per row of name, value and, in grey, optional total. */
 function bars(title, head, rows, label, scale = value => value) {
   const row = 15, left = 200, width = room(700);
   const figure = new Figure(width, 8 + row * rows.length, title);
@@ -1003,7 +1003,7 @@ function bars(title, head, rows, label, scale = value => value) {
   });
   return [figure.element(), figure.tools(title)];
 }
-/* Active units of each layer, out of all its units. */
+/* Draws the active units of each layer, out of all its units. */
 function coreNetwork(label, cell, measure) {
   if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return [];
   const rows = places(cell).map((name, k) => [name, placeValues(cell)[k], num(cell.c.units[k])]);
@@ -1090,8 +1090,8 @@ function drawnPath(one) {
     }
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
     figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in units of the input`, {anchor: "middle", size: 11});
-    const said = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "whose boundaries are estimated and not located" : "the network is not piecewise affine and has no breakpoints";
-    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${said}. Solid: the network, dashed: the chords; the shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
+    const summary = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "whose boundaries are estimated and not located" : "the network is not piecewise affine and has no breakpoints";
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${summary}. Solid: the network, dashed: the chords; the shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
   } catch { return [h("p", {class: "missing"}, "The record's drawing of a path is damaged.")]; }
 }
 
@@ -1099,7 +1099,7 @@ function drawnPath(one) {
 function citing() {
   const bar = $("#cite-controls");
   if (!bar) return;
-  const status = h("span", {class: "said", role: "status"});
+  const status = h("span", {class: "status", role: "status"});
   const act = (text, content) => h("button", {type: "button", class: "plain", onclick: async () => { await copy(content()); status.textContent = text + " copied"; }}, text);
   const bibtex = $("#bibtex");
   bar.append(act("Sentence", () => $("#cite-text").textContent), ...(bibtex ? [act("BibTeX", () => bibtex.textContent.trim() + "\n")] : []),
@@ -1122,7 +1122,7 @@ function controls() {
     h("label", {class: "narrow"}, "measure", h("select", {id: "one", "aria-label": "Measure shown", onchange: event => { state.one = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)))),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
-    h("span", {class: "said", id: "shown", role: "status"}),
+    h("span", {class: "status", id: "shown", role: "status"}),
     h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
   bar.hidden = false;
   board.parentNode.after(h("button", {type: "button", class: "linkish", id: "more", hidden: true, onclick: () => { state.all = "1"; update(); }}));
@@ -1139,13 +1139,13 @@ function controls() {
     small.replaceChildren(small.textContent.replace(/ ?·? ?\d+ seeds$/, ""), " ", h("button", {type: "button", class: "seeds", "aria-expanded": "false", onclick: () => { const open = list("open"); setList("open", open.includes(row.label) ? open.filter(o => o !== row.label) : [...open, row.label]); update(); }}, `${row.subjects.length} seeds`));
   });
   const where = $("#where-controls");
-  if (where) where.append(h("span", {class: "said"}, "By"), segment("Measure of strips and signatures", siteMeasures.map(i => [M[i].name, M[i].name]), "strip"));
+  if (where) where.append(h("span", {class: "status"}, "By"), segment("Measure of strips and signatures", siteMeasures.map(i => [M[i].name, M[i].name]), "strip"));
   const agree = $("#agree-controls");
   if (agree) {
     const kinds = $$(".heats").map(heat => heat.dataset.kind);
     agree.append(h("span", {class: "seg", role: "group", "aria-label": "Coefficient"}, kinds.map(kind => h("button", {type: "button", "data-agree": kind, "aria-pressed": "false", onclick: () => { state.agree = kind; state.by = ""; update(); }}, {spearman: "Spearman, networks", kendall: "Kendall, networks", pearson: "Pearson, sites"}[kind]))));
-    const pick = key => h("select", {id: "pick-" + key, "aria-label": key === "x" ? "Across" : "Up", onchange: event => { state[key] = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)));
-    agree.append(h("label", {}, "across", pick("x")), h("label", {}, "up", pick("y")), segment("Marks", [["network", "Networks"], ["place", "Sites or paths"]], "by"));
+    const pick = key => h("select", {id: "pick-" + key, "aria-label": key === "x" ? "x axis" : "y axis", onchange: event => { state[key] = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)));
+    agree.append(h("label", {}, "x axis", pick("x")), h("label", {}, "y axis", pick("y")), segment("Marks", [["network", "Networks"], ["place", "Sites or paths"]], "by"));
     $$(".heats td[data-pair]").forEach(td => {
       const choose = () => { const [a, b] = td.dataset.pair.split(",").map(Number); state.y = M[a].name; state.x = M[b].name; update(); };
       const inner = h("button", {type: "button", onclick: choose, "aria-label": td.title});

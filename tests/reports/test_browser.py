@@ -259,7 +259,7 @@ def test_the_strip_of_a_row_of_seeds_is_that_of_their_mean_however_it_is_drawn(e
     paths = "#board tr[data-row='0'] td.print path"
     read = "a => a.map(e => [e.getAttribute('class'), e.getAttribute('d')])"
     written = eight.page.locator(paths).evaluate_all(read)
-    eight.page.evaluate("drawnStrips[0] = ''; freshStrip(0)")
+    eight.page.evaluate("drawnStrips[0] = ''; refreshStrip(0)")
     assert eight.page.locator(paths).evaluate_all(read) == written
     means, seeds = eight.page.evaluate(
         "(() => { const m = measureIndex(state.strip); return [placeValues(rowCell(0, m)),"
@@ -305,7 +305,7 @@ def test_the_tidy_table_can_be_taken_away(eight, files):
 
 
 def test_a_figure_can_be_taken_away(eight):
-    for kind, begins in (("SVG", b"<svg"), ("CSV", b"what")):
+    for kind, begins in (("SVG", b"<svg"), ("CSV", b"point")):
         with eight.page.expect_download() as download:
             eight.page.locator("#scatter .tools button", has_text=kind).click()
         assert Path(download.value.path()).read_bytes().startswith(begins)

@@ -242,7 +242,7 @@ def test_the_page_of_one_network_is_titled_by_it(conftest, weights, title) -> No
     rows = conftest.cell_rows(("vgg8", weights, "digits", 0), "affinity", {"relu": 0.5})
     scores = conftest.frame(rows)
     run = conftest.FakeRun("whole", None, scores, conftest.manifest_of(scores, ["affinity"]))
-    assert f"<title>{title}: how nonlinear</title>" in render_page(run)
+    assert f"<title>{title}: nonlinearity</title>" in render_page(run)
 
 
 def test_the_page_of_one_network_is_of_the_mean_over_its_seeds(conftest) -> None:
