@@ -24,7 +24,7 @@ OnStep = Callable[[], None]
 
 
 class Listener(Protocol):
-    """A measure as a probe sees it: its errors don't reach the probe."""
+    """A measure's interface for probes; its errors don't reach the probe."""
 
     def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
         """Add one observation.
@@ -43,7 +43,7 @@ class Samples(Protocol):
 
     @property
     def inputs(self) -> Tensor:
-        """Inputs (n, ...); of a stream that doesn't fit into memory, the first samples."""
+        """Inputs (n, ...); only the first samples of a stream that doesn't fit into memory."""
 
     @property
     def images(self) -> Tensor | None:
@@ -51,10 +51,10 @@ class Samples(Protocol):
 
     @property
     def normalize(self) -> Callable[[Tensor], Tensor]:
-        """From images to inputs."""
+        """Function that maps images to inputs."""
 
     def batches(self, limit: int) -> Iterable[Tensor]:
-        """Yield all samples in order, in batches of nearly equal size, at most `limit`."""
+        """Yield all samples in order, in nearly equal batches of at most `limit`."""
 
     def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Yield all samples in order with their labels.
@@ -62,7 +62,7 @@ class Samples(Protocol):
         Raises
         ------
         nlbench.Undefined
-            If they have none.
+            If they have no labels.
         """
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
@@ -84,7 +84,7 @@ class Resources:
     fitting_sizes : mutable mapping
         Batch sizes known to fit into memory, by model and purpose; shared by the passes of a run.
     threads : int, optional
-        Number of threads for measures that can use several; by default what suits the device.
+        Number of threads for measures that can use several; by default it depends on the device.
     """
 
     device: torch.device
@@ -94,18 +94,18 @@ class Resources:
 
 
 class Probe(ABC):
-    """A way to observe a model, which passes its observations to the measures that declare it.
+    """A way to observe a model. It passes its observations to the measures that declare it.
 
     Attributes
     ----------
     name : str
         The registered name.
     description : str
-        One line.
+        One-line description.
     options : mapping of str to Option
         Options, set as ``--set NAME.OPTION=VALUE`` and shared by all its measures.
     follows : mapping of str to str
-        Options that, unless set, take the value set for an option of another probe.
+        Options whose default is the value set for another probe's option.
     shows_on_cpu : bool
         True if observations are always on the CPU.
 
@@ -181,7 +181,7 @@ class Probe(ABC):
         step: OnStep,
         facts: dict[str, Any],
     ) -> None:
-        """Observe once, and pass each observation to every listener.
+        """Observe the model once, and pass each observation to every listener.
 
         Parameters
         ----------
@@ -195,9 +195,9 @@ class Probe(ABC):
         step : callable
             Called `steps` times.
         facts : dict
-            Filled with facts for the record: ``samples`` or ``segments``, their number;
-            ``remarks``, by place, and ``remark``, on the whole, printed next to the numbers; and
-            anything else that matters to a reader of the numbers.
+            Receives facts for the record: the number of ``samples`` or ``segments``; ``remarks``
+            by place and a ``remark`` on the whole, which are printed next to the numbers; and
+            any other fact that a reader of the numbers needs.
 
         Raises
         ------
@@ -212,14 +212,14 @@ class LazyProbe(Probe):
     Attributes
     ----------
     home : str
-        Module with the function ``observe``, of the same parameters as `Probe.observe`.
+        Module whose function ``observe`` has the parameters of `Probe.observe`.
     """
 
     home: ClassVar[str]
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """See `Probe.observe`."""
-        # Imported here: a plan is made without PyTorch.
+        # Imported here, since a run is planned without PyTorch.
         from nlbench.introspection.precision import exact_by_default
 
         home = import_module(self.home)

@@ -1,10 +1,10 @@
 """The probe `sites`: input and output of every activation call.
 
-`observation` runs the batches, `intercept` sees the calls, `roles` decides what kind of site a call
-is, `reduce` turns an activation into the (n, d) that measures receive.
+`observation` runs the batches, `intercept` intercepts the calls, `roles` determines their roles,
+and `reduce` turns an activation into the (n, d) that measures receive.
 
-Which functions are activations is a fact in `nlbench.introspection.operations.table`;
-`nlbench.introspection.module_stack` recognises modules that write one out.
+`nlbench.introspection.operations.table` lists the activation functions, and
+`nlbench.introspection.module_stack` recognises modules that compute one from other operations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measure a float32 network in float64 where float32's rounding shows at its sites.
+"""Float64 copies of float32 networks, for sites that float32 does not resolve.
 
-What rounding does to a column depends on everything that the network computed it from: the sum of
-a large offset and a small difference is rounded at the scale of the offset, even if the offset is
-subtracted later. Only a pass in float64 shows it, so the first samples are run in both types.
+The rounding error of a column depends on everything that it was computed from: the sum of a large
+offset and a small difference is rounded at the scale of the offset, even if the offset is
+subtracted later. Only a pass in float64 reveals it, so the first samples are run in both types.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from nlbench.introspection.random_state import preserve_rng_state, rng_state
 from .observation import observe_sites
 from .site import SiteBatch
 
-# Root of noise variance over variance, pooled over the columns of a side. Affinity, the most
-# sensitive measure, changes by as much or less.
+# Square root of noise variance over variance, each summed over the columns of a side. Affinity, the
+# most sensitive measure, changes by at most as much.
 MAX_POOLED_NOISE = 3e-4
 
-# Mean over columns of noise variance over variance, at most 1 each. R² changes by about as much.
+# Mean over columns of noise variance over variance, capped at 1. R² changes by about as much.
 MAX_MEAN_NOISE = 1e-4
 
-# Noise in units of a bin of `entropy`: the share of features that may change bins.
+# Noise in bin widths of `entropy`, which is the share of features that may change bins.
 MAX_BIN_NOISE = 1e-2
 
-# Range in roundings of a magnitude up to which a column counts as constant.
-CONSTANT_IN_ROUNDINGS = 8
+# A column is constant if its range is at most this many roundings of its largest magnitude.
+MAX_CONSTANT_ROUNDINGS = 8
 
 # The rows (k, d) of input and output at each site.
 _Rows = dict[str, tuple[Tensor, Tensor]]
@@ -42,12 +42,12 @@ _Rows = dict[str, tuple[Tensor, Tensor]]
 def float64_copy_if_needed(
     model: nn.Module, first_samples: Tensor, options: Mapping[str, Any], facts: dict[str, Any]
 ) -> tuple[nn.Module | None, list[str]]:
-    """Return a model's float64 copy if float32 does not resolve some of its sites.
+    """Return a float64 copy of a model if float32 does not resolve some of its sites.
 
     Parameters
     ----------
     first_samples : tensor of shape (k, ...)
-        `COMPARED_SAMPLES`, of which two also run in float64; fewer than two can't be compared.
+        At most `COMPARED_SAMPLES`. Two of them also run in float64, so a comparison needs two.
     options : mapping
         Arguments of `observe_sites`.
     facts : dict
@@ -106,10 +106,10 @@ def _computes_in_float32(model: nn.Module, samples: Tensor) -> bool:
 def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]) -> _Rows:
     rows: _Rows = {}
 
-    def keep(observation: SiteBatch) -> None:
+    def record(observation: SiteBatch) -> None:
         rows[observation.place] = observation.x, observation.y
 
-    observe_sites(model, [samples], keep, **options)
+    observe_sites(model, [samples], record, **options)
     return rows
 
 
@@ -121,7 +121,7 @@ def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
     rows, exact : mapping of str to pair of tensors of shape (k, d)
         Input and output in float32 and in float64.
     others : mapping of str to pair of tensors of shape (m, d)
-        Those of other samples in float32: two samples may be close to each other by chance.
+        Input and output of other samples in float32, since two samples may be close by chance.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
 
 
 def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
-    """Return True if the rounding of values (k, d) is small in terms of their spread."""
+    """Return True if the rounding errors of values (k, d) are small compared with their spread."""
     if values.shape != exact.shape or len(values) < 2:
         return True
     pooled, rounding = torch.cat([values, others]).double(), torch.finfo(values.dtype).eps
@@ -152,8 +152,8 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     noise, variance = errors.var(0), pooled.var(0)
     if noise.sum() > MAX_POOLED_NOISE**2 * variance.sum():
         return False
-    share = torch.where(noise < variance, noise / variance, 1.0)[varies]
-    if share.mean() > MAX_MEAN_NOISE:
+    ratios = torch.where(noise < variance, noise / variance, 1.0)[varies]
+    if ratios.mean() > MAX_MEAN_NOISE:
         return False
     low, high = exact.aminmax(dim=1)
     bins = (high - low) / exact.shape[1]
@@ -166,4 +166,4 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
 def _varies(columns: Tensor, rounding: float) -> Tensor:
     low, high = columns.aminmax(dim=0)
     peak = torch.maximum(low.abs(), high.abs())
-    return high - low > CONSTANT_IN_ROUNDINGS * rounding * peak
+    return high - low > MAX_CONSTANT_ROUNDINGS * rounding * peak

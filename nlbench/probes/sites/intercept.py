@@ -1,8 +1,7 @@
 """Intercept the activation calls of a forward pass.
 
-They are intercepted by PyTorch's function override, so that a module, a function, a tensor method,
-an in-place call and the second call of a reused module are each seen once. No module is called
-again.
+PyTorch's function override reports each call once, made by a module, a function or a tensor method,
+in place or by a module that is called several times. No module is called again.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class CapturePolicy:
         Maps name and kind of a call to True if it may be selected; the kind is None while it is
         not known.
     positions : PositionSelector
-        Positions that count, and whether they are rows.
+        Selects the positions that count, and makes them rows if rows are tokens.
     """
 
     reduction: str = "spatial"
@@ -101,9 +100,9 @@ class SiteCall:
         Its output; None if the call is not selected.
     role : {"activation", "gate", "attention", "softcap"}
     trackers : list of GateTracker or RoleTracker
-        They determine the role if it depends on the use of the output.
+        They determine the role if it depends on how the output is used.
     problem : str
-        Why the call has no numbers; empty if it has.
+        Reason why the call has no numbers; empty if it has some.
     """
 
     site: SiteName
@@ -139,7 +138,7 @@ class _HandwrittenState:
 
 
 class CallInterceptor(SiteNames):
-    """Intercepts every PyTorch function during forward passes.
+    """Function mode that intercepts the activation calls of forward passes.
 
     Parameters
     ----------
@@ -170,7 +169,7 @@ class CallInterceptor(SiteNames):
         self._gates = GateRoles()
         self._logits = LogitRoles()
         self._unseen = UnseenActivations()
-        # Hooks run under the override too, but the probe's own computation is not an operation.
+        # Hooks run in this mode too, but the probe's own computations are not the model's.
         self._paused = False
 
     def run(self, inputs: Tensor) -> None:
@@ -234,7 +233,7 @@ class CallInterceptor(SiteNames):
         return self.path or "the model"
 
     def follow(self, call: FunctionCall, output: object, *, is_site: bool = False) -> None:
-        """Follow the axes, and the tensors that determine roles, into a call's output."""
+        """Track the axes of a call's output, and its effect on the roles of earlier calls."""
         super().follow(call, output)
         sampled = list(filter(self.layouts.is_sampled, call.tensors))
         if outputs := list(tensors_in((output,))):
@@ -273,7 +272,7 @@ class CallInterceptor(SiteNames):
         )
 
     def _problem_of_logits(self, logits: Tensor) -> str:
-        """Return why the logits of attention have no numbers; empty if they have."""
+        """Return the reason why a softmax on these logits has no numbers; empty if it has some."""
         self._paused, before = True, self._paused
         try:
             is_masked = bool((logits <= torch.finfo(logits.dtype).min / 2).any())
@@ -284,7 +283,7 @@ class CallInterceptor(SiteNames):
     def _axes(self, x: Tensor, label: str) -> tuple[int | None, int, bool]:
         """Return batch axis, channel axis, and True if the latter is assumed."""
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
-            # The same for all samples, it counts as one.
+            # It is the same for all samples, and counts as one.
             return None, x.ndim - 1, False
         try:
             return self.layouts.of(x)

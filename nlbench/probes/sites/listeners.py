@@ -1,4 +1,4 @@
-"""Show the observations of a pass to the measures, in parallel with the forward pass."""
+"""Pass observations to the measures, in parallel with the forward pass."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .observation import channel_note, observe_sites
 from .places_and_rows import RowPolicy
 from .probe import COMPARED_SAMPLES
 from .reduce import Function, Unreduced
-from .rows import drawn_rows
+from .rows import draw_rows
 from .shared import Borrowed, Shared
 from .site import Site, SiteBatch
 
 QUEUE_BYTES = 2**28
 """Bytes of observations that may wait for the measures."""
 
-# A batch of a site, and a function that waits until its numbers have come from the device.
+# A batch of a site, and a function that waits until it has been copied from the device.
 _Item = tuple[SiteBatch, Callable[[], None]]
 
 
@@ -43,14 +43,14 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Show every activation call of a subject to the measures, batch by batch.
+    """Pass every activation call of a subject to the measures, batch by batch.
 
     The measures work on the CPU in separate threads, while the network computes the next
-    observation. Each gets its own copies, in the same order with any number of threads. In the
-    first batch network and measures take turns. They do so in all batches if the network or the
-    source of the samples draws from the global random generators, as measures may. Several threads
-    share the sites only if every measure declares its sites independent. A float32 network whose
-    rounding affects its sites is run in float64.
+    observation. Each gets its own copies, in the same order with any number of threads. Network and
+    measures take turns in the first batch, and in all batches if the network or the source of the
+    samples draws from the global random generators, which measures may use too. Several threads
+    share the sites only if every measure declares its sites independent. A float32 network is run
+    in float64 if float32 does not resolve some of its sites.
     """
     sites: dict[str, Site] = {}
     rows: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def observe(
     copy, unresolved = float64_copy_if_needed(model, first_samples, arguments, facts)
     model = model if copy is None else copy
 
-    def show(item: _Item) -> None:
+    def update_listeners(item: _Item) -> None:
         observation, wait = item
         wait()
         clock, order = time.perf_counter, None
@@ -84,12 +84,12 @@ def observe(
             clock, order = time.thread_time, (observation.batch, observation.site.index)
         shared_by_package: dict[object, Shared] = {}
         for listener, names in zip(listeners, keys, strict=True):
-            seen = _limit_rows(observation, getattr(listener, "row_limit", None))
+            limited = _limit_rows(observation, getattr(listener, "row_limit", None))
             shared = shared_by_package.setdefault(
-                (getattr(listener, "package", listener), len(seen.x)),
-                Shared(seen.x, seen.y, clock, seen.rounding),
+                (getattr(listener, "package", listener), len(limited.x)),
+                Shared(limited.x, limited.y, clock, limited.rounding),
             )
-            batch = _copy(seen, names, shared)
+            batch = _copy(limited, names, shared)
             if order is None:
                 listener.update(batch)
             else:
@@ -109,7 +109,7 @@ def observe(
         return item[0].place if threads > 1 else ""
 
     with BackgroundWorkers(
-        show, _bytes, 0, resources.device, lane=lane, threads=threads
+        update_listeners, _bytes, 0, resources.device, lane=lane, threads=threads
     ) as workers:
 
         def on_observation(observation: SiteBatch) -> None:
@@ -194,7 +194,7 @@ def _abbreviate(names: Sequence[str], limit: int = 6) -> str:
 def _declared_functions(
     listeners: Sequence[Listener],
 ) -> tuple[Mapping[str, Function], Sequence[Mapping[str, str]]]:
-    """Collect the functions of whole tensors that the measures declare, each once."""
+    """Collect the functions of unreduced tensors that the measures declare, each once."""
     key_of: dict[Function, str] = {}
     keys = []
     for listener in listeners:
@@ -204,10 +204,10 @@ def _declared_functions(
 
 
 def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
-    """Draw token rows of a batch for a measure whose time grows faster than their number."""
+    """Draw token rows from a batch, for a measure whose time grows faster than their number."""
     if limit is None or observation.owners is None or len(observation.x) <= limit:
         return observation
-    chosen = drawn_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
+    chosen = draw_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
     return replace(
         observation,
         x=observation.x[chosen],
@@ -217,7 +217,7 @@ def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
 
 
 def _copy(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
-    """Copy a batch for a listener, with the functions it declares under its own names."""
+    """Copy a batch for a listener, with the results of its functions under their own names."""
     unreduced = observation.unreduced
     if isinstance(unreduced, Unreduced):
         unreduced = unreduced.renamed(names).mapped(torch.clone)
@@ -237,28 +237,28 @@ def _bytes(item: _Item) -> int:
 def _to_host(observation: SiteBatch) -> _Item:
     """Copy a batch to the CPU, where the measures compute.
 
-    Reduced activations are small and the measures' steps many: on a GPU each would be a kernel,
-    and often a synchronisation of the forward pass.
+    Reduced activations are small, and the measures take many steps: on a GPU each would be a
+    kernel, and often synchronise the forward pass.
     """
     device = observation.x.device
     if device.type == "cpu":
         return observation, lambda: None
-    # To pinned memory, without waiting; only CUDA has such copies.
+    # Only CUDA copies to pinned memory without waiting.
     is_cuda = device.type == "cuda"
 
-    def fetched(tensor: Tensor) -> Tensor:
+    def to_cpu(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=is_cuda)
 
     unreduced = observation.unreduced
     if isinstance(unreduced, Unreduced):
-        unreduced = unreduced.mapped(fetched)
+        unreduced = unreduced.mapped(to_cpu)
     owners = observation.owners
     moved = replace(
         observation,
-        x=fetched(observation.x),
-        y=fetched(observation.y),
+        x=to_cpu(observation.x),
+        y=to_cpu(observation.y),
         unreduced=unreduced,
-        owners=None if owners is None else fetched(owners),
+        owners=None if owners is None else to_cpu(owners),
     )
     if not is_cuda:
         return moved, lambda: None

@@ -30,9 +30,9 @@ class Microbatches:
     Parameters
     ----------
     on_call : callable
-        Called for each call of the whole batch with the call, its index, its input and its
-        output: at once for a batch in one piece, else during the last microbatch. A batch that
-        is started again after memory has run out reports no call twice.
+        Called for each call with the call, its index, its input and its output on the whole
+        batch: immediately if the batch is not split, else during the last microbatch. A batch that
+        is restarted because memory ran out reports no call twice.
     """
 
     def __init__(self, on_call: Callable[[SiteCall, int, Side | None, Side | None], None]) -> None:

@@ -1,4 +1,4 @@
-"""Intercept the calls of modules in forward passes, as `intercept` does those of activations."""
+"""Intercept the module calls of a forward pass, as `intercept` does activation calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModuleInterceptor:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Allow hooks, which are set at the first run, and remove them on exit."""
+        """Remove the hooks, which the first run sets, on exit."""
         self._has_places = False
         with ExitStack() as self._hooks:
             yield

@@ -1,6 +1,6 @@
-"""Places of a network that are calls of modules: blocks, their attention and MLPs, or any modules.
+"""Places that are module calls: blocks, their attention and MLPs, or any modules.
 
-They are found by structure. Blocks are the members of the longest module list that keep the shape
+Places are found by structure. Blocks are the members of the longest module list that keep the shape
 of their input. Inside a block, attention is the child that mixes positions and the MLP the child
 that does not. To tell them apart, some positions of a child's input are changed.
 """
@@ -28,12 +28,12 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 
 from .places_and_rows import parse_places
 
-# A child mixes positions if, when other positions change, an output position changes by more than
-# this, in roundings of its type and in units of its largest output. Rounding alone changes a
-# mixture of experts that computes with different numbers of tokens.
-MIXING_IN_ROUNDINGS = 2**10
+# A child mixes positions if a change of other positions changes its output at a position by more
+# than this many roundings of its largest output. In a mixture of experts, whose experts then get
+# different numbers of tokens, rounding alone changes the output.
+MIXING_TOLERANCE_EPS = 2**10
 
-# Levels of modules with a single child that are entered in search of attention and MLP.
+# Maximum depth of modules with a single child that are searched for attention and MLP.
 MAX_WRAPPERS = 3
 
 
@@ -62,7 +62,7 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A call of a module, or of the modules from one to another, in one forward pass.
+    """A call of a module, or of consecutive modules, in one forward pass.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Place:
         return tensor
 
     def with_output(self, returned: Any, output: Tensor) -> Any:
-        """Return what `last` returns with another output."""
+        """Replace the output in what `last` returns."""
         if self.result is None:
             return output
         if isinstance(returned, Mapping):
@@ -129,15 +129,15 @@ def place_hooks(
     enter: Callable[[Place, Tensor], Any],
     leave: Callable[[Place, Any, Tensor], None],
 ) -> Iterator[None]:
-    """Observe what places compute in the forward passes of a model.
+    """Observe the inputs and outputs of places in a model's forward passes.
 
     Parameters
     ----------
     places : sequence of Place
         As `find_places` returns them.
     enter : callable
-        Maps a place and its input to anything that `leave` needs. The network may overwrite the
-        input later.
+        Maps a place and its input to a value for `leave`. The network may overwrite the input
+        later.
     leave : callable
         Called with a place, what `enter` returned, and the output.
 
@@ -187,20 +187,20 @@ def place_hooks(
 
 
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
-    """Find the places of a kind in the order of their calls.
+    """Find the places of a model, in order of call.
 
     Parameters
     ----------
     example : tensor of shape (n, ...)
         Inputs of the model; two samples are enough.
     of : str
-        ``blocks``, ``mlp``, ``attention`` or ``modules:GLOB``, with a glob over paths of modules;
-        several are separated by commas.
+        Kinds of places, separated by commas: ``blocks``, ``mlp``, ``attention`` or
+        ``modules:GLOB``, with a glob over paths of modules.
 
     Raises
     ------
     nlbench.Undefined
-        If there are none.
+        If there are no such places.
     nlbench.RequestError
         If `of` is invalid, a glob matches no module, or the model can't be observed.
 
@@ -216,15 +216,15 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[P
     """
     names = parse_places(of)
     if "activations" in names:
-        raise RequestError("activation calls are no modules; see nlbench.probes.sites.list_sites")
+        raise RequestError("activation calls aren't modules; see nlbench.probes.sites.list_sites")
     refuse_unobservable(model)
     with evaluation_mode(model), without_fast_path():
-        calls = _recorded_calls(model, example)
-        found: dict[str, tuple[int, Place]] = {}
+        calls = _record_calls(model, example)
+        by_name: dict[str, tuple[int, Place]] = {}
         for name in names:
             for index, place in _places_of(name, model, example, calls):
-                found.setdefault(place.name, (index, place))
-    return [place for _, place in sorted(found.values(), key=lambda entry: entry[0])]
+                by_name.setdefault(place.name, (index, place))
+    return [place for _, place in sorted(by_name.values(), key=lambda entry: entry[0])]
 
 
 def _places_of(
@@ -293,7 +293,7 @@ class _Call:
 
     @property
     def has_tokens(self) -> bool:
-        """True if the channels are the last axis, as those of tokens."""
+        """True if channels are along the last axis, as in a sequence of tokens."""
         return self.before is not None and self.before.channel == len(self.shapes[0]) - 1
 
     @property
@@ -318,11 +318,11 @@ class _Call:
         ]
 
     def is_inside(self, others: set[_Call]) -> bool:
-        """Return True if it is called by one of other calls, or by what they call."""
+        """Return True if one of the other calls makes this call, directly or not."""
         return self.parent is not None and (self.parent in others or self.parent.is_inside(others))
 
     def place(self, kind: str, last: _Call | None = None) -> Place:
-        """Return the place from this call to the last one, by default this one."""
+        """Return the place from this call to the last one, by default of this call alone."""
         last = last or self
         assert self.before is not None
         assert last.after is not None
@@ -351,7 +351,7 @@ class _Call:
         )
 
 
-class _FollowedAxes(TorchFunctionMode):
+class _AxisTracker(TorchFunctionMode):
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         super().__init__()
         self.layouts = Layouts(len(inputs))
@@ -374,13 +374,13 @@ class _FollowedAxes(TorchFunctionMode):
         return Axes(batch, channel + 1 if channel < batch else channel, assumed)
 
 
-def _recorded_calls(model: nn.Module, example: Tensor) -> list[_Call]:
+def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
     """Run the model, and return all calls of its modules in order."""
     calls: list[_Call] = []
     running: list[_Call] = []
     counts: Counter[nn.Module] = Counter()
     paths = {module: path for path, module in model.named_modules()}
-    mode = _FollowedAxes(model, example)
+    mode = _AxisTracker(model, example)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with unobserved_calls():
@@ -395,7 +395,7 @@ def _recorded_calls(model: nn.Module, example: Tensor) -> list[_Call]:
 
     def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
         with unobserved_calls():
-            _end(running.pop(), returned, mode)
+            _record_output(running.pop(), returned, mode)
 
     with _hooks(paths, enter, leave), mode:
         model(example.clone())
@@ -419,8 +419,8 @@ def _in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
 
-def _end(call: _Call, returned: Any, mode: _FollowedAxes) -> None:
-    """Record what a call returns, and which argument is its input."""
+def _record_output(call: _Call, returned: Any, mode: _AxisTracker) -> None:
+    """Record the output of a call, and which of its arguments is the input."""
     outputs = [(None, returned)] if isinstance(returned, Tensor) else list(_entries(returned))
     floats = [(key, value) for key, value in outputs if _is_float(value)]
     if not floats or not call.inputs:
@@ -458,7 +458,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
-    """Return the members of the longest module list, and those of lists like it."""
+    """Return the members of the longest module list, and those of similar lists."""
     modules = dict(model.named_modules())
     candidates = [
         call
@@ -481,24 +481,24 @@ def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
             lists[call.path.rpartition(".")[0]].append(call)
     if not lists:
         return []
-    # Among equally long lists, the outermost, whose members are called first.
-    longest = max(lists.values(), key=_most_of_one_class)
-    classes, like = {type(call.module) for call in longest}, longest[0]
+    # Of equally long lists, take the outermost, whose members are called first.
+    longest = max(lists.values(), key=_largest_class_count)
+    classes, reference = {type(call.module) for call in longest}, longest[0]
     chosen = {call for member in lists.values() for call in member if type(call.module) in classes}
     chosen = {call for call in chosen if not call.is_inside(chosen)}
     for members in lists.values():
-        # The decoder next to an encoder.
-        is_stream = all(
-            len(call.shapes[0]) == 3 and call.width == like.width and not call.is_inside(chosen)
-            for call in members
+        # Lists of the same width are included, such as the decoder's next to the encoder's.
+        is_stack = len(reference.shapes[0]) == 3 and all(
+            len(c.shapes[0]) == 3 and c.width == reference.width and not c.is_inside(chosen)
+            for c in members
         )
         holds_blocks = any(call.is_inside(set(members)) for call in chosen)
-        if is_stream and len(like.shapes[0]) == 3 and not holds_blocks:
+        if is_stack and not holds_blocks:
             chosen |= set(members)
     return sorted(chosen, key=lambda call: call.index)
 
 
-def _most_of_one_class(calls: Sequence[_Call]) -> int:
+def _largest_class_count(calls: Sequence[_Call]) -> int:
     return max(Counter(type(call.module) for call in calls).values())
 
 
@@ -517,7 +517,8 @@ def _parts(
             block: [c for c in children[inner] if c.keeps_shape and c.is_composite]
             for block, inner in level.items()
         }
-        mixing = _mixing(model, example, [call for part in composite.values() for call in part])
+        members = [call for part in composite.values() for call in part]
+        mixing = _mixing_calls(model, example, members)
         wrapped = {}
         for block, inner in level.items():
             parts = list(_parts_of(inner, composite[block], mixing, children))
@@ -564,20 +565,20 @@ def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[
             yield child
 
 
-def _mixing(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
+def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
     """Return the calls in which a position of the output depends on other positions.
 
-    The first half of the positions of every input changes, and the output is compared at the
-    others. What the network computes after the call does not change.
+    A second pass changes the first half of the positions of every input, and compares the outputs
+    at the other half. Each call still returns its first output, so later calls are not affected.
     """
-    wanted = {(call.module, call.number): call for call in calls}
+    call_of = {(call.module, call.number): call for call in calls}
     outputs: dict[_Call, Tensor] = {}
     mixing: set[_Call] = set()
     counts: Counter[nn.Module] = Counter()
     running: list[_Call | None] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = wanted.get((module, counts[module]))
+        call = call_of.get((module, counts[module]))
         counts[module] += 1
         running.append(call)
         if call is None or call not in outputs:
@@ -617,7 +618,7 @@ def _mixing(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_C
 
 
 def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:
-    """Return a copy in which the first half of the positions have other values."""
+    """Return a copy with other values at the first half of the positions."""
     moved = batch_first(tensor.clone(), axes.batch).movedim(axes.channel, -1)
     rows = moved.reshape(len(moved), -1, moved.shape[-1]).clone()
     half = -(-rows.shape[1] // 2)
@@ -632,5 +633,5 @@ def _differs(rows: Tensor, before: Tensor) -> bool:
     now, then = (part[:, half:].nan_to_num() for part in (rows, before))
     if not now.numel():
         return False
-    tolerance = MIXING_IN_ROUNDINGS * torch.finfo(rows.dtype).eps * then.abs().max()
+    tolerance = MIXING_TOLERANCE_EPS * torch.finfo(rows.dtype).eps * then.abs().max()
     return bool((now - then).abs().max() > tolerance)

@@ -1,7 +1,7 @@
 """Observe the activation calls of a model, batch by batch.
 
-Activations are not kept, only their reductions to (n, d). Inputs are reduced before the call, which
-may overwrite them.
+Only the reductions of activations to (n, d) are kept. Inputs are reduced before the call, which may
+overwrite them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def observe_sites(
     rows : str
         See `nlbench.probes.sites.rows.RowPolicy.parse`.
     skip : int
-        First positions of each sample to leave out.
+        Number of first positions of each sample to leave out.
     reduction : {"spatial", "flatten", "published"}
         See `nlbench.probes.sites.reduce.reduce_site`.
     select : str
@@ -141,7 +141,7 @@ def observe_sites(
 
 
 class _SitePass:
-    """One pass over all batches, from calls to observations of the selected sites."""
+    """Turns the calls of a pass over all batches into observations of the selected sites."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class _SitePass:
         self._sites: dict[str, Site] = {}
         self._picked: set[str] = set()
         self._calls: list[CallIdentity] = []
-        # True once samples were found not to depend on each other.
+        # True once a check has shown that samples don't depend on each other.
         self.is_independent = False
 
     def may_select(self, name: str, kind: str | None) -> bool:
@@ -169,7 +169,7 @@ class _SitePass:
         return self._selection.may_take(name, kind)
 
     def begin_batch(self, first: int, samples: int) -> None:
-        """Begin the next batch, with the index of its first sample and their number."""
+        """Begin the next batch, given the index of its first sample and its size."""
         self._batch += 1
         self.first, self.samples = first, samples
         self._picker = Picker(self._selection)
@@ -239,7 +239,7 @@ def _observe_batch(
     limit: SampleLimit,
     check: Callable[[Tensor], Mapping[str, Tensor]],
 ) -> None:
-    """Run a batch, in smaller microbatches each time memory runs out.
+    """Run a batch, in smaller microbatches whenever memory runs out.
 
     Microbatches change a sample's results by rounding only: a convolution or a matrix product may
     be summed in a different order for a different number of samples.

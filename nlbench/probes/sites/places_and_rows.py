@@ -1,4 +1,4 @@
-"""Values of the options of the probe `sites` on places and rows, without PyTorch.
+"""Parsers of the options ``sites.of`` and ``sites.rows``, without PyTorch.
 
 `probe` declares the options.
 """
@@ -35,18 +35,18 @@ def parse_places(of: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """Rows to take of each activation.
+    """Selection of the rows of an activation.
 
     Parameters
     ----------
     tokens : bool
         A row is a position of a sample; otherwise it is a sample.
     count : int or None
-        Positions of a sample, drawn at random; None: all.
+        Number of positions to draw from each sample; None: all.
     last : bool
         Take the last position of each sample only.
     skip : int
-        First positions to leave out.
+        Number of first positions to leave out.
     """
 
     tokens: bool = False
@@ -56,7 +56,7 @@ class RowPolicy:
 
     @classmethod
     def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
-        """Parse ``sites.rows``; by default activations and modules have a row per sample.
+        """Parse ``sites.rows``; with ``auto``, activations and modules have a row per sample.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class RowPolicy:
 
     @property
     def description(self) -> str:
-        """Description of the rows; empty for all positions of all samples as means."""
+        """Description of the rows; empty if each is the mean over all positions of a sample."""
         if not self.tokens:
             return f"without the first {self.skip} positions" if self.skip else ""
         number = f"{self.count} tokens of each sample" if self.count else "tokens"

@@ -12,7 +12,7 @@ from .places_and_rows import RowPolicy, parse_places
 from .select import Selection
 
 COMPARED_SAMPLES = 4
-"""Number of samples that are run first, to see whether float32 resolves their differences."""
+"""Number of samples that are run first, to test whether float32 resolves their differences."""
 
 
 class Sites(LazyProbe):
@@ -61,7 +61,7 @@ class Sites(LazyProbe):
         RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return the number of samples that are run first; all pass batch by batch."""
+        """Return the number of samples that are run first, before all are run in batches."""
         return COMPARED_SAMPLES
 
 

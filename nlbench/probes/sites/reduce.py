@@ -89,8 +89,8 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
 
 Function = Callable[[Tensor], Tensor]
 
-# Bytes of an activation that a function is applied to at a time, so that its intermediate results
-# stay small, and in the cache of a CPU.
+# Maximum bytes of an activation that a function is applied to at once. Its intermediate results
+# then stay small, and in a CPU's cache.
 _CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**22, 2**28
 
 
@@ -106,7 +106,7 @@ class Side:
     owners : tensor of shape (rows,), optional
         Index of the sample of each row, if rows are tokens.
     rounding : float
-        Relative error of the entries, where their type is shorter than float32; else 0.
+        Relative error of the entries if their type is narrower than float32, else 0.
     """
 
     reduced: Tensor
@@ -122,7 +122,7 @@ def capture(
     functions: Mapping[str, Function],
     positions: PositionSelector | None = None,
 ) -> Side:
-    """Reduce an activation's tensor, and apply functions to the whole of it.
+    """Reduce an activation's tensor, and apply functions to the unreduced tensor.
 
     Parameters
     ----------
@@ -153,10 +153,10 @@ def capture(
 
 
 def _rounding(tensor: Tensor, reduced: int) -> float:
-    """Return the relative error of means of short floats, from the number of means."""
+    """Return the relative error of a number of means of a type narrower than float32, else 0."""
     if not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64):
         return 0.0
-    # Roundings of different positions are independent.
+    # Rounding errors of different positions are independent.
     return torch.finfo(tensor.dtype).eps * math.sqrt(reduced / max(1, tensor.numel()))
 
 
@@ -183,13 +183,13 @@ def _captured_positions(
     if valid is None:
         numbers = {name: _apply(function, tensor) for name, function in functions.items()}
     else:
-        numbers = {name: _applied_at(function, rows, valid) for name, function in functions.items()}
-    counted = reduced.numel() if selected.owners is None else tensor.numel()
-    return Side(reduced, numbers, selected.owners, _rounding(tensor, counted))
+        numbers = {name: _apply_at(function, rows, valid) for name, function in functions.items()}
+    means = reduced.numel() if selected.owners is None else tensor.numel()
+    return Side(reduced, numbers, selected.owners, _rounding(tensor, means))
 
 
-def _applied_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exception:
-    """Apply a measure's function to some positions of rows (n, p, d), another set per sample."""
+def _apply_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exception:
+    """Apply a measure's function to rows (n, p, d) at the valid positions (n, p) of each sample."""
     patterns, which = torch.unique(valid, dim=0, return_inverse=True)
     numbers: list[tuple[Tensor, Tensor]] = []
     for number, pattern in enumerate(patterns):
@@ -242,7 +242,7 @@ def joined(sides: Sequence[Side]) -> Side:
 
 
 class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
-    """Results of functions of a whole input and a whole output; access raises their errors.
+    """Results of functions of the unreduced input and output; access raises their errors.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
         return Unreduced(x, y)
 
     def renamed(self, names: Mapping[str, str]) -> Unreduced:
-        """Rename the results, by a mapping from new names to present ones."""
+        """Rename the results, by a mapping from new to existing names."""
         return Unreduced(
             {new: self._x[name] for new, name in names.items()},
             {new: self._y[name] for new, name in names.items()},

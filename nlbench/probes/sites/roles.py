@@ -1,14 +1,14 @@
-"""Roles of calls, and nonlinear operations that are not calls, from the use of their outputs.
+"""Roles of activation calls, and activations that are no calls, by the use of their outputs.
 
 A gate's output multiplies another tensor and has no other use. A call inside attention works on
 products of two tensors that both depend on the input, and its output enters a softmax or another
 such product. A soft cap is c tanh(x / c), which changes only the largest logits.
 
-An activation that is written out inside a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
-has no separate call: at most one of its operations is a site. It is detected as an elementwise
+An activation written as operations of a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
+has no call of its own: at most one of the operations is a site. It is detected as an elementwise
 operation that is not affine, or as an elementwise product of two tensors computed from one, if the
-result is used at full size. If only its mean is used, or if it scales a larger tensor, it belongs
-to a normalisation or a gate.
+result is used at full size. If only the result's mean is used, or if the result scales a larger
+tensor, it belongs to a normalisation or a gate.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from nlbench.introspection.pytree import tree_iter
 
 
 class _LiveCopies:
-    """The output of a call and its copies that are alive."""
+    """The output of a call and its copies, as long as they are alive."""
 
     def __init__(self, output: Tensor) -> None:
         self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
 
     def add_copies(self, outputs: Sequence[Tensor]) -> None:
-        """Also follow copies computed from the output."""
+        """Add copies computed from the output."""
         self._live.update(dict.fromkeys(outputs))
 
 
@@ -219,7 +219,7 @@ class UnseenActivations:
         # Tensors that depend on the input's shape only.
         self._constants: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         # Results of nonlinear operations that have not been used yet.
-        self._open: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
+        self._unused: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
         self.operations: dict[PlacedOperation, None] = {}
 
     def follow(
@@ -234,8 +234,8 @@ class UnseenActivations:
         """Follow an operation; `sampled` are the arguments that depend on the model's input."""
         name = operation.name
         if name == "setitem" and sampled and output is None:
-            # The output is the tensor written into. Entries that a mask of the same tensor
-            # selects are written elementwise.
+            # The output is the tensor written into. An assignment at a mask of the same tensor is
+            # elementwise.
             output = sampled[0]
             sampled = [output, *(t for t in sampled[1:] if t.dtype == torch.bool)]
         outputs = list(tensors_in((output,)))
@@ -247,7 +247,7 @@ class UnseenActivations:
             return
         self._use(operation, operands, outputs)
         roots = {id(root): root for root in map(self._root, operands)}
-        # Both are nonlinear in a tensor that they take twice: as it is, and as factor or mask.
+        # These are nonlinear in a tensor that they take twice, the second time as factor or mask.
         is_taken_twice = name in ("einsum", "setitem") and len(operands) > 1
         is_elementwise = is_site or bool(operation.acts) or is_taken_twice
         result = outputs[0]
@@ -255,11 +255,12 @@ class UnseenActivations:
         same = same and all(t.shape == result.shape for t in operands)
         for tensor in outputs:
             self._roots[tensor] = next(iter(roots.values())) if same else object()
-        # A product is nonlinear if both tensors come from one; a maximum always is.
-        is_bent = (same and is_taken_twice) or operation.is_nonlinear(len(operands) if same else 1)
-        is_whole = isinstance(output, Tensor) and result.shape == operands[0].shape
-        if is_bent and is_whole and result.is_floating_point() and not is_site:
-            self._open[result] = (place, name)
+        # A product is nonlinear if both factors come from one tensor; a maximum always is.
+        data = len(operands) if same else 1
+        is_nonlinear = (same and is_taken_twice) or operation.is_nonlinear(data)
+        is_full_size = isinstance(output, Tensor) and result.shape == operands[0].shape
+        if is_nonlinear and is_full_size and result.is_floating_point() and not is_site:
+            self._unused[result] = (place, name)
 
     def _root(self, tensor: Tensor) -> object:
         return self._roots.setdefault(tensor, object())
@@ -267,24 +268,24 @@ class UnseenActivations:
     def _use(
         self, operation: Operation, operands: Iterable[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        for tensor in operands if self._open else ():
-            origin = self._open.get(tensor)
+        for tensor in operands if self._unused else ():
+            origin = self._unused.get(tensor)
             if origin is None or operation.reduces or not outputs[0].is_floating_point():
                 continue
             if operation.rearranges:
                 for output in outputs:
-                    self._open[output] = origin
+                    self._unused[output] = origin
             elif outputs[0].numel() <= tensor.numel():
                 self.operations[origin] = None
             # An in-place operation has overwritten the result.
             if any(tensor is output for output in outputs):
-                del self._open[tensor]
+                del self._unused[tensor]
 
     def end(self, output: object) -> None:
         """Follow the model's output."""
         for tensor in tree_iter(output):
-            if isinstance(tensor, Tensor) and tensor in self._open:
-                self.operations[self._open[tensor]] = None
+            if isinstance(tensor, Tensor) and tensor in self._unused:
+                self.operations[self._unused[tensor]] = None
 
     def forget(self, since: int, place: str, output: object) -> None:
         """Drop the operations inside a handwritten activation, which is a site.
@@ -302,7 +303,7 @@ class UnseenActivations:
             if origin[0] == place:
                 del self.operations[origin]
         if isinstance(output, Tensor):
-            self._open.pop(output, None)
+            self._unused.pop(output, None)
 
     def descriptions(self) -> Iterator[str]:
         """Describe the operations, place by place.

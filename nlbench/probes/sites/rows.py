@@ -20,7 +20,7 @@ from .places_and_rows import RowPolicy
 
 SEED = 0
 
-# Arguments of modules, and True if their entries that are not zero mark padding.
+# Names of padding masks among the arguments of modules; True if nonzero entries mark padding.
 _MASKS = {
     "attention_mask": False,
     "src_key_padding_mask": True,
@@ -32,16 +32,16 @@ _TWO_SEQUENCES = ({"decoder_attention_mask"}, {"src_key_padding_mask", "tgt_key_
 
 @dataclass(frozen=True)
 class SelectedPositions:
-    """The positions that count of one tensor with n samples of p positions.
+    """The selected positions of a tensor with n samples of p positions.
 
     Parameters
     ----------
     valid : tensor of shape (n, p), bool, or None
-        None: all.
+        True at selected positions; None: all are selected.
     owners : tensor of shape (rows,) or None
         Index of the sample of each row; None if a row is the mean of a sample.
     index : tensor of shape (rows,) or None
-        Position of each row among all n p; None if all are rows.
+        Position of each row among all n p positions; None if all are rows.
     """
 
     valid: Tensor | None = None
@@ -55,8 +55,8 @@ class PositionSelector:
     Attributes
     ----------
     first : int
-        Index of the first sample of the current forward pass among all samples: a drawn position
-        does not depend on the split into batches.
+        Index of the first sample of the current forward pass among all samples, by which drawn
+        positions don't depend on the split into batches.
     samples : int
         Number of samples of the current forward pass.
     """
@@ -120,7 +120,7 @@ class PositionSelector:
         return None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
-        """Select the positions of a tensor with the batch first; None if all count as means.
+        """Select positions of a tensor; return None if rows are means over all positions.
 
         Parameters
         ----------
@@ -157,25 +157,25 @@ class PositionSelector:
     def _index(
         self, n: int, positions: int, valid: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """Return the positions of the rows among n p; None for all of them."""
+        """Return the indices of the rows among all n p positions; None for all of them."""
         policy = self.policy
         chosen = valid
         if policy.last:
-            every = torch.ones(n, positions, dtype=torch.bool, device=device)
-            chosen = every if valid is None else valid
+            everywhere = torch.ones(n, positions, dtype=torch.bool, device=device)
+            chosen = everywhere if valid is None else valid
             # Counted from the end, the last position is the first.
             from_end = chosen.flip(1).cumsum(1).flip(1)
             chosen = chosen & (from_end == 1)
         elif policy.count is not None and policy.count < positions:
-            priorities = self._drawn(n, positions).to(device)
+            priorities = self._draw_priorities(n, positions).to(device)
             if valid is not None:
                 priorities = priorities.masked_fill(~valid, math.inf)
             limit = priorities.sort(1).values[:, policy.count - 1 : policy.count]
             chosen = (priorities <= limit) & priorities.isfinite()
         return None if chosen is None else chosen.flatten().nonzero()[:, 0]
 
-    def _drawn(self, n: int, positions: int) -> Tensor:
-        """Draw random numbers (n, p), those of a sample from its own generator."""
+    def _draw_priorities(self, n: int, positions: int) -> Tensor:
+        """Draw random numbers (n, p), with a generator for each sample."""
         key = self.first, n, positions
         if key not in self._priorities:
             rows = [
@@ -197,20 +197,20 @@ def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
     names = [parameter.name for parameter in parameters]
     if any(pair <= set(names) for pair in _TWO_SEQUENCES):
         return {}
-    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    takes_keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {
         name: names.index(name) if name in names else None
         for name in _MASKS
-        if name in names or is_open
+        if name in names or takes_keywords
     }
 
 
-def drawn_rows(rows: int, limit: int, batch: int) -> Tensor:
+def draw_rows(rows: int, limit: int, batch: int) -> Tensor:
     """Draw `limit` of the rows of a batch without replacement, in order.
 
     Examples
     --------
-    >>> len(drawn_rows(100, 8, 0)), drawn_rows(5, 8, 0)
+    >>> len(draw_rows(100, 8, 0)), draw_rows(5, 8, 0)
     (8, tensor([0, 1, 2, 3, 4]))
     """
     if rows <= limit:

@@ -31,14 +31,14 @@ class Pair(Protocol):
 
     @property
     def rounding(self) -> tuple[float, float]:
-        """Relative errors of x and y; 0 where their type has them."""
+        """Relative errors of x and y, apart from the rounding of their own type."""
 
     def shared(self, function: Callable[[Pair], T]) -> T:
         """Return the result of another shared function."""
 
 
 class Shared:
-    """One batch of one site, with the results computed from it for the measures of one package.
+    """A batch of one site, with the results that the measures of one package share.
 
     Parameters
     ----------
@@ -64,18 +64,18 @@ class Shared:
     ) -> None:
         self._originals, self._clock = (x, y), clock or time.perf_counter
         self.rounding = rounding
-        # The result or the error of each function, and the seconds it takes alone.
+        # The result or the error of each function, and the seconds that it takes alone.
         self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
         self.lent = 0.0
 
     @cached_property
     def x(self) -> Tensor:
-        """Input."""
+        """Copy of the input (n, d)."""
         return self._originals[0].clone()
 
     @cached_property
     def y(self) -> Tensor:
-        """Output."""
+        """Copy of the output (n, d)."""
         return self._originals[1].clone()
 
     def shared(self, function: Callable[[Pair], T]) -> T:
@@ -96,7 +96,7 @@ class Shared:
         except Exception as error:
             # Raised again for each caller.
             result = error
-        # Alone, the function would also have computed the results it was lent.
+        # Alone, the function would also have computed the shared results that it used.
         return result, self._clock() - start + self.lent - lent
 
 
@@ -106,7 +106,7 @@ class Borrowed:
     Attributes
     ----------
     seconds : float
-        Seconds that other measures spent on the results this measure took.
+        Seconds that other measures spent on results that this measure used.
     """
 
     def __init__(self, shared: Shared) -> None:

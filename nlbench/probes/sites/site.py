@@ -1,4 +1,4 @@
-"""Sites and what a measure observes of them."""
+"""Sites, and the observations that measures of them receive."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Site:
         ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
         ``Mixed_5b.branch1x1/relu``.
     kind : str
-        ``relu``, ``gelu``, …; the class name in lower case for a module that writes its
-        activation out in several operations.
+        ``relu``, ``gelu``, …; the class name in lower case for a module that computes an unknown
+        activation from several operations.
     index : int
         Position in the order of calls, from 0.
     shape : tuple of int
@@ -33,13 +33,13 @@ class Site:
     channel_axis : int
         Axis of the channels, with the batch axis moved to 0.
     assumed : bool
-        True if the channel axis is the usual one for the shape because no operation determines
-        it; see `nlbench.introspection.axes.Layouts.of`.
+        True if no operation determines the channel axis, so that it is the usual one for the
+        shape; see `nlbench.introspection.axes.Layouts.of`.
     role : {"activation", "gate", "attention", "softcap", "block", "mlp", "module"}
         ``gate``: a sigmoid whose output only multiplies another tensor, or a gated linear unit.
         ``attention``: a softmax over more than a row of logits, or a call on the logits that
-        enter one. ``softcap``: c tanh(x / c). Places other than activation calls have the kind of
-        place as role, ``attention`` among them.
+        enter one. ``softcap``: c tanh(x / c). The role of any other place is its kind of place,
+        which may also be ``attention``.
     """
 
     name: str
@@ -73,7 +73,7 @@ class SiteBatch:
     samples : int
         Number of samples in the batch; 0 if it is the number of rows.
     rounding : tuple of float
-        Relative errors of x and of y, where the network ran in a type shorter than float32; else 0.
+        Relative errors of x and y if the network ran in a type narrower than float32, else 0.
     borrowed : Borrowed, optional
         Access to results shared with other measures during a pass.
     """
@@ -100,7 +100,7 @@ class SiteBatch:
 
     @property
     def borrowed_seconds(self) -> float:
-        """Seconds that other measures spent on results this measure took from `shared`."""
+        """Seconds that other measures spent on results that this measure took from `shared`."""
         return 0.0 if self.borrowed is None else self.borrowed.seconds
 
     def shared(self, function: Callable[[Pair], T]) -> T:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import nlbench
 from nlbench.probes.sites.observation import list_sites, observe_sites
 from nlbench.probes.sites.places_and_rows import RowPolicy
-from nlbench.probes.sites.rows import drawn_rows
+from nlbench.probes.sites.rows import draw_rows
 from nlbench.probes.sites.site import SiteBatch
 
 
@@ -145,7 +145,7 @@ def test_functions_of_all_rows_take_a_drawn_part():
     run = nlbench.evaluate(Masked(), tokens, [measure], settings={"sites.of": "blocks"})
     assert seen == [1024, 1024]
     assert run["size"].values[0].statistics["rows"] == 1024
-    assert len(drawn_rows(64 * 40, 1024, 0).unique()) == 1024
+    assert len(draw_rows(64 * 40, 1024, 0).unique()) == 1024
 
 
 def test_the_default_depends_on_the_place():
