@@ -1,4 +1,4 @@
-"""The context of a study: its folder, its settings, and the networks that it trains."""
+"""The context of a study: its folder, its settings and the networks that it trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """The folder, the settings and the execution of a study.
+    """Folder, settings and execution options of a study.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class Context:
     quick : bool
         True for a smaller version: fewer seeds, networks and paths.
     data, weights, seeds, measures
-        Settings that the user chose instead of the study's own; empty if none.
+        Settings chosen by the user, which replace the study's own; empty if none.
     device : str
     progress : Progress, optional
     execution : ExecutionOptions
-        By default serial with one PyTorch thread, so that cells equal those of several workers
-        bit by bit.
+        By default serial with one PyTorch thread, which gives bitwise the same cells as several
+        workers.
     command : str
     pending : dict of Path to TrainingRequest
         Networks still to be trained, by checkpoint; see `request_training`.
@@ -88,7 +88,7 @@ class Context:
         return self.seeds or tuple(range(quick if self.quick else full))
 
     def run(self, request: Request, part: str = "run") -> Run:
-        """Carry out an ordinary run, reusing cells recorded here or by another study.
+        """Run a request, reusing cells recorded here or by another study.
 
         Requested networks are trained first.
 
@@ -123,9 +123,9 @@ class Context:
         settings: Mapping[str, OptionValue | str] | None = None,
         name: str | None = None,
     ) -> Run:
-        """Evaluate measures of the study's own, or models that are not registered.
+        """Evaluate measures or models that are not registered.
 
-        The arguments are those of `nlbench.evaluate` and the name of the run's folder. The
+        The arguments are those of `nlbench.evaluate`; `part` names the run's folder. The
         evaluation is always repeated, and the folder holds the latest result.
         """
         from nlbench.evaluation import evaluate
@@ -163,7 +163,7 @@ class Context:
         options: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
-        """Return the checkpoint of a network that is trained once for all studies.
+        """Request a network, trained once for all studies, and return its checkpoint.
 
         Requested networks are trained before the next run or by `train_pending`, several at a time,
         each after the network that it starts from.
@@ -174,7 +174,7 @@ class Context:
             Registered names; ``auto`` is the model's own recipe.
         seed : int
         label_noise : float, optional
-            Replaces that of the recipe.
+            Overrides the recipe's.
         weights : str
             Initial weights: a name, or the checkpoint of another requested network.
         name : str
@@ -187,8 +187,8 @@ class Context:
         Raises
         ------
         nlbench.RequestError
-            If the recipe or one of its fields does not exist, or if a different training has the
-            same name.
+            If the recipe or one of its fields does not exist, or if a different training run has
+            the same name.
         """
         from nlbench.models.training.training_request import (
             TrainingRequest,

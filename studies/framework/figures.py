@@ -1,4 +1,4 @@
-"""Standard figures of studies: their size and colours, and the drawings that several share."""
+"""Size, colours and common plots of the studies' figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#5
 def page_figure(
     height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, Any]:
-    """Create a figure as wide as the page, with a height in inches, and its panels.
+    """Create a figure and its panels, as wide as the page and with a height in inches.
 
     The options are those of matplotlib's ``subplots``.
 
@@ -52,14 +52,14 @@ def use_plain_log_labels(figure: Figure) -> None:
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatter):
             low, high = axis.get_view_interval()
-            if high < 1e4 * low:  # decades alone would be few labels
+            if high < 1e4 * low:  # decades alone would give too few labels
                 axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
             axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else large(x))
         if isinstance(axis.get_minor_formatter(), LogFormatter):
             axis.set_minor_formatter(NullFormatter())
 
 
-def draw_shares(axes: Axes, values: ArrayLike, **style: Any) -> None:
+def draw_ecdf(axes: Axes, values: ArrayLike, **style: Any) -> None:
     """Draw the empirical distribution function of values."""
     x, share = ecdf(values)
     axes.step([x[0], *x], [0.0, *share], where="post", **style)
@@ -75,7 +75,7 @@ def draw_groups(
     colours: Mapping[str, str] | Sequence[str] = COLOURS,
     **style: Any,
 ) -> None:
-    """Draw one column against another, in a colour for each group of the column `by`."""
+    """Draw one column against another, with a colour for each group of the column `by`."""
     for number, (group, rows) in enumerate(table.groupby(by, sort=False)):
         if isinstance(colours, Mapping):
             colour = colours[str(group)]
@@ -87,8 +87,8 @@ def draw_groups(
 def draw_intervals(
     axes: Axes, table: pd.DataFrame, value: str, places: ArrayLike, **style: Any
 ) -> None:
-    """Draw a column with the interval of the columns ``low`` and ``high`` at vertical places."""
-    # Rounding may put a bound on the wrong side of its value.
+    """Draw a column with the intervals from ``low`` to ``high`` at vertical positions."""
+    # Rounding may put a bound on the wrong side of the value.
     width = [(table[value] - table.low).clip(0), (table.high - table[value]).clip(0)]
     axes.errorbar(table[value], places, xerr=width, **style)
 
@@ -99,7 +99,7 @@ def draw_theory(
     published: tuple[ArrayLike, ArrayLike],
     spread: ArrayLike | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw measured affinities with their spread and published ones, as places and scores."""
+    """Draw theoretical, measured and published affinities, each as positions and scores."""
     figure, axes = page_figure(2.7)
     axes.plot(*theory, color="0.6", label="closed form")
     axes.errorbar(*measured, yerr=spread, fmt="o", color="C0", label="here")
@@ -108,13 +108,13 @@ def draw_theory(
     return figure, axes
 
 
-def signature_map(
+def draw_signature_map(
     points: NDArray[np.float64],
     groups: Sequence[str],
     colours: Mapping[str, str],
     height: float = 2.7,
 ) -> tuple[Figure, Axes]:
-    """Draw the points of a map of signatures, of shape (n, 2), in the colours of their groups."""
+    """Draw a map of signatures, given as points of shape (n, 2), coloured by group."""
     figure, axes = page_figure(height)
     for group in dict.fromkeys(groups):
         rows = [row for row, name in enumerate(groups) if name == group]

@@ -1,4 +1,4 @@
-"""Output of a study: its page, its verdicts and its tables as files."""
+"""Output files of a study: its page, verdicts, tables and figures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_findings(name: str, study: Study, findings: Findings, runs: Runs, fold
 
 
 def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> None:
-    """Add a study's verdicts to the file of all studies, replacing those of the same version.
+    """Add a study's verdicts to the common file, replacing those of the same version.
 
     The columns are ``study, version`` and those of `verdict_table`.
     """

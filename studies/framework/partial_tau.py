@@ -1,4 +1,4 @@
-"""Partial rank correlation in groups of networks: value, interval and p-value."""
+"""Partial rank correlation within groups of networks, with its interval and p-value."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .trends import LEVEL
 
 MIN_NETWORKS = 4
 RESIDUAL_DECIMALS = 10
-"""Decimals to which residual scores, of the order of 1, agree if they differ by rounding only."""
+"""Decimals kept of residual scores, which are of order 1, so that rounding errors become ties."""
 
 Array = NDArray[np.float64]
 Group = tuple[ArrayLike, ArrayLike, Sequence[ArrayLike], Sequence[Hashable]]
-"""Two variables, the controls, and the cluster of each network, all of shape (n,)."""
+"""Two variables, the controls and the networks' clusters, all of shape (n,)."""
 
 
 @dataclass(frozen=True)
 class Association:
-    """A partial rank correlation, the mean over groups.
+    """Mean partial rank correlation over groups.
 
     Parameters
     ----------
     value, low, high : float
-        With its 95 % interval.
+        The mean and its 95 % interval.
     p : float
-        Two-sided p-value of no association; 1 if there are too few clusters.
+        Two-sided p-value under no association; 1 if there are too few clusters.
     by_group : tuple of float
         NaN for a group that was left out.
     """
@@ -45,13 +45,13 @@ class Association:
 
 
 def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> float:
-    """Compute Kendall's tau-b of two variables without what the controls explain.
+    """Compute Kendall's tau-b of two variables, adjusted for controls.
 
-    All variables are replaced by normal scores Φ⁻¹(rank / (n + 1)), x and y by their residuals
-    from the linear regression on the controls. It doesn't change under increasing maps of any
-    variable, and is 0 in the limit if x and y are independent given the controls under a Gaussian
-    copula. Kendall's own partial coefficient isn't: it leaves a share of the confounding. In small
-    samples the noise of the ranks attenuates it.
+    All variables are replaced by normal scores Φ⁻¹(rank / (n + 1)), then x and y by their residuals
+    from the linear regression on the controls. The result is invariant under increasing maps of any
+    variable. Under a Gaussian copula it tends to 0 if x and y are independent given the controls,
+    whereas Kendall's own partial coefficient keeps part of the confounding. In small samples the
+    noise of the ranks attenuates it.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> fl
 def _tau_with_influence(variables: Array) -> tuple[float, Array]:
     """Return the partial tau of two variables, and its gradient with respect to the weights.
 
-    Weights of networks are 1; the residuals are taken as given.
+    Every network has weight 1; the residuals are treated as constant.
     """
     ranks = stats.rankdata(variables, axis=-1)
     scores = special.ndtri(ranks / (ranks.shape[-1] + 1))
@@ -103,12 +103,12 @@ def associate(groups: Sequence[Group]) -> Association:
 
     Networks of one cluster may depend on each other, within and between groups. The interval and
     the p-value are Student's, with one degree of freedom less than clusters. The standard error is
-    cluster-robust, with a factor c / (c - 1 - controls) for the c clusters of a group, but at least
-    that of independent networks without association. Where a group has too few clusters for that
-    factor, the interval is NaN and the p-value 1.
+    cluster-robust, with a factor c / (c - 1 - controls) for the c clusters of a group. It is at
+    least that of independent networks without association. If a group has too few clusters for
+    that factor, the interval is NaN and the p-value 1.
 
-    Networks with a value that is not finite are left out, and groups of fewer than four networks
-    or with a constant variable.
+    Networks with a non-finite value are left out, as are groups with fewer than four networks or a
+    constant variable.
 
     References
     ----------
@@ -138,7 +138,7 @@ def associate(groups: Sequence[Group]) -> Association:
         spare = count - 1 - len(controls)
         has_interval &= spare > 0
         influences.append(influence * math.sqrt(count / max(spare, 1)))
-        # Kendall's variance, with the degrees of freedom that the controls leave.
+        # Kendall's variance, with the degrees of freedom left by the controls.
         freedom = max(len(finite) - len(controls), 2)
         null_variance += 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
     mean = float(np.nanmean(values)) if labels else math.nan

@@ -1,4 +1,4 @@
-"""The base class of studies and what a study returns."""
+"""The base class of studies and the results that a study returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .verdicts import Verdict
 
 Runs: TypeAlias = "Mapping[str, Run]"
-"""Runs of a study by the name of the part."""
+"""Runs of a study, keyed by part."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Findings:
 
 
 class Study(ABC):
-    """One question, the runs that answer it, and what was published.
+    """One question, the runs that answer it and the published results.
 
     A study is registered in the group ``nlbench.studies``; ``nlbench list studies`` prints the
     first line of its docstring. Importing its module must not import PyTorch.
@@ -82,8 +82,8 @@ class Study(ABC):
 
     @abstractmethod
     def measure(self, context: Context) -> Runs:
-        """Measure what the question needs by ordinary runs, and return them by name."""
+        """Run the measurements that the question needs, and return the runs by part."""
 
     @abstractmethod
     def analyse(self, runs: Runs) -> Findings:
-        """Answer the question from the recorded cells of `measure` alone."""
+        """Answer the question from the cells recorded by `measure` alone."""

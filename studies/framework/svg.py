@@ -45,7 +45,7 @@ _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
 
 
 def in_page_colours(svg: str) -> str:
-    """Replace the colours of a figure by the page's CSS variables, for its light and dark themes.
+    """Replace the colours of a figure with the page's CSS variables, for light and dark themes.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ def in_page_colours(svg: str) -> str:
     Returns
     -------
     str
-        SVG in which black, white, greys and the colours of series are variables; colours that
-        encode a value stay.
+        SVG with variables for black, white, greys and the colours of series; colours that encode
+        a value stay.
 
     Examples
     --------
@@ -81,14 +81,14 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
     Parameters
     ----------
     prefix : str
-        Letters, digits and hyphens put before every id, unique on the page.
+        Letters, digits and hyphens to put before every id; unique on the page.
     title : str
         Text for screen readers.
 
     Returns
     -------
     str
-        One ``<svg>`` element without declaration, date or link.
+        One ``<svg>`` element without an XML declaration, dates or links.
 
     Examples
     --------
@@ -102,13 +102,13 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
     root = ET.fromstring(buffer.getvalue())
     for element in root.iter():
         _prefix_ids(element, prefix)
-    _unstyle(root)
+    _move_style_to_root(root)
     heading = ET.Element(f"{{{_SVG}}}title", {"id": f"{prefix}-title"})
     heading.text = one_line(title)
     root.insert(0, heading)
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title")
-    _plain_names(root)
+    _drop_namespaces(root)
     root.set("xmlns", _SVG)
     return ET.tostring(root, encoding="unicode", short_empty_elements=True)
 
@@ -126,7 +126,7 @@ def _prefix_ids(element: ET.Element, prefix: str) -> None:
             element.set(name, _REFERENCE.sub(rf"url(#{prefix}-\1)", value))
 
 
-def _unstyle(root: ET.Element) -> None:
+def _move_style_to_root(root: ET.Element) -> None:
     """Move matplotlib's style sheet to the root, so that it does not affect the page."""
     for parent in list(root.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
@@ -134,7 +134,7 @@ def _unstyle(root: ET.Element) -> None:
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
 
 
-def _plain_names(root: ET.Element) -> None:
+def _drop_namespaces(root: ET.Element) -> None:
     """Drop the namespace prefix of every element, as HTML requires."""
     for element in root.iter():
         element.tag = str(element.tag).removeprefix(f"{{{_SVG}}}")

@@ -1,7 +1,7 @@
-"""Trend tests over networks: exact p-values, Holm's correction, intervals, intraclass correlation.
+"""Statistics with networks as units: trend tests, Holm's correction, intervals and ICC(1).
 
-A network is the unit. Values of one seed are ranked against the rungs of a ladder; seeds are
-independent blocks.
+A trend test ranks the values of one seed against the rungs of a ladder; seeds are independent
+blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nlbench.reports.leaderboard import mean_interval
 LEVEL = 0.05
 RESAMPLES = 4000
 MIN_NETWORKS = 3
-"""Number of networks, or of pairs of them, from which an interval can decide a claim."""
+"""Smallest number of networks, or of pairs of them, with which an interval can decide a claim."""
 
 Name = TypeVar("Name", bound=Hashable)
 Interval = tuple[float, float]
@@ -38,8 +38,8 @@ class Trend:
     taus : tuple of float
         Kendall's tau-b of each block; 0 where all its values are equal.
     p_rises, p_falls : float
-        One-sided exact p-values: the chance of as many concordant, or discordant, pairs if all
-        orders of a block's values are equally likely.
+        One-sided exact p-values: the probability of at least as many concordant, or discordant,
+        pairs if all orders of a block's values are equally likely.
     """
 
     taus: tuple[float, ...]
@@ -48,7 +48,7 @@ class Trend:
 
     @property
     def tau(self) -> float:
-        """Mean over blocks."""
+        """Mean tau-b over blocks."""
         return float(np.mean(self.taus))
 
 
@@ -56,8 +56,8 @@ def trend_test(blocks: Sequence[ArrayLike]) -> Trend:
     """Test whether values rise over ordered positions, within blocks.
 
     The statistic is Kendall's S summed over blocks, the Jonckheere-Terpstra statistic of a
-    randomised block design. Its distribution is exact, ties among the values included: the number
-    of inversions of a multiset has the Gaussian multinomial as generating function.
+    randomised block design. Its distribution is exact even with ties: the generating function of
+    the inversions of a multiset is the Gaussian multinomial.
 
     Parameters
     ----------
@@ -83,25 +83,25 @@ def trend_test(blocks: Sequence[ArrayLike]) -> Trend:
         pairs = len(below)
         taus.append((untied - 2 * falls) / math.sqrt(untied * pairs) if untied else 0.0)
         observed += falls
-        counts = _times_inversions(counts, values)
+        counts = _multiply_by_inversions(counts, values)
     total = sum(counts)
     return Trend(tuple(taus), sum(counts[: observed + 1]) / total, sum(counts[observed:]) / total)
 
 
-def _times_inversions(counts: list[int], values: NDArray[np.float64]) -> list[int]:
-    """Multiply counts, by power of q, by the orders of values, by number of inversions.
+def _multiply_by_inversions(counts: list[int], values: NDArray[np.float64]) -> list[int]:
+    """Multiply a polynomial in q by the generating function of the inversions of the values.
 
-    All coefficients are integers, whose divisions leave no remainder.
+    The divisions are exact: every quotient has integer coefficients.
     """
     for size in range(2, len(values) + 1):
-        counts = _times(counts, size)
+        counts = _multiply(counts, size)
     for repeats in Counter(values.tolist()).values():
         for size in range(2, repeats + 1):
             counts = _divide(counts, size)
     return counts
 
 
-def _times(counts: list[int], size: int) -> list[int]:
+def _multiply(counts: list[int], size: int) -> list[int]:
     """Multiply a polynomial by 1 + q + ... + q^(size - 1)."""
     sums = list(itertools.accumulate([*counts, *[0] * (size - 1)]))
     return [last - first for last, first in zip(sums, [0] * size + sums, strict=False)]
@@ -116,7 +116,7 @@ def _divide(counts: list[int], size: int) -> list[int]:
 
 
 def sign_test(successes: int, trials: int) -> float:
-    """Compute the exact p-value of more successes than half of all networks.
+    """Compute the exact p-value of a one-sided sign test.
 
     Examples
     --------
@@ -151,8 +151,8 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 def bootstrap_mean(values: ArrayLike) -> Interval:
     """Compute the 95 % bootstrap interval of a mean over networks; NaN for fewer than three.
 
-    It is as wide as Student's for normal values, see `nlbench.reports.leaderboard.resampled_means`.
-    With equal values it has no width, which is not certainty; see `sign_test`.
+    For normal values it is as wide as Student's, see `nlbench.reports.leaderboard.resampled_means`.
+    Equal values give zero width, which does not mean certainty; see `sign_test`.
 
     Examples
     --------
@@ -184,8 +184,8 @@ def network_interval(values: ArrayLike) -> Interval:
 def network_share(shares: ArrayLike, networks: int) -> Correlation:
     """Average shares of paths or places of several networks, with Wilson's interval over networks.
 
-    Each network counts as one observation, as if its paths all agreed: no other dependence of
-    them gives a wider interval. Fewer than three networks have none.
+    Each network counts as one observation, as if all its paths agreed, which gives the widest
+    interval. Fewer than three networks have no interval.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def intraclass(table: ArrayLike) -> tuple[float, float, float]:
     Returns
     -------
     value, low, high : float
-        At most 1, with the 95 % interval for normal values; negative if groups differ less than
+        At most 1, with its 95 % interval for normal values. Negative if groups differ less than
         their members; NaN without variance or with one member per group.
 
     References

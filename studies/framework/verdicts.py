@@ -1,6 +1,6 @@
-"""Verdicts: a claim with its published and its measured value, and the criteria for it.
+"""Verdicts on claims with published and measured values, and the criteria that decide them.
 
-A criterion is a pure function of numbers that returns True, False, or None if they do not decide.
+A criterion is a pure function of numbers that returns True, False, or None if undecided.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to one claim.
+    """The verdict on one claim.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def falls(values: ArrayLike) -> bool | None:
 
 
 def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
-    """Test whether the interval of a correlation lies on the side of a sign.
+    """Test whether the whole interval of a correlation has a given sign.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
 def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
     """Test whether the interval of a share lies above a bound.
 
-    So few networks that all of them would not differ from the bound significantly decide nothing.
+    The answer is None for so few networks that not even full agreement would be significant.
 
     Examples
     --------
@@ -182,7 +182,7 @@ def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
 
 
 def _if_enough(answer: bool, chance: float, share: Correlation) -> bool | None:
-    """Return the answer if all networks agreeing by chance is unlikely, two-sided; else None."""
+    """Return the answer if all networks are unlikely to agree by chance (two-sided), else None."""
     return answer if 2 * chance ** (share.groups or share.n) < LEVEL else None
 
 

@@ -1,1 +1,1 @@
-"""Networks that only studies use: single functions, random perceptrons, planted nonlinearity."""
+"""Networks used only by studies: single functions, random perceptrons, planted nonlinearity."""

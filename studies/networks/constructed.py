@@ -1,4 +1,4 @@
-"""Untrained networks with one parameter that sets their nonlinearity, known in closed form."""
+"""Untrained networks whose nonlinearity is set by one parameter and known in closed form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH, OUTPUTS = 32, 4
 BLOCKS, TOKENS = 4, 6
 
 
-def _drawn(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     """Draw a layer that keeps the variance of its inputs."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
@@ -36,8 +36,8 @@ def _rotation(size: int) -> Tensor:
     return rotation.contiguous()
 
 
-def _mixed(inputs: int) -> nn.Linear:
-    """Draw a rotation of the outputs, which preserves all of their closed forms."""
+def _mixing(inputs: int) -> nn.Linear:
+    """Draw a rotation of the outputs, which preserves their closed forms."""
     return _assign(_rotation(inputs), torch.zeros(inputs))
 
 
@@ -50,12 +50,12 @@ def _activation(kind: str, amount: float) -> nn.Module:
 def _perceptron(inputs: int, kind: str, amount: float) -> nn.Module:
     layers: list[nn.Module] = []
     for width in (inputs, WIDTH):
-        layers += [_drawn(width, WIDTH), _activation(kind, amount)]
-    return nn.Sequential(*layers, _drawn(WIDTH, OUTPUTS))
+        layers += [_linear(width, WIDTH), _activation(kind, amount)]
+    return nn.Sequential(*layers, _linear(WIDTH, OUTPUTS))
 
 
 def _elementwise(inputs: int, kind: str, amount: float) -> nn.Module:
-    return nn.Sequential(Formula(kind, amount), _mixed(inputs))
+    return nn.Sequential(Formula(kind, amount), _mixing(inputs))
 
 
 def _sine(inputs: int, _: str, k: float) -> nn.Module:
@@ -63,11 +63,11 @@ def _sine(inputs: int, _: str, k: float) -> nn.Module:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(math.pi * k * x)
 
-    return nn.Sequential(Sine(), _mixed(inputs))
+    return nn.Sequential(Sine(), _mixing(inputs))
 
 
 def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
-    """Build maps that turn the points of each plane by an angle proportional to their radius."""
+    """Build a map that turns the points of each plane by an angle proportional to their radius."""
 
     class Spiral(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -82,18 +82,18 @@ def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
                 2,
             ).flatten(1)
 
-    return nn.Sequential(Spiral(), _mixed(inputs))
+    return nn.Sequential(Spiral(), _mixing(inputs))
 
 
 def _product(inputs: int, _: str, k: float) -> nn.Module:
-    """Build products of k neighbouring inputs each: on signs, parities."""
+    """Build products of k neighbouring inputs, which are parities if the inputs are signs."""
 
     class Product(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             factors = [x.roll(-step, 1) for step in range(int(k))]
             return torch.stack(factors).prod(0)
 
-    return nn.Sequential(Product(), _mixed(inputs))
+    return nn.Sequential(Product(), _mixing(inputs))
 
 
 def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
@@ -117,30 +117,30 @@ def _tents(inputs: int, _: str, times: float) -> nn.Module:
     for _step in range(int(times)):
         layers += [_assign(eye.repeat(2, 1), torch.cat([zeros, zeros - 0.5])), nn.ReLU()]
         layers += [_assign(torch.cat([2 * eye, -4 * eye], 1), zeros)]
-    return nn.Sequential(*layers, _mixed(inputs))
+    return nn.Sequential(*layers, _mixing(inputs))
 
 
 def _residual(inputs: int, _: str, share: float) -> nn.Module:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.branch = nn.Sequential(_drawn(inputs, WIDTH), nn.ReLU(), _drawn(WIDTH, inputs))
+            self.branch = nn.Sequential(_linear(inputs, WIDTH), nn.ReLU(), _linear(WIDTH, inputs))
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = x + share * self.branch(x)
             return out
 
-    return nn.Sequential(*(Block() for _ in range(BLOCKS)), _drawn(inputs, OUTPUTS))
+    return nn.Sequential(*(Block() for _ in range(BLOCKS)), _linear(inputs, OUTPUTS))
 
 
 def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
-    """Build one head of attention over tokens; without sharpness it averages them."""
+    """Build one attention head over tokens; sharpness 0 averages the tokens."""
     size = inputs // TOKENS
 
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.query, self.key, self.value = (_drawn(size, size, bias=False) for _ in range(3))
+            self.query, self.key, self.value = (_linear(size, size, bias=False) for _ in range(3))
             self.softmax = nn.Softmax(-1)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _map(inputs: int, _: str, number: float) -> nn.Module:
         lambda: LinearMap(permutation),
         lambda: LinearMap(_rotation(inputs)),
     )
-    return nn.Sequential(maps[int(number)](), _mixed(inputs))
+    return nn.Sequential(maps[int(number)](), _mixing(inputs))
 
 
 BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
@@ -185,4 +185,4 @@ BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
     "sums": _two_sums,
     "map": _map,
 }
-"""Functions of inputs, kind and amount, by the kinds of `planted.CONSTRUCTED`."""
+"""Builders, called with inputs, kind and amount, keyed by the kinds of `planted.CONSTRUCTED`."""

@@ -1,4 +1,4 @@
-"""Networks with random weights, ``drawn/depthD-varianceV``, to test the theory about them."""
+"""Random ReLU networks, ``drawn/depthD-varianceV``, for tests of theory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations with an exact amount of nonlinearity, which the probes recognise as sites."""
+"""Activations with a known amount of nonlinearity, which the probes recognise as sites."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Curve: TypeAlias = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
 def _blend(curve: Curve) -> Curve:
-    """Return (1 - t) x + t φ(x) of the amount t, with its derivative."""
+    """Return (1 - t) x + t φ(x) for the amount t, with its derivative."""
 
     def blended(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
         value, slope = curve(x, 1.0)
@@ -40,7 +40,7 @@ def _tanh(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
 
 
 def _hermite(x: Tensor, degree: float) -> tuple[Tensor, Tensor]:
-    """Return He_k(x) / √k!, of unit variance under the standard normal, and its derivative."""
+    """Return He_k(x) / √k!, which has unit variance on normal inputs, and its derivative."""
     before, value = torch.zeros_like(x), torch.ones_like(x)
     for k in range(int(degree)):
         before, value = value, x * value - k * before
@@ -72,7 +72,7 @@ FORMULAS: Mapping[str, Curve] = {
     "tent": _tent,
     "negation": lambda x, _: (-x, -torch.ones_like(x)),
 }
-"""Value and derivative of an elementwise function at an amount, by name."""
+"""Elementwise functions by name, which return value and derivative for an amount."""
 
 
 class _Formula(torch.autograd.Function):
@@ -130,11 +130,11 @@ class _Shuffled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep nothing."""
+        """Save nothing: there is no backward pass."""
 
 
 class Formula(nn.Module):
-    """Elementwise activation with an exact amount of nonlinearity.
+    """Elementwise activation with a known amount of nonlinearity.
 
     Examples
     --------
@@ -166,7 +166,7 @@ class LinearMap(nn.Module):
 
 
 class Shuffled(nn.Module):
-    """Activation whose output for a sample is the input of another, independent one.
+    """Activation that returns the previous sample's input, independent of the sample's own.
 
     Examples
     --------
@@ -175,7 +175,7 @@ class Shuffled(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Move each sample's input to the next sample."""
+        """Shift the inputs by one sample."""
         moved: Tensor = _Shuffled.apply(x)
         return moved
 

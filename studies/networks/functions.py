@@ -28,14 +28,14 @@ ACTIVATIONS: Mapping[str, str] = {
     "softplus": "Softplus",
     "tanh": "Tanh",
 }
-"""Names of PyTorch's modules, which keep their default parameters."""
+"""PyTorch modules by activation; all have their default parameters."""
 
 LISTED_ORDERS = (1, 2, 3, 5, 7, 11, 41)
 MAX_ORDER = 999
 
 
 class Functions(Family):
-    """Networks of one activation and no weights, for inputs of any shape.
+    """Networks of one activation without weights, for inputs of any shape.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Functions(Family):
     description = "one activation and nothing else; power-K for any whole K"
 
     def names(self) -> Sequence[str]:
-        """Return the names of the activations and of powers of some orders."""
+        """Return the names of the activations and of some powers."""
         return (*ACTIVATIONS, *(f"power-{order}" for order in LISTED_ORDERS))
 
     def load(self, name: str) -> Callable[..., nn.Module]:

@@ -1,4 +1,4 @@
-"""A small causal Transformer that reads bytes, for the study of linear blocks."""
+"""A small causal Transformer over bytes, for the study of linear blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SmallGPT(nn.Module):
     Parameters
     ----------
     tokens, length : int
-        Size of the vocabulary and longest input.
+        Size of the vocabulary and maximum length of an input.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class _Block(nn.Module):
         self.attention = _Attention(width, heads)
         widen, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
-        # GPT-2 scales what is added to the residual stream by depth.
+        # As in GPT-2, layers that write to the residual stream are scaled by depth.
         shrinkage = (2 * depth) ** -0.5
         layers = {self.attention.joined: 1.0, self.attention.out: shrinkage}
         for linear, scale in {**layers, widen: 1.0, narrow: shrinkage}.items():
@@ -94,6 +94,6 @@ def gpt_small(num_classes: int = 256, input_shape: tuple[int, ...] = (64,)) -> S
     num_classes : int
         Size of the vocabulary.
     input_shape : tuple of int
-        (length,) of the windows.
+        (length,), the number of tokens in a window.
     """
     return SmallGPT(num_classes, *input_shape)

@@ -1,4 +1,4 @@
-"""Random perceptrons of the neural-redshift experiment, whose input is the dataset ``grid``."""
+"""Random perceptrons of the neural-redshift experiment, for the dataset ``grid``."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ def redshift_network(
     """Build a random multilayer perceptron with 40 units per hidden layer.
 
     Weights are drawn from ``scale`` · U(-s - lowered, s - lowered), with Glorot's bound
-    s = sqrt(6 / (fan-in + fan-out)), biases from U(-1, 1). The experiment has three hidden layers.
+    s = sqrt(6 / (fan-in + fan-out)), and biases from U(-1, 1). The experiment has three hidden
+    layers.
 
     Parameters
     ----------
     activation : {"relu", "tanh", "gelu"}
     scale : float
-        Factor of the weights; the paper uses 1 and 6.
+        Factor by which the weights are multiplied; the paper uses 1 and 6.
     lowered : float
         Amount by which both bounds are lowered; the paper uses 0 and 0.05.
     depth : int

@@ -1,6 +1,6 @@
-"""Networks of planted nonlinearity, ``ladders/NAME``: the rungs of the benchmark of measures.
+"""Networks with planted nonlinearity, ``ladders/NAME``: the rungs of the benchmark of measures.
 
-docs/benchmark.md lists the ladders and explains why their order is known.
+docs/benchmark.md lists the ladders and explains how their order is known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TWINS = (
     "doubled",
     "cancelling",
 )
-"""Variants of one function that differ in nothing that concerns its nonlinearity; see `_twin`."""
+"""Variants of one function, all equally nonlinear; see `_twin`."""
 
 MAPS = ("identity", "negation", "permutation", "rotation")
 CONSTRUCTED: Mapping[str, str] = {
@@ -51,7 +51,7 @@ CONSTRUCTED: Mapping[str, str] = {
     "sums": "(1 - t) x + t |x| from the same ReLUs",
     "map": f"affine map as an activation: {', '.join(MAPS)}",
 }
-"""Networks with an amount of nonlinearity, by kind; `constructed` builds them."""
+"""Descriptions of networks with an amount of nonlinearity, by kind; `constructed` builds them."""
 OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
@@ -63,7 +63,7 @@ EXTRA_PAIRS = 16
 
 
 class Ladders(Family):
-    """Networks of planted nonlinearity."""
+    """Networks with planted nonlinearity."""
 
     description = "networks of planted nonlinearity, for the benchmark of measures"
 
@@ -161,7 +161,7 @@ def _twin(twin: str) -> Callable[..., nn.Module]:
             if twin == "hidden-units":
                 for layer in (first, second):
                     _scale(layer, _TWIN_SCALE)
-                # The inputs of the second layer are already larger.
+                # The second layer's inputs are already scaled.
                 second.weight /= _TWIN_SCALE
                 last.weight /= _TWIN_SCALE
             elif twin == "outputs-scaled":
@@ -187,7 +187,7 @@ def _scale(layer: Any, factor: float) -> None:
 
 
 def _duplicate_units(*layers: Any) -> list[Any]:
-    """Duplicate every hidden unit at half its weight, which keeps the function."""
+    """Duplicate every hidden unit and halve its outgoing weights, which keeps the function."""
     from torch import nn
 
     doubled = []
@@ -205,16 +205,16 @@ def _duplicate_units(*layers: Any) -> list[Any]:
 
 
 def _cancelling(layer: Any, last: Any) -> list[Any]:
-    """Add pairs of random hidden units of opposite weights in the next layer."""
+    """Add pairs of equal hidden units with opposite outgoing weights, which keeps the function."""
     import torch
     from torch import nn
 
     weight, bias = torch.randn(EXTRA_PAIRS, layer.in_features), torch.randn(EXTRA_PAIRS)
-    loads = torch.randn(last.out_features, EXTRA_PAIRS)
+    outgoing = torch.randn(last.out_features, EXTRA_PAIRS)
     wider = nn.Linear(layer.in_features, layer.out_features + 2 * EXTRA_PAIRS)
     wider.weight.copy_(torch.cat([layer.weight, weight, weight]))
     wider.bias.copy_(torch.cat([layer.bias, bias, bias]))
     after = nn.Linear(wider.out_features, last.out_features)
-    after.weight.copy_(torch.cat([last.weight, loads, -loads], 1))
+    after.weight.copy_(torch.cat([last.weight, outgoing, -outgoing], 1))
     after.bias.copy_(last.bias)
     return [wider, after]

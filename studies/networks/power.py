@@ -1,4 +1,4 @@
-"""Powers as activations that the probes recognise."""
+"""Powers as activations, which the probes recognise as sites."""
 
 from __future__ import annotations
 

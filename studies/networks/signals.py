@@ -1,4 +1,4 @@
-"""A convolutional network for one-dimensional signals, such as those of MNIST-1D."""
+"""A convolutional network for one-dimensional signals, such as MNIST-1D's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def signal_cnn(input_shape: tuple[int, ...] = (40,), num_classes: int = 10) -> n
     Parameters
     ----------
     input_shape : tuple of int
-        Shape with one axis.
+        (length,) of the signals.
 
     Examples
     --------

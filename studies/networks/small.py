@@ -1,4 +1,4 @@
-"""Small perceptrons to train, ``small/ACTIVATION-wWIDTH-dDEPTH``, for the study of prediction."""
+"""Small perceptrons, ``small/ACTIVATION-wWIDTH-dDEPTH``, for the study of prediction."""
 
 from __future__ import annotations
 

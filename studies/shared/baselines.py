@@ -1,4 +1,4 @@
-"""Trivial measures that others have to beat."""
+"""Baseline measures for the benchmark of measures."""
 
 from __future__ import annotations
 

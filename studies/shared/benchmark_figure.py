@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
-    """Average each measure's tau over the ladders of a question that it is judged on.
+    """Average each measure's tau over the ladders of a question on which it is judged.
 
     Returns
     -------
     DataFrame
-        Columns ``tau, low, high`` by measure. Half widths are averaged: ladders share networks and
-        samples, and no dependence gives a wider interval.
+        Columns ``tau, low, high`` by measure. The half width is the average of the ladders', which
+        is conservative: ladders share networks and samples.
     """
     names = [name for name, ladder in LADDERS.items() if ladder.question == question]
     judged = order[order.ladder.isin(names) & order["what it does"].isin(WORDS)]
@@ -36,7 +36,7 @@ def benchmark_figure(
 ) -> Figure:
     """Draw each measure's mean tau by question with its interval, and its cost.
 
-    Measures that were not measured now, but shipped, are drawn hollow.
+    Shipped results, of measures that this study did not run, are drawn hollow.
     """
     by_question = {question: mean_orders(order, question) for question in QUESTIONS}
     taus = pd.DataFrame({question: means.tau for question, means in by_question.items()})

@@ -1,4 +1,4 @@
-"""Results of the benchmark of measures that ship with nlbench."""
+"""Shipped results of the benchmark of measures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TABLES = {
 
 
 def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the shipped orders of all measures but the measured ones, and all precisions.
+    """Return the shipped orders of the measures not measured now, and all shipped precisions.
 
     The tables are those of `order_table` and `precision_table`.
     """
@@ -41,7 +41,7 @@ def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def save_results(study: Path, file: Path) -> None:
-    """Store the tables of a full study's folder as the results that ship."""
+    """Store the tables in a full study's folder as the shipped results."""
     stored = {}
     for name, (table, columns) in _TABLES.items():
         rows = pd.read_csv(study / table)[columns]

@@ -32,9 +32,9 @@ def scale_to_plane(distances: ArrayLike) -> NDArray[np.float64]:
     centre = np.eye(n) - 1 / n
     values, vectors = np.linalg.eigh(-0.5 * centre @ squares @ centre)
     points = np.zeros((n, 2))
-    for column, which in enumerate(range(n - 1, max(-1, n - 3), -1)):
-        vector = vectors[:, which]
+    for column, index in enumerate(range(n - 1, max(-1, n - 3), -1)):
+        vector = vectors[:, index]
         # The sign of an eigenvector is arbitrary: make its largest entry positive.
         vector = vector * np.sign(vector[np.abs(vector).argmax()] or 1.0)
-        points[:, column] = vector * np.sqrt(max(0.0, float(values[which])))
+        points[:, column] = vector * np.sqrt(max(0.0, float(values[index])))
     return points

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A published classifier.
-
-    The paper compares groups of families.
-    """
+    """A published classifier; the paper compares groups of families."""
 
     year: int
     family: str
@@ -53,7 +50,7 @@ FAMILIES: Mapping[str, tuple[int, str, str]] = {
         "convnext_tiny convnext_small convnext_base convnext_large",
     ),
 }
-"""Year, group and networks of each family by year of publication."""
+"""Year, group and networks of each family, in order of publication."""
 
 CLASSIFIERS: Mapping[str, Classifier] = {
     f"torchvision/{name}": Classifier(year, family, group)
@@ -63,14 +60,14 @@ CLASSIFIERS: Mapping[str, Classifier] = {
 
 
 class Classifiers(Study):
-    """A study of the affinity of every classifier; these studies share their cells."""
+    """Base class of studies of every classifier's affinity, which share their cells."""
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
     minutes, quick_minutes = 3.5, 0.8
     takes = ("data", "weights")
     zoo: ClassVar[tuple[str, ...]] = ()
-    """Trained networks of the zoo, for claims that are not only of these classifiers."""
+    """Networks of the zoo, for claims that go beyond these classifiers."""
     zoo_weights: ClassVar[tuple[str, ...]] = ("trained",)
 
     def measure(self, context: Context) -> Runs:
@@ -81,17 +78,17 @@ class Classifiers(Study):
 
 _QUICK = "alexnet googlenet resnet18 resnet34 mnasnet0_5 vit_b_32 swin_t convnext_tiny"
 _TRAINED_ONLY = ("torchvision/vit_h_14",)
-"""Left out with random weights: 632 million parameters, and images of a multiple of 14 pixels."""
+"""Left out with random weights: 632 million parameters, and image sides divisible by 14."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
-_IMAGE_SIDE = 96  # The smallest side that all but one network take, with windows and patches of 32.
+_IMAGE_SIDE = 96  # The smallest that the other networks accept: some have patches of 32 pixels.
 
 
 def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
     """Measure the classifiers with trained weights if they are available, else with random ones.
 
-    Trained networks are measured on ImageNet with the published reduction of tensors, others on
-    small synthetic images.
+    Trained networks are measured on ImageNet with the published reduction of tensors, untrained
+    ones on small synthetic images.
 
     The context's weights are ``trained``, ``init`` or ``calibrated``. By default they are
     ``trained`` if the images and the weights of any network are available, else ``init``.
@@ -133,7 +130,7 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 
 def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
-    """Return the networks whose published weights are available, if their images also are."""
+    """Return the networks with available weights; none if their dataset is missing."""
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info
@@ -175,7 +172,7 @@ def _is_untrained(run: Run) -> bool:
 
 
 def remarks_on(run: Run) -> list[str]:
-    """Report the weights, the data and the networks of a run."""
+    """Return remarks on the weights, the data and the networks of a run."""
     models = {r.subject.model for r in run.records if r.result.status == "ok"}
     data = ", ".join(dict.fromkeys(record.subject.data for record in run.records))
     remarks = []
@@ -209,7 +206,7 @@ def remarks_on(run: Run) -> list[str]:
 
 
 def undecided_if_untrained(run: Run, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Leave claims about trained networks undecided if the weights are random."""
+    """Mark claims about trained networks as undecided if the weights are random."""
     if not _is_untrained(run):
         return list(verdicts)
     return [

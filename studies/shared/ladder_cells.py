@@ -1,4 +1,4 @@
-"""The cells of the benchmark of measures: runs as one table."""
+"""Cells of the benchmark of measures as one table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL_LADDERS: Mapping[str, Ladder] = {
 
 
 def _values(record: Record) -> Iterable[tuple[str, float]]:
-    """Yield the name and value of each judged number of a cell, baselines and variants included."""
+    """Yield name and value of a cell's measure, and of its normalised variants."""
     name, summary = record.measure.name, record.result.summary
     yield name, summary.get("value", math.nan)
     if name == "absdev":
@@ -38,7 +38,7 @@ def _values(record: Record) -> Iterable[tuple[str, float]]:
 def cells_of(runs: Runs) -> pd.DataFrame:
     """Return the cells of all ladders as a table.
 
-    Parts are named by the ladder, with a variant after a dot. Rungs count from 0 for the least
+    A part is named after its ladder, with a variant after a dot. Rungs count from 0 for the least
     nonlinear. Fitted networks that explain too little of their target are left out.
     """
     rows = []

@@ -1,4 +1,4 @@
-"""Tables of the benchmark of measures, from its cells."""
+"""Tables of the benchmark of measures, computed from its cells."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Descriptions = Mapping[str, Mapping[str, Any]]
 Orders = Mapping[tuple[str, str], Order]
 
 MAX_DEPARTURE = 1e-6
-"""Relative departure of values on affine networks that counts as exact."""
+"""Largest relative departure of values on affine networks that counts as exact."""
 MAX_CHANGE = 1e-3
-"""Relative change of a value that counts as invariance."""
+"""Largest relative change of a value that counts as invariance."""
 TARGET_ERROR = 0.02
-"""Standard error that budgets are compared at, as a share of the ladder's spread."""
+"""Standard error at which costs are compared, as a share of the ladder's spread."""
 ORDER_COLUMNS = ["measure", "ladder", "tau", "low", "high", "seeds", "recovered", "p"]
 ICC_COLUMNS = ["tau against affine residual", "ICC", "ICC low", "ICC high"]
 
@@ -43,27 +43,27 @@ def order_table(orders: Orders) -> pd.DataFrame:
 
 
 def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:
-    """Return how many ladders of each question a measure sees, and its cost.
+    """Count the ladders of each question that a measure sees, and add its cost.
 
     Parameters
     ----------
     order, precision : DataFrame
-        Results of `order_table` and `precision_table`; shipped rows may be among them.
+        Results of `order_table` and `precision_table`, possibly with shipped rows.
     """
     seconds = precision.groupby("measure")["seconds to 2 %"].median()
     rows = []
-    for measure, own in order.groupby("measure", sort=False):
+    for measure, group in order.groupby("measure", sort=False):
         row: dict[str, Any] = {"measure": measure}
         for question in QUESTIONS:
             names = [n for n, ladder in LADDERS.items() if ladder.question == question]
-            row[question] = _count(own[own.ladder.isin(names)]["what it does"])
+            row[question] = _count(group[group.ladder.isin(names)]["what it does"])
         row["seconds to 2 %"] = seconds.get(measure, math.nan)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _count(words: pd.Series[Any]) -> str:
-    """Summarise verdicts as text: ladders seen of those judged, recovered, inverted, blind."""
+    """Summarise verdicts as text: ladders seen, recovered, inverted and not judged."""
     counts = Counter(words)
     total = sum(counts[word] for word in WORDS)
     if not total:
@@ -75,19 +75,19 @@ def _count(words: pd.Series[Any]) -> str:
 
 
 def ladder_table(cells: pd.DataFrame, orders: Orders) -> pd.DataFrame:
-    """Return each ladder with its affine residuals, the measured truth."""
+    """Return each ladder with the measured affine residuals of its rungs."""
     rows = []
     for name, ladder in LADDERS.items():
-        own = cells[(cells.ladder == name) & (cells.measure == "affine-residual")]
-        means = own[(own.part == "") & (own.status == "ok")].groupby("rung").value.mean()
+        residual = cells[(cells.ladder == name) & (cells.measure == "affine-residual")]
+        known = residual[(residual.part == "") & (residual.status == "ok")]
+        means = known.groupby("rung").value.mean()
         if not len(means):
             continue
         rungs = ", ".join(rung.label for rung in ladder.rungs)
         residuals = ", ".join(f"{value:.3f}" for value in means)
         order = orders.get(("affine-residual", name))
-        networks = own.seed.nunique()
-        text = order.text if order else ""
-        rows.append((name, ladder.question or ladder.kind, rungs, networks, residuals, text))
+        seeds, text = residual.seed.nunique(), order.text if order else ""
+        rows.append((name, ladder.question or ladder.kind, rungs, seeds, residuals, text))
     columns = ["ladder", "question", "rungs", "seeds", "affine residual", "τ of the residual"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -103,16 +103,16 @@ def rung_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the precision and cost of each measure: at equal precision and at equal cost.
+    """Compare measures by cost at equal precision, and by precision at equal cost.
 
-    Networks measured twice, on other samples, give the standard error; a measure alone in its
-    pass gives the seconds. The error falls with the root of the budget.
+    The standard error comes from networks measured twice on different samples, the seconds from
+    runs of a single measure. The error falls with the square root of the cost.
     """
     rows = []
     on_ladders = cells[cells.ladder.isin(LADDERS)]
-    for (ladder, measure), own in on_ladders.groupby(["ladder", "measure"], sort=False):
-        again = own[own.part != ""].set_index(["seed", "rung"])
-        first = own[own.part == ""].set_index(["seed", "rung"]).value
+    for (ladder, measure), group in on_ladders.groupby(["ladder", "measure"], sort=False):
+        again = group[group.part != ""].set_index(["seed", "rung"])
+        first = group[group.part == ""].set_index(["seed", "rung"]).value
         both = pd.concat([first, again.value], axis=1, keys=["first", "again"]).dropna()
         spread = first.groupby("rung").mean().std()
         if len(both) < 2 or not spread > 0:
@@ -127,7 +127,7 @@ def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
-    """Compare the values of each measure on affine networks, and on affine maps as activations."""
+    """Compare each measure's values on affine networks, and on affine maps as activations."""
     ends = [name for name, ladder in LADDERS.items() if ladder.is_affine]
     known = cells[(cells.status == "ok") & (cells.part == "")]
     all_maps = known[known.ladder == AFFINE_MAPS.name]
@@ -154,14 +154,14 @@ def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
 
 
 def _affine_bound(description: Mapping[str, Any], sense: int) -> float | None:
-    """Return the bound on the less nonlinear side if it is finite."""
+    """Return the bound on the less nonlinear side; None unless it is finite."""
     bounds = description.get("bounds") or [None, None]
     bound = bounds[0] if sense > 0 else bounds[1] if sense < 0 else None
     return float(bound) if isinstance(bound, int | float) and math.isfinite(bound) else None
 
 
 def invariance_table(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
-    """Compare values on variants of one function and with other samples."""
+    """Compare values on variants of one function, in batches and on half the samples."""
     twins = cells[cells.ladder == TWIN_LADDER.name]
     kinds = [rung.label for rung in TWIN_LADDER.rungs[1:]]
     rows = []
@@ -183,7 +183,7 @@ def invariance_table(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFra
 
 
 def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 0.0) -> str:
-    """Report whether values are kept, and by how much they change."""
+    """Format whether values are kept, with their largest relative change."""
     both = pd.concat([plain, other], axis=1, keys=["plain", "other"]).dropna()
     if not len(both):
         return ""
@@ -195,9 +195,9 @@ def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 
 
 
 def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
-    """Correlate ranks of each pair of measures within ladder and seed, with 95 % intervals.
+    """Correlate the ranks of each pair of measures within ladder and seed, with 95 % intervals.
 
-    Intervals resample the networks of one ladder and seed together.
+    The bootstrap resamples the networks of one ladder and seed together.
     """
     known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok") & (cells.part == "")]
     all_senses = {name: sense_of(description) for name, description in descriptions.items()}

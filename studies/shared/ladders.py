@@ -1,7 +1,7 @@
-"""Ladders of the benchmark of measures: networks in an order that is known in advance.
+"""Ladders of the benchmark of measures: networks whose order is known in advance.
 
-docs/benchmark.md explains why it is known. Every rung is an ordinary subject; a recorded cell is
-assigned to its ladder, rung and seed by its model, the name of its weights and its seed.
+docs/benchmark.md explains how it is known. Every rung is an ordinary subject; a recorded cell is
+assigned to its ladder, rung and seed by its model, weights and seed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Kind = Literal["planted", "regime", "published"]
 
 CONSTRUCTED_SEEDS, TRAINED_SEEDS, QUICK_SEEDS = tuple(range(8)), tuple(range(5)), (0, 1, 2)
 PUBLISHED_SEEDS, TENT_SEEDS = tuple(range(8)), tuple(range(12))
-"""With two rungs, fewer can't be significant after the adjustment."""
+"""Ladders of two rungs need more seeds: fewer can't be significant after Holm's correction."""
 POINTS = 100_000
-"""Points from which a seed draws its samples: two seeds share half a percent of them."""
+"""Points from which a seed draws its samples; two seeds share half a percent of them."""
 CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
 MIN_EXPLAINED = 0.99
 """Share of a target's variance that a fitted network must explain."""
 
-# Memorising wrong labels takes about 100 epochs; networks that are compared with them are trained
-# as long.
+# Memorising wrong labels takes about 100 epochs; the networks compared with these are trained as
+# long.
 EPOCHS = {"plain": 100, "noise": 100, "shifted": 100, "sine": 600, "omega": 20, "random": 5}
 
 QUICK = ("relu", "gelu", "cubic", "sine", "zigzag", "residual", "attention", "sums", "tent")
@@ -83,10 +83,10 @@ class Ladder:
     question : str
         Key of `QUESTIONS`; empty unless the ladder is planted.
     kind : {"planted", "regime", "published"}
-        Planted: the order is known by construction. Regime: an amount that changes the network,
-        without a known order. Published: a paper claims the order.
+        Planted: the order is known by construction. Regime: an amount changes the network, but no
+        order is known. Published: a paper claims the order.
     is_affine : bool
-        True if the networks of the first rung are affine, and so is each of their units.
+        True if the networks of the first rung, and each of their units, are affine.
     settings : mapping of str to value
         Settings of the run.
     """
@@ -114,7 +114,7 @@ class Ladder:
 
 
 def weights_of(context: Context, rung: Rung, seed: int) -> str:
-    """Return the weights of a rung's network, requesting their training if needed.
+    """Return the weights of a rung's network, and request their training if needed.
 
     Trained weights are ``plain`` (on the digits), ``noise0.4`` (on wrong labels), ``shifted`` (with
     translated images), ``omega0.01`` or ``random0.5`` (linearised from the plain ones) and
@@ -235,7 +235,7 @@ TWIN_LADDER = Ladder(
     seeds=QUICK_SEEDS,
     settings={"random.shape": "8"},
 )
-"""Variants of one function, to test invariances; they have no order."""
+"""Variants of one function, for the tests of invariance; they have no order."""
 
 AFFINE_MAPS = Ladder(
     "maps",
@@ -244,4 +244,4 @@ AFFINE_MAPS = Ladder(
     seeds=QUICK_SEEDS,
     settings={f"exponential.{name}": value for name, value in drawn_points(16).items()},
 )
-"""Affine maps as activations, of skewed samples; they have no order."""
+"""Affine maps as activations on skewed samples; they have no order."""

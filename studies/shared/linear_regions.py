@@ -1,8 +1,8 @@
 """The networks, paths and tables of "Are All Linear Regions Created Equal?".
 
-One architecture is trained on clean, on augmented and on wrongly labelled data with several seeds.
-Its studies measure density and absolute deviation of all these networks along the same closed
-paths, and share every network and cell.
+One architecture is trained on clean, augmented and wrongly labelled data with several seeds. The
+studies measure density and absolute deviation of all these networks along the same closed paths,
+and share every network and cell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nlbench.citation import Source
 from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study
-from nlbench.studies.framework.figures import draw_shares, page_figure
+from nlbench.studies.framework.figures import draw_ecdf, page_figure
 from nlbench.studies.framework.trends import network_share
 
 if TYPE_CHECKING:
@@ -34,23 +34,23 @@ SOURCE = Source(
 MODEL, DATA = "vgg8", "digits"
 RESNET, RESNET_NOISE = "resnet18-w4", 0.4
 NETWORKS = {"paths": "VGG8", "resnet18": "ResNet18"}
-"""Networks of the published tables by the part of a run."""
+"""Networks of the published tables, keyed by part."""
 MEASURES = ("absdev", "density")
 LEVELS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of wrong labels."""
-# Recipes of plain training, augmented training and wrong labels: for small data, and the paper's
-# own for photographs.
+# Recipes of plain training, augmented training and wrong labels. Photographs use the paper's own
+# recipes.
 RECIPES = ("vanilla", "augmented", "noisy-labels")
-# A tolerance of 1 % reaches an error of about 0.4 % at a tenth of the cost of a tolerance of 0.1 %.
+# A tolerance of 1 % gives errors of about 0.4 % at a tenth of the cost of a tolerance of 0.1 %.
 LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
 QUICK_PATHS = 8
 MIN_TRAIN_ACCURACY = 0.95
-"""Share of the training labels that a trained network fits."""
+"""Training accuracy from which a network counts as trained to the end."""
 AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}
 
 
 class ClosedPaths(Study):
-    """A study of networks trained on clean, augmented and wrong labels along closed paths.
+    """Base class of studies of networks trained on clean, augmented and wrongly labelled data.
 
     These studies share their networks and cells, so the first one takes most of the time.
     """
@@ -61,18 +61,18 @@ class ClosedPaths(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks of clean, augmented and wrongly labelled data along closed paths."""
+        """Measure the networks and an initialised one along closed paths."""
         return {"paths": measure_paths(context)}
 
 
 class ColumnPaths(ClosedPaths):
-    """A study of both columns of the published tables: VGG8 and, in full, ResNet18."""
+    """Base class of studies of both columns of the published tables: VGG8 and ResNet18."""
 
     needs = "trains 30 networks, of which 21 are shared with five other studies"
     minutes, quick_minutes = 19.0, 0.2
 
     def measure(self, context: Context) -> Runs:
-        """Measure VGG8s and, of the digits in full, ResNet18s along closed paths."""
+        """Measure VGG8s and, in full studies of digits, ResNet18s along closed paths."""
         runs = dict(super().measure(context))
         if not context.quick and (context.data or DATA) == DATA:
             networks = [file for seed in context.seeds_or(3) for file in _resnets(context, seed)]
@@ -81,7 +81,7 @@ class ColumnPaths(ClosedPaths):
 
 
 def _resnets(context: Context, seed: int) -> Iterator[Path]:
-    """Request ResNet18s trained on clean, on shifted and on wrongly labelled digits."""
+    """Request ResNet18s trained on clean, shifted and wrongly labelled digits."""
     yield context.request_training(RESNET, DATA, "adam", seed)
     adam: dict[str, Any] = {
         "optimizer": "adam",
@@ -118,14 +118,14 @@ def trained_networks(
         trainings: list[tuple[str, str, float | None]] = [
             (plain, "quick" if context.quick else "", None)
         ]
-        # A mirrored digit is no digit: small data are only shifted.
+        # Digits are shifted but not mirrored: a mirrored digit is not a digit.
         trainings += [(other, f"{prefix}shifted", None)] if augmented else []
         trainings += [(noisy, f"{prefix}noise{level:g}", level) for level in levels]
         for recipe, name, level in trainings:
-            own = {**changes, "flip": False} if data == DATA and recipe == other else changes
+            fields = {**changes, "flip": False} if data == DATA and recipe == other else changes
             checkpoints.append(
                 context.request_training(
-                    MODEL, data, recipe, seed, label_noise=level, name=name, **own
+                    MODEL, data, recipe, seed, label_noise=level, name=name, **fields
                 )
             )
     return tuple(checkpoints)
@@ -146,9 +146,9 @@ def measure_paths(
     networks: Sequence[Path] | None = None,
     model: str = MODEL,
 ) -> Run:
-    """Measure networks, by default of all settings, and an initialised one along the same paths.
+    """Measure networks, by default those of all settings, and an initialised one on equal paths.
 
-    The part is the kind of path, a value of ``lines.paths``; otherwise paths are closed.
+    Paths are closed unless the part is ``open`` or ``random``.
     """
     checkpoints = trained_networks(context) if networks is None else networks
     request = Request(
@@ -182,7 +182,7 @@ def path_values(run: Run, measure: str) -> pd.DataFrame:
 
 
 def network_values(run: Run, measure: str) -> pd.Series:
-    """Return a measure's value of each network by setting and seed."""
+    """Return a measure's value for each network, by setting and seed."""
     values = {
         _setting(record.subject): record.result.summary["value"]
         for record in run.records
@@ -215,7 +215,7 @@ def sorted_settings(names: Iterable[str]) -> list[str]:
 
 
 def medians(values: pd.DataFrame) -> pd.Series:
-    """Compute the median over paths of each network by setting and seed."""
+    """Compute each network's median over paths, by setting and seed."""
     series: pd.Series = values.groupby(["setting", "seed"]).value.median()
     return series
 
@@ -235,13 +235,13 @@ def over_seeds(numbers: Iterable[float]) -> str:
 
 
 def size_remark(values: pd.DataFrame, network: str = "VGG8") -> str:
-    """Report the size of the experiment."""
+    """Return a remark on the size of the experiment."""
     seeds, paths = values.seed.nunique(), values.place.nunique()
     return f"Small data: {network} on few images, seeds of each setting: {seeds}, paths: {paths}."
 
 
 def unfitted_remarks(run: Run) -> list[str]:
-    """Report networks that did not fit their training labels and so memorised nothing."""
+    """Return remarks on networks that did not fit their training labels."""
     accuracies = {}
     for record in run.records:
         accuracy = (record.subject.weights_metadata or {}).get("train_accuracy")
@@ -261,7 +261,7 @@ def share_of_paths(
 ) -> Correlation:
     """Compute the share of paths on which one setting's networks exceed another's.
 
-    Networks of equal or of different seeds are compared; the only initialised network counts as of
+    Networks of equal or of different seeds are compared; the one initialised network counts as of
     the same seed. The values are those of `path_values`. The interval is over networks, not paths.
     """
     first, second = (
@@ -274,7 +274,7 @@ def share_of_paths(
     shares = above / np.isfinite(differences).sum(0)
     one_seed = np.equal.outer(first.columns.to_numpy(), second.columns.to_numpy())
     compared = (one_seed | (lower == "initialised")) == same_seed
-    # One network that many are compared with is one observation.
+    # A network that is compared with many others counts as one observation.
     networks = min(int(compared.any(axis).sum()) for axis in (0, 1))
     return network_share(shares[compared], networks)
 
@@ -290,7 +290,7 @@ def distribution_figure(
     figure, panels = page_figure(2.9, columns=2)
     for axes, (measure, table) in zip(panels, values.items(), strict=True):
         for numbers, style in curves(table):
-            draw_shares(axes, numbers, **style)
+            draw_ecdf(axes, numbers, **style)
         axes.set_xlabel(AXIS_LABELS[measure])
     panels[0].set_ylabel("share of paths")
     panels[0].legend(loc="lower right", fontsize=7.5)

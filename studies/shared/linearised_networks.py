@@ -1,7 +1,7 @@
 """Partly linearised networks of "Nonlinear Advantage".
 
-Each network is trained once under a penalty ω for all studies; its checkpoint records how. All are
-measured by accuracy, path length and the share of linear units.
+Each network is trained once for all studies under a penalty ω, which its checkpoint records. All
+networks are measured by accuracy, path length and the share of linear units.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUICK_LEARNING_RATE = 0.01
 MIN_CONCLUSIVE_EPOCHS = 10
 MAX_ACCURACY_LOSS = 0.02
 MIN_LINEAR_SHARE = 0.3
-"""Share of units that counts as many of them."""
+"""Smallest share of linear units that counts as many."""
 _TRAINING_COLUMNS = ["model", "mode", "omega", "seed", "noise", "epochs"]
 
 
@@ -58,9 +58,9 @@ def linearise(
 ) -> Path:
     """Request a linearised network, shared by all studies, and return its checkpoint.
 
-    The mode is a recipe, ``post-training`` or ``from-start``; only the former starts from the
-    weights. The name distinguishes the checkpoint from the plain one. The changes are fields of the
-    recipe.
+    The mode is a recipe, ``post-training`` or ``from-start``; only the former starts from
+    ``weights``. The name distinguishes the checkpoint from the plain one. The changes override
+    fields of the recipe.
     """
     if context.quick:
         quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": QUICK_LEARNING_RATE}
@@ -80,7 +80,7 @@ def measure_networks(
     settings: Mapping[str, Any] | None = None,
     part: str = "run",
 ) -> Run:
-    """Measure all weights of each model in one run."""
+    """Measure each model with all its weights in one run."""
     for model, files in weights.items():
         request = Request(
             MEASURES, (model,), (data,), tuple(map(str, files)), samples=0, settings=settings or {}
@@ -136,7 +136,7 @@ def _training(subject: SubjectFacts) -> tuple[str, str, float, int, float, int]:
 
 
 def epochs_remark(table: pd.DataFrame) -> str:
-    """Report the epochs of linearisation and whether they are too few to refute a claim."""
+    """Return a remark on the epochs of linearisation, and on whether they can refute a claim."""
     epochs = table[table["mode"] != "reference"].groupby("mode").epochs.max()
     listed = " and ".join(f"{count} epochs ({mode})" for mode, count in epochs.items())
     return f"Made linear in {listed}." + is_short(table) * " So few can't refute anything."
@@ -166,7 +166,7 @@ def by_omega(table: pd.DataFrame) -> pd.DataFrame:
 def stays_accurate(table: pd.DataFrame) -> bool | None:
     """Test whether some ω linearises many units at a small loss of accuracy.
 
-    Many is `MIN_LINEAR_SHARE` of the units, small is `MAX_ACCURACY_LOSS`.
+    Many means at least `MIN_LINEAR_SHARE` of the units, small at most `MAX_ACCURACY_LOSS`.
     """
     means, least = by_omega(table), as_trained(table).accuracy - MAX_ACCURACY_LOSS
     linear = means[means["linear-units"] >= MIN_LINEAR_SHARE]
@@ -174,7 +174,7 @@ def stays_accurate(table: pd.DataFrame) -> bool | None:
 
 
 def paths_shrink(table: pd.DataFrame, lengths: Sequence[float], remark: str) -> Verdict:
-    """Test whether path lengths fall from ω to ω."""
+    """Test whether path lengths fall as ω grows."""
     return Verdict(
         "The larger ω, the shorter the remaining paths",
         "path length falls under the pressure to be linear",

@@ -1,4 +1,4 @@
-"""Orders of a ladder: how a measure ranks networks whose order is known."""
+"""The order in which a measure ranks the networks of a ladder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nlbench.studies.framework.trends import (
 )
 
 MIN_TAU = 0.9
-"""Kendall's tau from which one network's order counts as recovered."""
+"""Kendall's tau from which the order of one seed's networks counts as recovered."""
 SIGNIFICANT_DIGITS = 9
 WORDS = ("recovers", "sees", "can't tell", "inverts")
 CONSTANT, NO_DIRECTION = "the same on every rung", "no direction"
@@ -38,9 +38,9 @@ class Order:
     tau : float
         Kendall's tau-b between rung and value, mean over seeds; NaN without values.
     low, high : float
-        Its 95 % interval by bootstrap over seeds, within [-1, 1].
+        Bootstrap 95 % interval over seeds, within [-1, 1].
     seeds, recovered : int
-        Number of seeds, and of those whose tau is at least `MIN_TAU`.
+        Number of seeds, and of those with a tau of at least `MIN_TAU`.
     p_rises, p_falls : float
         Exact p-values of `trend_test`; see `adjusted`.
     residual_tau : float
@@ -48,7 +48,7 @@ class Order:
     icc, icc_low, icc_high : float
         Intraclass correlation of values: rungs against seeds, with its interval.
     mark : str
-        Reason why it is not judged; empty if it is.
+        Reason why the order is not judged; empty if it is.
 
     Examples
     --------
@@ -73,9 +73,9 @@ class Order:
     def word(self) -> str:
         """One of `WORDS`, or the mark if not judged.
 
-        A measure sees a ladder if its values rise significantly. It also recovers the ladder if the
-        order of more than half of all networks is recovered significantly, which takes at least
-        five networks. It inverts the ladder if its values fall significantly.
+        A measure sees a ladder if its values rise significantly. It also recovers the ladder if
+        significantly more than half of the seeds recover the order, which takes at least five
+        seeds. It inverts the ladder if its values fall significantly.
         """
         if self.mark:
             return self.mark
@@ -86,7 +86,7 @@ class Order:
 
     @property
     def text(self) -> str:
-        """Tau with its interval, or the number of networks if all agree.
+        """Tau with its interval, or with the number of seeds if all agree.
 
         Examples
         --------
@@ -103,12 +103,12 @@ class Order:
 def order_of(
     cells: pd.DataFrame, description: Mapping[str, Any], residuals: pd.Series[Any] | None = None
 ) -> Order:
-    """Compute how one measure orders one ladder.
+    """Compute the order in which one measure ranks one ladder.
 
     Parameters
     ----------
     cells : DataFrame
-        Cells of the measure on the ladder with the columns ``rung, seed, value, status, reason``.
+        The measure's cells on the ladder, with columns ``rung, seed, value, status, reason``.
     description : mapping
         Description of the measure, as recorded.
     residuals : Series, optional
@@ -154,9 +154,9 @@ def order_of(
 
 
 def adjusted(orders: Mapping[str, Order]) -> dict[str, Order]:
-    """Adjust the p-values of one measure's orders, by ladder, for these ladders and both sides.
+    """Adjust the p-values of one measure's orders, keyed by ladder, for all ladders and both sides.
 
-    Ladders that are not judged don't count. The family is a measure's own, so that a further
+    Ladders that are not judged don't count. Each measure is a family of its own, so that adding a
     measure changes no verdict.
     """
     judged = {name: order for name, order in orders.items() if not order.mark}

@@ -21,7 +21,7 @@ from nlbench.subjects.load import load_dataset
 from .removal_criteria import gradients_at_calls
 
 ACCURACY_COST = 0.01
-"""Accuracy that removal may cost."""
+"""Largest loss of accuracy that removal may cause."""
 REMOVED_SHARES = tuple(number / 20 for number in range(21))
 FITTING_SAMPLES = 512
 
@@ -35,7 +35,7 @@ class TaskSamples:
     train, test : pair of tensors
         Inputs and correct labels.
     epsilon : float
-        Size of an attack, in units of the inputs.
+        Size of an adversarial perturbation, in units of the inputs.
     """
 
     train: tuple[Tensor, Tensor]
@@ -57,7 +57,7 @@ class TaskSamples:
 
 
 def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, classes: int) -> float:
-    """Compute training accuracy minus the expected accuracy on test labels that are as noisy.
+    """Compute training accuracy minus the expected accuracy on equally noisy test labels.
 
     Parameters
     ----------
@@ -79,11 +79,11 @@ def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, cla
 
 
 def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: float) -> float:
-    """Compute the share of correctly classified inputs that stay so under the fast gradient sign.
+    """Compute the share of correctly classified inputs that stay correct under an FGSM attack.
 
-    The cross-entropy is softplus(m) of m = log Σ exp z_j - z_y over the wrong classes j. Its
-    gradient vanishes for confident predictions, that of m has the same sign and does not. 0 if no
-    input is classified correctly.
+    The attack follows m = log Σ exp z_j - z_y over the wrong classes j. The cross-entropy is
+    softplus(m): its gradient has the same sign, but vanishes for confident predictions. The result
+    is 0 if no input is classified correctly.
 
     References
     ----------
@@ -100,9 +100,9 @@ def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: f
     with torch.enable_grad():
         points = inputs.clone().requires_grad_()
         logits = model(points)
-        own = functional.one_hot(labels, logits.shape[-1]).bool()
-        wrong = logits.masked_fill(own, -torch.inf).logsumexp(-1)
-        (gradient,) = torch.autograd.grad((wrong - logits[own]).sum(), points)
+        is_label = functional.one_hot(labels, logits.shape[-1]).bool()
+        wrong = logits.masked_fill(is_label, -torch.inf).logsumexp(-1)
+        (gradient,) = torch.autograd.grad((wrong - logits[is_label]).sum(), points)
     with torch.no_grad():
         attacked = model(inputs + epsilon * gradient.sign()).argmax(-1) == labels
     correct = logits.argmax(-1) == labels
@@ -110,7 +110,7 @@ def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: f
 
 
 def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
-    """Compute the share of units that must stay nonlinear for less than a point of accuracy lost.
+    """Compute the share of units that must stay nonlinear to lose at most a point of accuracy.
 
     Units are channels of activation calls. They are replaced by affine maps in the order of their
     Fisher term E(g·(ŷ - y))², in steps of 5 % of all units; the maps of a step are fitted in the
@@ -152,14 +152,14 @@ def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
 
 
 def _fit_and_apply(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:
-    """Apply the best map per channel, fitted on the first samples, to all."""
+    """Fit the best map per channel to the first `count` samples, and apply it to all."""
     fit = AffineFit()
     fit.add(rows_of(x[:count], axis), rows_of(y[:count], axis))
     return fit.per_channel()(x, axis)
 
 
 def first_loss(shares: Sequence[float], accuracies: Sequence[float], cost: float) -> float:
-    """Return the first share at which accuracy is below the first one by more than a cost.
+    """Return the share, interpolated, at which accuracy has fallen by `cost` for the first time.
 
     Examples
     --------
@@ -182,11 +182,11 @@ def outcomes_measure(
     Parameters
     ----------
     trainings : mapping of int to (float, int)
-        Share of wrong labels and seed of each network's training, by its ``id``.
+        Share of wrong labels and seed of each network's training, keyed by its ``id``.
     """
 
     class NetworkOutcomes(Measure):
-        """Accuracies, training loss, and what can be predicted of a network.
+        """Accuracies, training loss and outcomes of a network.
 
         ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
         cross-entropy on the training labels; ``gap``, ``fragility`` (1 -

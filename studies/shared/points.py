@@ -52,11 +52,11 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
     }
 )
 def curves(target: str = "sine", k: int = 1) -> Dataset:
-    """Points of [-1, 1] with a function of them to learn: a sine or a zigzag.
+    """Points of [-1, 1] with a target function to learn: a sine or a zigzag.
 
-    512 evenly spaced points to train on, and 512 between them to test on. The inputs do not
-    depend on the target, see `target_values`. There are no labels; networks are trained by the mean
-    squared error.
+    There are 512 evenly spaced points to train on, and 512 between them to test on. The inputs do
+    not depend on the target, see `target_values`. There are no labels; networks are trained with
+    the mean squared error.
 
     Raises
     ------
@@ -101,9 +101,9 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
 def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
     """Points of the plane on spiral arms, which are the classes; without turns, on rays.
 
-    The radius r is uniform on [0.1, 1] and the angle normal around 2π (arm / arms + turns r). 512
-    points to train on and 1,024 to test on, from two fixed seeds, multiplied by 1.7 for a variance
-    near 1.
+    The radius r is uniform on [0.1, 1] and the angle normal around 2π (arm / arms + turns r). The
+    points are multiplied by 1.7 for a variance near 1. There are 512 to train on and 1,024 to test
+    on, from two fixed seeds.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class _Distribution(Family):
     Attributes
     ----------
     family, form, condition, words : str
-        Name of the family, and form, condition and description of a member's two numbers.
+        Name of the family, and form, condition and description of a member's two parameters.
     """
 
     family: str
@@ -163,7 +163,7 @@ class _Distribution(Family):
     words: str
 
     def names(self) -> Sequence[str]:
-        """Return no names: any two numbers make a member."""
+        """Return no names, since members are named by any two numbers."""
         return ()
 
     def load(self, name: str) -> Callable[..., Dataset]:
@@ -223,14 +223,14 @@ class _Distribution(Family):
 
     @abstractmethod
     def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
-        """Draw numbers in float64."""
+        """Draw random values in float64."""
 
 
 class Interval(_Distribution):
     """Points of the interval from LOW to HIGH; even points include both ends.
 
     Both splits hold all points, in a random order that depends on the run's seed.
-    ``--samples 0`` takes all.
+    ``--samples 0`` takes all of them.
 
     Examples
     --------
@@ -261,7 +261,7 @@ class Interval(_Distribution):
 
 
 class Normal(_Distribution):
-    """Points of the normal distribution; even points are its quantiles at (i + ½)/count.
+    """Points of a normal distribution; even points are its quantiles at (i + ½)/count.
 
     Examples
     --------
@@ -293,7 +293,7 @@ class Normal(_Distribution):
 
 
 class Exponential(_Distribution):
-    """Points of a shifted exponential distribution, which is skewed.
+    """Points of a shifted exponential distribution, for skewed inputs.
 
     Examples
     --------
@@ -350,7 +350,7 @@ def _unlabelled_dataset(
 def grid(side: int = 32) -> Dataset:
     """Evenly spaced points of the square [-1, 1]², the input of the neural-redshift networks.
 
-    Both splits hold the whole grid, row by row, without labels and not normalised.
+    Both splits hold the whole grid, row by row, without labels and without normalisation.
     ``--samples 0`` takes all points.
 
     Examples

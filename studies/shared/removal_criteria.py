@@ -85,7 +85,7 @@ def gradients_at_calls(
     dict of str to tuple of three tensors
         Keyed by call.
     """
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    recorded: dict[str, tuple[Tensor, Tensor]] = {}
     by_call = {call.call: call for call in calls}
 
     def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
@@ -95,7 +95,7 @@ def gradients_at_calls(
         # The network may overwrite the output later.
         y = compute().clone()
         y.retain_grad()
-        seen[by_call[identity].name] = before, y
+        recorded[by_call[identity].name] = before, y
         return y.clone()
 
     with torch.enable_grad():
@@ -105,7 +105,7 @@ def gradients_at_calls(
         loss.backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
     gradients = {}
-    for name, (x, y) in seen.items():
+    for name, (x, y) in recorded.items():
         assert y.grad is not None
         gradients[name] = x, y.detach(), y.grad
     return gradients
@@ -118,8 +118,8 @@ def _weight_density(model: nn.Module) -> dict[str, float]:
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     }
-    everything = torch.cat(list(layers.values()))
-    threshold = torch.quantile(everything, 1 - LARGE_WEIGHT_SHARE)
+    magnitudes = torch.cat(list(layers.values()))
+    threshold = torch.quantile(magnitudes, 1 - LARGE_WEIGHT_SHARE)
     density, latest = {}, 0.0
     for path, _ in model.named_modules():
         if path in layers:

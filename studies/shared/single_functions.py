@@ -23,7 +23,7 @@ PAPER_ACTIVATIONS = (
     "silu",
     "hardswish",
 )
-"""The paper's activations, as ``functions/NAME``."""
+"""The paper's activations; the model of each is ``functions/NAME``."""
 
 PUBLISHED_NORMAL_SCORES = {
     "sigmoid": 0.91,

@@ -1,4 +1,4 @@
-"""Scores of sites, read from the records of a run for the studies of signatures."""
+"""Site scores from the records of a run, for the studies of signatures."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
     -------
     DataFrame
         One row per site, in the order of subjects and of calls, with the columns ``model``,
-        ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of training if it is
+        ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of training, if
         recorded), ``draw`` (the seed of the samples), ``kind`` (of the activation), ``place``
-        and ``value`` (NaN where the measure is undefined).
+        and ``value`` (NaN if the measure is undefined).
     """
     rows = [
         (*subject, record.probe.facts.get("kinds", {}).get(site.place, ""), site.place, value)
@@ -87,7 +87,7 @@ def nearest_shares_group(
 ) -> Verdict:
     """Test whether the nearest other signature is of the same group more often than by chance.
 
-    Groups of one signature are left out. The remark has a field ``chance``.
+    Groups of one signature are left out. The remark is a template with the field ``chance``.
     """
     others = distances + np.diag(np.full(len(groups), np.inf))
     counted = [i for i, group in enumerate(groups) if groups.count(group) > 1]

@@ -36,9 +36,9 @@ def trained_network(context: Context, model: str, seed: int, data: str = DATA) -
 
 
 def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]]:
-    """Return the training seeds of vgg8, resnet20 and plain20; in quick studies, fewer of them.
+    """Return the training seeds of vgg8, resnet20 and plain20; quick studies have fewer.
 
-    vgg8 trains fastest and may have more seeds than the three of the others.
+    vgg8 trains fastest and may have more than the three seeds of the others.
     """
     counts = {"vgg8": vgg8, "resnet20": 3, "plain20": 3}
     quick = {"vgg8": 2, "resnet20": 1, "plain20": 1}
@@ -46,7 +46,7 @@ def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]
 
 
 def trained_vgg8(context: Context) -> tuple[str, str]:
-    """Return the dataset and the weights of a vgg8: shipped for digits, trained for other data."""
+    """Return the dataset and weights of a vgg8, shipped for digits and trained for other data."""
     data = context.data or DATA
     weights = "trained" if data == DATA else str(trained_network(context, "vgg8", 0, data))
     return data, weights
@@ -65,8 +65,8 @@ def measure_networks(
 ) -> Run:
     """Measure networks trained on digits, and untrained ones, for the seeds of each model.
 
-    Untrained networks get batch-norm statistics of the samples, since their initial statistics do
-    not describe any data.
+    Untrained networks get batch-norm statistics from the samples, since their initial statistics
+    describe no data.
     """
     subjects: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
         (model, tuple(str(trained_network(context, model, seed)) for seed in seeds), (0,))

@@ -30,7 +30,7 @@ def measure_zoo(
 
 
 def zoo_remarks(runs: Runs, names: Sequence[str]) -> list[str]:
-    """Report the data of the zoo's networks, and those that were not measured."""
+    """Return remarks on the data of the zoo's networks, and on those not measured."""
     records = runs[PART].records if PART in runs else []
     data = {r.subject.model.removeprefix("zoo/"): r.subject.data for r in records}
     remarks = []

@@ -97,7 +97,8 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
 
 def test_fixed_settings_are_refused_in_one_line(here):
     status, _, err = here("study", "redshift", "--data", "digits")
-    assert (status, err) == (2, "nlbench: --data: study redshift fixes it (it takes --seeds)\n")
+    message = "nlbench: --data: study redshift doesn't accept it (it takes --seeds)\n"
+    assert (status, err) == (2, message)
     status, _, err = here("study", "redshif")
     assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
 
@@ -110,8 +111,7 @@ def test_a_study_that_fails_leaves_the_others_their_results(here, monkeypatch, t
     status, out, err = here("study", "noise,polynomials", "--device", "cpu", "--progress", "none")
     assert status == 2
     assert err == (
-        "\nnoise: a package is missing\n"
-        "nlbench: 1 of 2 studies ended without a result: noise (see above)\n"
+        "\nnoise: a package is missing\nnlbench: 1 of 2 studies failed: noise (see above)\n"
     )
     assert "x^41 on 1,000 even points" in out
     assert (tmp_path / "studies" / "polynomials" / "report.html").exists()
