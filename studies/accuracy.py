@@ -1,4 +1,4 @@
-"""Statistics of signatures against the published accuracy of networks."""
+"""Correlation of signature statistics with the published accuracy of networks."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ COLOURS = {
     "ViT": "#D55E00",
     "post-ViT": "#CC79A7",
 }
-# The groups in which the paper finds that scores predict accuracy better than size and depth.
+# Groups in which the paper finds scores to predict accuracy better than size and depth do.
 GROUPS = ("residual", "ViT", "post-ViT")
 
 
 class Accuracy(Classifiers):
-    """Statistics of signatures of torchvision's classifiers against their published accuracy."""
+    """Signature statistics of torchvision's classifiers against their published accuracy."""
 
     question = "Does a network's signature predict its accuracy better than its size does?"
     zoo = tuple(f"neuralfoil-{size}" for size in SIZES)
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate statistics of signatures, size and depth with accuracy, group by group."""
+        """Correlate signature statistics, size and depth with accuracy, group by group."""
         run = runs["run"]
         networks = with_accuracy(signature_statistics(run))
         by_group = [("all", networks), *networks.groupby("group", sort=False)]
@@ -93,7 +93,7 @@ class Accuracy(Classifiers):
         ]
         foils = airfoil_networks(runs)
         return Findings(
-            [*undecided_if_untrained(run, verdicts), *_on_airfoils(foils)],
+            [*undecided_if_untrained(run, verdicts), *_airfoil_verdicts(foils)],
             {
                 "Pearson's correlation with accuracy": table,
                 "Networks": networks,
@@ -110,9 +110,9 @@ class Accuracy(Classifiers):
 
 
 def airfoil_networks(runs: Runs) -> pd.DataFrame:
-    """Return statistics of the signatures of NeuralFoil's sizes, trained on one task.
+    """Return the signature statistics of NeuralFoil's sizes, trained on one task.
 
-    ``accuracy`` is minus the logarithm of the published error, and ``parameters`` is a logarithm.
+    ``accuracy`` is minus the logarithm of the published error; ``parameters`` is a logarithm, too.
     """
     scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
     rows = [
@@ -129,7 +129,7 @@ def airfoil_networks(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _on_airfoils(networks: pd.DataFrame) -> list[Verdict]:
+def _airfoil_verdicts(networks: pd.DataFrame) -> list[Verdict]:
     spread = pearson(networks.spread, networks.accuracy)
     return [
         Verdict(
@@ -151,18 +151,18 @@ def _on_airfoils(networks: pd.DataFrame) -> list[Verdict]:
 
 
 def with_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
-    """Add what torchvision reports for each network's default weights.
+    """Add the figures that torchvision reports for each network's default weights.
 
     The columns are ``accuracy`` (top-1 on ImageNet in percent), ``parameters`` (millions) and
     ``operations`` (billions of multiplications and additions for one image).
     """
     from torchvision import models
 
-    stated = [models.get_model_weights(short_name(n)).DEFAULT.meta for n in networks.network]
+    metas = [models.get_model_weights(short_name(n)).DEFAULT.meta for n in networks.network]
     return networks.assign(
-        accuracy=[meta["_metrics"]["ImageNet-1K"]["acc@1"] for meta in stated],
-        parameters=[meta["num_params"] / 1e6 for meta in stated],
-        operations=[meta["_ops"] for meta in stated],
+        accuracy=[meta["_metrics"]["ImageNet-1K"]["acc@1"] for meta in metas],
+        parameters=[meta["num_params"] / 1e6 for meta in metas],
+        operations=[meta["_ops"] for meta in metas],
     )
 
 
@@ -186,7 +186,7 @@ def _closest(
     published: str,
     traits: Sequence[str] = TRAITS,
 ) -> Verdict:
-    """Test whether an expected quantity predicts accuracy best, with any network left out."""
+    """Test whether an expected quantity predicts accuracy best, whichever network is left out."""
     if len(networks) < 4:
         return Verdict(claim, published, f"{len(networks)} networks", remark="too few")
 

@@ -1,4 +1,4 @@
-"""Nine activations over sliding means and widths of their input."""
+"""Nine activations on normal inputs of several means and widths."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 MAX_MEAN = 20
 POINTS = 1000
 GRIDS = {"full": (20, (1, 2, 4)), "quick": (9, (1, 4))}
-"""Number of means, and the widths."""
+"""Number of means, and the widths, of full and quick studies."""
 SHAPES, CENTRED_WIDTHS = ("relu", "tanh", "sigmoid"), (1, 4, 16)
 NONLINEAR_BELOW = 0.9
-"""Affinity below which an activation counts as nonlinear, for its nonlinear range."""
+"""Affinity below which an activation counts as nonlinear."""
 NEAR_ZERO = 0.15
 
 
@@ -68,7 +68,7 @@ class Activations(Study):
         }
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compute the lowest score and the nonlinear range of each activation."""
+        """Compare the activations by lowest score and nonlinear range."""
         curves = {part: _curves(runs[part]) for part in ("run", "absolute")}
         relative, absolute = _summary(curves["run"]), _summary(curves["absolute"])
         lowest, ridged, width = relative.lowest, absolute.lowest, relative.range
@@ -124,7 +124,7 @@ class Activations(Study):
                 ordered(averages[["relu", "relu6"]], averages["leaky-relu"]),
                 "mean score over the windows where all three have one",
             ),
-            _at_zero(_curves(runs["centred"])),
+            _compare_centred(_curves(runs["centred"])),
         ]
         return Findings(
             verdicts,
@@ -134,7 +134,7 @@ class Activations(Study):
         )
 
 
-def _at_zero(curves: pd.DataFrame) -> Verdict:
+def _compare_centred(curves: pd.DataFrame) -> Verdict:
     """Compare ReLU with tanh and the sigmoid on the same inputs."""
     table = curves.pivot_table(index="width", columns="function", values="value")
     listed = (
@@ -152,7 +152,7 @@ def _at_zero(curves: pd.DataFrame) -> Verdict:
 
 
 def _curves(run: Run) -> pd.DataFrame:
-    """Return one row per function, mean and width."""
+    """Return the scores, one row per function, mean and width."""
     table = summary_values(run)
     parameters = table.data.str.partition("/")[2].str.partition(":")
     return table.assign(mean=parameters[0].astype(float), width=parameters[2].astype(float))

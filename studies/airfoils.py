@@ -1,4 +1,4 @@
-"""Measures over the eight sizes of NeuralFoil, networks trained on one task."""
+"""Trends of measures over the eight sizes of NeuralFoil, trained on one task."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SIZES = {
     "xxlarge": (320_710, 0.022),
     "xxxlarge": (1_428_166, 0.020),
 }
-"""Parameters, and the published mean absolute error of the logarithm of the drag on test airfoils
-(the README of NeuralFoil 0.3.3)."""
+"""Parameters, and the mean absolute error of the logarithm of the drag on test airfoils, published
+in the README of NeuralFoil 0.3.3."""
 QUICK_SIZES = ("xxsmall", "medium", "xxlarge")
 
 MEASURES = (
@@ -56,7 +56,7 @@ SAMPLES = 1024
 
 
 class Airfoils(Study):
-    """Eight networks of 13,302 to 1,428,166 parameters, trained and initialised."""
+    """Measures of eight networks of 13,302 to 1,428,166 parameters, trained and initialised."""
 
     question = "Does any measure rise with the size and the fit of networks of one task?"
     source = Source(MEMBERS["neuralfoil-xxxlarge"].source.citation)
@@ -69,11 +69,11 @@ class Airfoils(Study):
         return MEMBERS["neuralfoil-xxxlarge"].problem
 
     def measure(self, context: Context) -> Runs:
-        """Measure the networks as trained and initialised."""
+        """Measure the networks with trained and with initial weights."""
         sizes = QUICK_SIZES if context.quick else SIZES
         models = tuple(f"zoo/neuralfoil-{size}" for size in sizes)
         seeds = context.seeds_or(3)
-        # The outputs are not logits of classes.
+        # The outputs are not class logits.
         settings: dict[str, str | int] = {"substitution.cost": "squared", "airfoils.count": SAMPLES}
         weights = ("trained", "init")
         request = Request(MEASURES, models, ("airfoils",), weights, seeds, 0, settings=settings)
@@ -93,7 +93,7 @@ class Airfoils(Study):
 
 
 def value_table(run: Run) -> pd.DataFrame:
-    """Return the mean over seeds of each measure of each network, by size."""
+    """Return each measure's mean over seeds for each network, by size."""
     rows = [
         (
             record.measure.name,
@@ -195,8 +195,8 @@ def _figure(values: pd.DataFrame) -> Figure:
     for axes, measure in zip(panels.flat, measures, strict=False):
         rows = values[values.measure == measure]
         for colour, weights in zip(COLOURS, ("trained", "drawn"), strict=False):
-            own = rows[rows.weights == weights]
-            axes.plot(own.parameters, own.value, ".-", color=colour, label=weights)
+            series = rows[rows.weights == weights]
+            axes.plot(series.parameters, series.value, ".-", color=colour, label=weights)
         axes.set_title(measure, fontsize="small")
         axes.set_xscale("log")
     for axes in panels.flat[len(measures) :]:

@@ -1,4 +1,4 @@
-"""The cause of the asymmetry of ReLU's affinity about its kink."""
+"""The asymmetry of ReLU's affinity about its kink, and its cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained network's signature by the batch size of its scores."""
+"""A trained network's signature at several batch sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_CORRELATION = 0.99
 
 
 class BatchSize(Study):
-    """The signature of a trained vgg8 by batch size."""
+    """Signature of a trained vgg8 at several batch sizes."""
 
     question = "Does a network's signature depend on the batch size?"
     source = AFFINITY
@@ -51,7 +51,7 @@ class BatchSize(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the shape and the level of the signature."""
+        """Compare the shape and the level of the signature between batch sizes."""
         scores = _by_batch(runs)
         sites = scores.place.unique()
         table = scores.pivot_table("value", "place", "batch").loc[sites]

@@ -1,4 +1,4 @@
-"""The nonlinear core of linearised networks: its depth, its width, and what they depend on."""
+"""Depth and width of the nonlinear core of linearised networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_RELATIVE_DIFFERENCE = 0.25
 
 
 class CoreNetworks(Study):
-    """Path length and shape of what stays nonlinear, by ω, width, depth and difficulty."""
+    """Path length and shape of the nonlinear core, by ω, width, depth and difficulty."""
 
     question = "Do the units that stay nonlinear form a core of much the same depth and width?"
     source = SOURCE
@@ -46,7 +46,7 @@ class CoreNetworks(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks of several penalties, widths and depths, and of wrong labels."""
+        """Measure networks of several penalties, widths and depths, and with wrong labels."""
         steps = omegas(context, "post-training")
         weights: dict[str, list[str | Path]] = {MODEL: ["trained"]}
         weights[MODEL] += [
@@ -55,7 +55,7 @@ class CoreNetworks(Study):
             for seed in context.seeds_or(3)
         ]
         _, noisy = shipped_networks()
-        # The seed decides which labels are wrong, so that only one seed suits the shipped network.
+        # The seed decides which labels are wrong, so only seed 0 fits the shipped network.
         wrong_labels: dict[str, Any] = {"name": f"noise{NOISE:g}", "label_noise": NOISE}
         weights[MODEL] += [
             linearise(context, MODEL, "post-training", omega, 0, weights=str(noisy), **wrong_labels)
@@ -95,10 +95,10 @@ class CoreNetworks(Study):
                 list(plain),
                 f"{MODEL}, mean over seeds at ω = {steps}",
             ),
-            _by_width(lengths),
-            _width(layer_table(runs["run"])),
-            _by_depth(table, lengths),
-            _by_difficulty(table, lengths),
+            _compare_widths(lengths),
+            _compare_layer_widths(layer_table(runs["run"])),
+            _compare_depths(table, lengths),
+            _compare_difficulties(table, lengths),
         ]
         return Findings(
             verdicts,
@@ -127,7 +127,7 @@ def _pair(first: pd.Series, second: pd.Series) -> pd.DataFrame:
     return pd.concat([first, second], axis=1, join="inner", keys=["first", "second"])
 
 
-def _by_width(lengths: pd.DataFrame) -> Verdict:
+def _compare_widths(lengths: pd.DataFrame) -> Verdict:
     return _same_for_widths(
         "depth",
         [_lengths_by_omega(lengths, model) for model in WIDTHS],
@@ -136,12 +136,12 @@ def _by_width(lengths: pd.DataFrame) -> Verdict:
     )
 
 
-def _width(layers: pd.DataFrame) -> Verdict:
-    """Compare how many units of a layer stay nonlinear, for networks of different width."""
-    left = layers[layers["mode"] == "post-training"]
+def _compare_layer_widths(layers: pd.DataFrame) -> Verdict:
+    """Compare the nonlinear units per layer between networks of different width."""
+    late = layers[layers["mode"] == "post-training"]
     return _same_for_widths(
         "width",
-        [left[left.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS],
+        [late[late.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS],
         1,
         f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω, where the latter "
         "had twice as many",
@@ -166,8 +166,8 @@ def _same_for_widths(
     )
 
 
-def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
-    """Test whether networks of different depth come closer to each other."""
+def _compare_depths(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
+    """Test whether linearisation makes path lengths of networks of different depth more alike."""
     deep = WIDTHS[0]
     before = table[(table["mode"] == "reference") & (table.noise == 0)]
     start = before.groupby("model").pathlength.mean()
@@ -175,8 +175,8 @@ def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
     ratios, ours, first_ratio = pairs["first"] / pairs.second, "not measured", np.nan
     if len(pairs) and {deep, MODEL} <= set(start.index):
         first_ratio = start[deep] / start[MODEL]
-        left = ", ".join(f"{ratio:.2f} at ω = {omega:g}" for omega, ratio in ratios.items())
-        ours = f"{first_ratio:.2f} times as deep before, {left}"
+        listed = ", ".join(f"{ratio:.2f} at ω = {omega:g}" for omega, ratio in ratios.items())
+        ours = f"{first_ratio:.2f} times as deep before, {listed}"
     return Verdict(
         "Linearised networks differ less in depth than the original ones",
         "near constant effective depth",
@@ -186,7 +186,7 @@ def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
     )
 
 
-def _by_difficulty(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
+def _compare_difficulties(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
     """Test whether a harder task keeps longer paths."""
     noisy, clean = (_lengths_by_omega(lengths, MODEL, noise) for noise in (NOISE, 0.0))
     pairs = _pair(noisy, clean)

@@ -1,4 +1,4 @@
-"""Affinity against the other measures of activations, site by site."""
+"""Correlation of affinity with other measures of activations over sites."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 
-# Statistic of each measure; the published norm is ‖X - Y‖ itself, not relative to ‖X‖.
+# Statistic of each measure; the published norm is ‖X - Y‖, not relative to ‖X‖.
 OTHERS = {
     "cka": "value",
     "norm": "absolute",
@@ -91,7 +91,7 @@ AVERAGE = {
 """Mean and standard deviation over networks, from the end of table 2."""
 
 STRONG = 0.7
-"""Coefficient above which half of the variance is shared."""
+"""Coefficient above which two measures share half of their variance."""
 
 
 ZOO = ("efficientnet-lite0", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "minilm-l6", "smollm2-135m")
@@ -108,7 +108,7 @@ class Correlations(Study):
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure sites of the classifiers, of small networks, and of networks of the zoo."""
+        """Measure the sites of the classifiers, of small networks and of networks of the zoo."""
         measures = ("affinity", *OTHERS)
         return {
             "classifiers": measure_classifiers(context, measures),
@@ -225,7 +225,7 @@ def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
     is_strong = any(
         values.min() >= STRONG or values.max() <= -STRONG
         for values in columns.values()
-        # A coefficient that few networks have can't support a claim about every network.
+        # A coefficient defined for few networks can't support a claim about every network.
         if 2 * len(values) > len(table)
     )
     return Verdict(

@@ -1,4 +1,4 @@
-"""The same network on several datasets."""
+"""Signatures of the same networks on several datasets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = {UNSEEN: "#009E73", "synthetic": "#0072B2", "random": "#D55E00"}
 
 
 class Datasets(Study):
-    """Signatures of networks trained on digits, on digits, synthetic pictures and noise."""
+    """Signatures of digit classifiers on digits, synthetic pictures and noise."""
 
     question = "How far does a network's signature move on data that it was not trained on?"
     source = AFFINITY
@@ -45,7 +45,7 @@ class Datasets(Study):
         }
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compute the distance of each signature to that on the test digits."""
+        """Compare each signature with that of the same network on the test digits."""
         training_digits = site_scores(runs["train"]).assign(data=UNSEEN)
         table = pd.concat([site_scores(runs["run"]), training_digits], ignore_index=True)
         rows = []

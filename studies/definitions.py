@@ -1,4 +1,4 @@
-"""How much counts of linear regions differ by definition."""
+"""Counts of linear regions under three definitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Definitions(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure regions between normal points, and of VGG8 around images of digits."""
+        """Measure regions of the variants between normal points, and of VGG8 around digits."""
         twins = Request(
             ("regions",),
             tuple(TWINS.values()),
@@ -75,7 +75,7 @@ class Definitions(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the three counts, and those of one function written in three ways."""
+        """Compare the three counts, and the counts of variants of one function."""
         table = pd.concat([_counts(runs["twins"]), _counts(runs["vgg8"])], ignore_index=True)
         means = table.groupby("network", sort=False)[list(NAMES)].mean()
         vgg8, plain, cancelling = (means.loc[name] for name in (TRAINED, "plain", "cancelling"))
@@ -107,14 +107,14 @@ class Definitions(Study):
                 f"{means.loc['doubled'].activation:.1f} for {plain.activation:.1f}",
                 within(by_network.activation["doubled"] - by_network.activation["plain"], 0, 0),
             ),
-            _sampled(runs, means.activation[TRAINED]),
+            _compare_sampling(runs, means.activation[TRAINED]),
         ]
         figures = {"Regions of each network by definition": _figure(means)}
         return Findings(verdicts, {"Regions per path": means.reset_index().round(1)}, figures)
 
 
-def _sampled(runs: Runs, regions: float) -> Verdict:
-    """Compare the boundaries that uniform sampling finds with those of the exact method."""
+def _compare_sampling(runs: Runs, regions: float) -> Verdict:
+    """Compare the boundaries found by uniform sampling with those of the exact method."""
     shares = {}
     for part, run in runs.items():
         if part.startswith("sampled"):

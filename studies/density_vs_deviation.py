@@ -1,4 +1,4 @@
-"""Correlation over paths of the number of regions with the deviation."""
+"""Correlation of density and absolute deviation over paths."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PUBLISHED = {
     "ResNet18": {"clean": (0.05, 0.03), "augmented": (0.17, 0.06), "noise 0.4": (0.21, 0.04)},
 }
 WEAK = 0.3
-"""Just above the strongest published rank correlation, 0.27 (ResNet18)."""
+"""Largest correlation that counts as weak: just above the strongest published, 0.27 (ResNet18)."""
 
 
 class DensityVsDeviation(ColumnPaths):
@@ -117,7 +117,7 @@ def correlation_verdicts(table: pd.DataFrame) -> list[Verdict]:
 
 
 def mean_correlation(correlations: Sequence[Correlation]) -> Correlation:
-    """Average correlations of several networks by Fisher's transforms, with Student's interval."""
+    """Average correlations of several networks by Fisher's transform, with Student's interval."""
     values = np.arctanh([correlation.value for correlation in correlations])
     value, low, high = map(math.tanh, (float(values.mean()), *network_interval(values)))
     return Correlation(value, low, high, len(values))

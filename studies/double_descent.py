@@ -1,4 +1,4 @@
-"""Networks of growing width on partly wrong labels: error, deviation and density."""
+"""Error, deviation and density of networks of growing width, trained with wrong labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
 NOISE = 0.2
 FITTED_ERROR = 0.05
-"""Training error up to which the labels, right and wrong, count as fitted."""
+"""Largest training error at which the labels, including wrong ones, count as fitted."""
 LINES = {"lines.number": 8, "lines.anchors": 4, "lines.tolerance": 0.01}
 
 
@@ -35,7 +35,7 @@ class DoubleDescent(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks of each width along closed paths, and their accuracy."""
+        """Measure the accuracy of networks of each width, and the networks along closed paths."""
         data, runs = context.data or DATA, {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
         changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
@@ -58,7 +58,7 @@ class DoubleDescent(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Follow each number over the widths."""
+        """Test each mean for a peak or a trend over the widths."""
         table = _networks(runs)
         means = table.groupby("width").mean(numeric_only=True)
         verdicts = [
@@ -67,7 +67,7 @@ class DoubleDescent(Study):
             Verdict(
                 "Density grows with the width, without a peak",
                 "monotonically",
-                _by_width(means["density"]),
+                _format_by_width(means["density"]),
                 rises(means["density"]),
                 "mean over seeds",
             ),
@@ -106,7 +106,7 @@ def _networks(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _by_width(means: pd.Series) -> str:
+def _format_by_width(means: pd.Series) -> str:
     form = ".3f" if means.max() < 10 else ",.0f"
     return ", ".join(f"w{width}: {value:{form}}" for width, value in means.items())
 
@@ -120,7 +120,7 @@ def _has_peak(claim: str, means: pd.DataFrame, column: str) -> Verdict:
     return Verdict(
         claim,
         "peak where the training labels are first fitted",
-        _by_width(means[column]),
+        _format_by_width(means[column]),
         True if is_inside else False if is_crossed else None,
         "mean over seeds; refuted only if the narrowest networks don't fit the training labels "
         "and the two widest do",

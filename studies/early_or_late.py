@@ -1,4 +1,4 @@
-"""Linearising a trained network against training a linearised one."""
+"""Networks linearised after training against networks linearised from the start."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ RANDOM_SHARES = (0.2, 0.4, 0.6)
 """Shares of linear units of the random control."""
 MIN_GAP = 0.01
 """Smallest difference of accuracies that counts as a gap."""
-MIN_ROOM = 0.05
-"""Loss of the most linear networks from which a task can refute a gap."""
+MIN_LINEAR_LOSS = 0.05
+"""Smallest accuracy loss of the most linear networks with which a task can refute a gap."""
 HARDER_DATA, HARDER_MODEL = "mnist1d", "small/relu-w32-d6"
-"""A task on which nonlinearity matters more: logistic regression has 32 %, on the digits 96 %."""
+"""A task that needs more nonlinearity: logistic regression reaches 32 %, on the digits 96 %."""
 HARDER_OMEGAS = {"post-training": (0.003, 0.03, 0.1), "from-start": (3e-5, 1e-4, 3e-4)}
 LATE_CLAIM = "At the same path length networks made linear late are more accurate"
 DEPTHS = (1, 2, 4)
-"""Hidden layers of ordinary networks with the width of the harder task's."""
+"""Hidden layers of ordinary networks as wide as `HARDER_MODEL`."""
 
 
 class EarlyOrLate(Study):
-    """Accuracy at the same path length: made linear after training, or from its start."""
+    """Accuracy at equal path length of networks linearised after training or from the start."""
 
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
@@ -59,7 +59,7 @@ class EarlyOrLate(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks under several penalties, after training and from the start."""
+        """Measure networks linearised under several penalties, and ordinary ones."""
         checkpoints = [
             linearise(context, MODEL, mode, omega, seed)
             for mode in ("post-training", "from-start")
@@ -82,7 +82,7 @@ class EarlyOrLate(Study):
         }
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare accuracies where the path lengths are equal."""
+        """Compare accuracies at equal path lengths."""
         order = ["mode", "omega", "seed"]
         table, harder = (
             network_table(runs[part]).sort_values(order, ignore_index=True)
@@ -97,16 +97,18 @@ class EarlyOrLate(Study):
             best = linear.iloc[-1]
             ours = f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
         verdicts = [
-            _gap(table, "from-start", LATE_CLAIM, "a significant gap in performance"),
-            _gap(harder, "from-start", f"{HARDER_DATA}: {LATE_CLAIM[0].lower()}{LATE_CLAIM[1:]}"),
-            _difficulty(table, harder),
-            _gap(
+            _test_gap(table, "from-start", LATE_CLAIM, "a significant gap in performance"),
+            _test_gap(
+                harder, "from-start", f"{HARDER_DATA}: {LATE_CLAIM[0].lower()}{LATE_CLAIM[1:]}"
+            ),
+            _test_difficulty(table, harder),
+            _test_gap(
                 harder,
                 "shallow",
                 f"{HARDER_DATA}: at the same path length deep networks made linear late are more "
                 "accurate than ordinary shallow ones",
             ),
-            _control(table),
+            _test_control(table),
             Verdict(
                 "After training many units can be made linear while accuracy stays high",
                 "a significant number of them",
@@ -133,9 +135,9 @@ class EarlyOrLate(Study):
 
 
 def _harder_networks(context: Context) -> dict[str, list[Path]]:
-    """Request deep networks made linear late and early, and ordinary shallow ones.
+    """Request deep networks linearised late and early, and ordinary shallow ones.
 
-    All are trained equally long: late ones half of the time before they are made linear.
+    All are trained equally long; late ones spend half of the epochs before linearisation.
     """
     name, epochs = ("quick", 1) if context.quick else ("plain", 30)
     omegas = {mode: each[:1] if context.quick else each for mode, each in HARDER_OMEGAS.items()}
@@ -143,9 +145,9 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     for seed in context.seeds_or(8):
         for model in (HARDER_MODEL, *(f"{family}-d{depth}" for depth in DEPTHS)):
-            own_epochs = epochs if model == HARDER_MODEL else 2 * epochs
+            plain_epochs = epochs if model == HARDER_MODEL else 2 * epochs
             plain = context.request_training(
-                model, HARDER_DATA, "adam", seed, name=name, epochs=own_epochs
+                model, HARDER_DATA, "adam", seed, name=name, epochs=plain_epochs
             )
             files.setdefault(model, []).append(plain)
         start = files[HARDER_MODEL][-1]
@@ -161,18 +163,18 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
 
 
 def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
-    """Return by how much late networks are more accurate than those of a mode, at equal values.
+    """Return late networks' advantage in accuracy over a mode's at equal `column`, per seed.
 
-    The curve of a seed's late networks over ω, from the network that they start from on, is
-    interpolated. One value per seed: networks of one seed, under several ω or of several depths,
-    are not independent, and their mean is taken.
+    The curve of a seed's late networks over ω, which begins at the network that they start from,
+    is interpolated. Networks of one seed, under several ω or of several depths, are not
+    independent, so their mean is taken.
     """
     gaps = []
     for seed, others in table[table["mode"] == mode].groupby("seed"):
         late = table[(table["mode"] == "post-training") & (table.seed == seed)]
         starts = table[table["mode"] == "reference"]
-        own = starts[starts.seed == seed]
-        curve = pd.concat([late, starts if own.empty else own]).sort_values(column)
+        start = starts[starts.seed == seed]
+        curve = pd.concat([late, starts if start.empty else start]).sort_values(column)
         is_within = others[column].between(curve[column].min(), curve[column].max())
         if len(late) and is_within.any():
             within = others[is_within]
@@ -181,7 +183,7 @@ def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float
     return np.array(gaps)
 
 
-def _points(gaps: NDArray[np.float64]) -> str:
+def _format_points(gaps: NDArray[np.float64]) -> str:
     low, high = network_interval(gaps)
     if np.isnan(low):
         return f"seeds: {len(gaps)}"
@@ -191,26 +193,26 @@ def _points(gaps: NDArray[np.float64]) -> str:
     )
 
 
-def _gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Verdict:
-    """Test whether late networks are more accurate at the path lengths of those of a mode."""
+def _test_gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Verdict:
+    """Test whether late networks are more accurate than a mode's networks at equal path lengths."""
     gaps = _advantages(table, mode, "pathlength")
     low, high = network_interval(gaps)
     answer = True if low > 0 else None
     if high < MIN_GAP:
-        answer = False if high < 0 else _refuted(table)
+        answer = False if high < 0 else _answer_without_gap(table)
     return Verdict(
         claim,
         published,
-        _points(gaps),
+        _format_points(gaps),
         None if is_short(table) else answer,
         "networks against the curve of those of their seed made linear late, interpolated at their "
         "path length; mean over a seed, then Student's 95 % interval over seeds; does not agree if "
         f"the interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear "
-        f"networks lose at least {100 * MIN_ROOM:g}: on an easier task nothing can be lost",
+        f"networks lose at least {100 * MIN_LINEAR_LOSS:g}: on an easier task nothing can be lost",
     )
 
 
-def _difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
+def _test_difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
     """Test whether the gap between late and early networks is larger on the harder task."""
     from scipy import stats
 
@@ -230,13 +232,13 @@ def _difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
     )
 
 
-def _control(table: pd.DataFrame) -> Verdict:
+def _test_control(table: pd.DataFrame) -> Verdict:
     """Test whether the units that the penalty makes linear cost less than random ones."""
     gaps = _advantages(table, "control", "linear-units")
     return Verdict(
         "With as many linear units, chosen ones cost less accuracy than random ones",
         "",
-        _points(gaps),
+        _format_points(gaps),
         above(network_interval(gaps)),
         "networks with a random share of linear units, trained on as long, against the curve of "
         "those of their seed chosen by the penalty; mean over a seed, then Student's 95 % interval "
@@ -245,7 +247,7 @@ def _control(table: pd.DataFrame) -> Verdict:
 
 
 def _duration_remark(table: pd.DataFrame, data: str) -> str:
-    """Report the epochs of late networks, including those before, and of the others."""
+    """Return a remark on the epochs of late networks, in both phases, and of the others."""
     epochs = table.groupby("mode").epochs.max()
     late = int(epochs.get("reference", 0) + epochs.get("post-training", 0))
     names = {"from-start": "early", "shallow": "shallow"}
@@ -258,11 +260,10 @@ def _duration_remark(table: pd.DataFrame, data: str) -> str:
     )
 
 
-def _refuted(table: pd.DataFrame) -> bool | None:
-    """Return False if the task could have shown a larger gap, else None."""
-    late = by_omega(table)
-    has_room = float(as_trained(table).accuracy - late.accuracy.min()) >= MIN_ROOM
-    return False if has_room else None
+def _answer_without_gap(table: pd.DataFrame) -> bool | None:
+    """Return False if the task is hard enough to show a gap, else None."""
+    loss = float(as_trained(table).accuracy - by_omega(table).accuracy.min())
+    return False if loss >= MIN_LINEAR_LOSS else None
 
 
 def _figure(tables: Mapping[str, pd.DataFrame]) -> Figure:

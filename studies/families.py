@@ -1,4 +1,4 @@
-"""Similarity of the signatures of published classifiers."""
+"""Similarity of the signatures of published classifiers, by family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nlbench.reports.signatures import SignatureComparison, compare_signatures
 
 from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
-from .framework.figures import page_figure, signature_map
+from .framework.figures import draw_signature_map, page_figure
 from .framework.verdicts import correlates, correlation_text, ordered, rises, within
 from .shared.classical_scaling import scale_to_plane
 from .shared.classifiers import (
@@ -42,7 +42,7 @@ COLOURS = dict(zip(FAMILIES, _PALETTE, strict=True))
 
 
 MAX_CHANGE = 0.05
-"""Difference of scores that counts as zero."""
+"""Largest difference of scores that counts as no change."""
 
 
 class Families(Classifiers):
@@ -79,10 +79,10 @@ class Families(Classifiers):
                 compared.distances,
                 "by chance {chance:.0%}; families of one network are left out",
             ),
-            *_from_alexnet(names, compared.distances),
+            *_compare_with_alexnet(names, compared.distances),
             _vits_are_apart(families, compared.distances),
-            *_by_depth(sites),
-            *_by_patch(table),
+            *_compare_depths(sites),
+            *_compare_patches(table),
         ]
         return Findings(
             [*undecided_if_untrained(run, verdicts), _families_of_the_zoo(runs)],
@@ -117,7 +117,7 @@ def _families_of_the_zoo(runs: Runs) -> Verdict:
     return replace(verdicts["trained"], ours=f"{verdicts['trained'].ours}{drawn}")
 
 
-def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[Verdict]:
+def _compare_with_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[Verdict]:
     first = "torchvision/alexnet"
     claims = (
         "Until 2019 networks became less and less like AlexNet",
@@ -154,7 +154,7 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
 
 
 def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> Verdict:
-    """Test whether ViTs are farther from the other networks than any other family is."""
+    """Test whether ViTs are farther from all other networks than any other family is."""
     claim, published = "ViTs differ from all others", "highly dissimilar"
     means = {}
     for family in dict.fromkeys(families):
@@ -173,9 +173,9 @@ def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> 
     )
 
 
-def _by_depth(sites: pd.DataFrame) -> list[Verdict]:
-    """Compare the scores of VGGs, and those after the additions of ResNets, by depth."""
-    # A block calls one module several times, the last time after the addition.
+def _compare_depths(sites: pd.DataFrame) -> list[Verdict]:
+    """Compare the scores of VGGs, and of ResNets after additions, by depth."""
+    # A block calls its ReLU several times, the last time after the addition.
     added = sites[sites.place.str.fullmatch(r"layer.*\.relu:\d")]
     added = added.assign(block=added.place.str.replace(r"\.relu:\d$", "", regex=True))
     last = added.groupby(["model", "block"], as_index=False).value.last()
@@ -212,8 +212,8 @@ def _by_depth(sites: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-def _by_patch(table: Mapping[str, NDArray[np.float64]]) -> list[Verdict]:
-    """Follow the scores of two ViTs with patches of different size from layer to layer."""
+def _compare_patches(table: Mapping[str, NDArray[np.float64]]) -> list[Verdict]:
+    """Compare how the scores of two ViTs with different patch sizes change over layers."""
     verdicts = []
     if (small := table.get("torchvision/vit_l_16")) is not None:
         tau = kendall(np.arange(len(small)), small)
@@ -263,7 +263,7 @@ def _dendrogram(
 
 def _map(names: Sequence[str], families: Sequence[str], compared: SignatureComparison) -> Figure:
     points = scale_to_plane(compared.distances)
-    figure, axes = signature_map(points, families, COLOURS, height=4.0)
+    figure, axes = draw_signature_map(points, families, COLOURS, height=4.0)
     for name, point in zip(names, points, strict=True):
         axes.annotate(name, point, xytext=(3, 3), textcoords="offset points", fontsize=6)
     axes.legend(fontsize=7, ncols=2)

@@ -1,4 +1,4 @@
-"""Statistics of the signatures of published classifiers, by year."""
+"""Signature statistics of published classifiers, by year."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class History(Classifiers):
     zoo = TRANSFORMERS + CONVOLUTIONAL
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare trends before transformers with transformers."""
+        """Test the trends before transformers, and compare transformers with earlier networks."""
         run = runs["run"]
         table = signature_statistics(run)
         before = table[table.year < 2020]

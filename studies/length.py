@@ -1,4 +1,4 @@
-"""Length distortion of random networks: Raghu's growth against Hanin's."""
+"""Length distortion of random networks against the theory of Hanin and of Raghu."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 DEPTH = 8
 PATHS = 4
-NO_GROWTH = 1.05
+MAX_GROWTH = 1.05
+"""Largest factor per layer that counts as no growth."""
 VARIANCES = {"2": "He's initialisation", "4": "weights √2 times as large"}
 LENGTHS = Source(
     "B. Hanin, R. Jeong, D. Rolnick, Deep ReLU Networks Preserve Expected Length, ICLR 2022, and "
@@ -61,7 +62,7 @@ class Length(Study):
         return {"run": context.run(request)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the mean length at each layer with the first and with theory."""
+        """Compare the mean length at each layer with theory, and test its growth."""
         table = _table(runs["run"])
         he, large = (table[table.variance == variance] for variance in VARIANCES)
         networks = int(table.networks.min())
@@ -83,8 +84,8 @@ class Length(Study):
                 "at most 1 time a layer",
                 f"{last['mean'] ** (1 / DEPTH):.3f} times a layer, "
                 f"interval {ends[0]:.3f} to {ends[1]:.3f}",
-                below(ends, NO_GROWTH),
-                f"a factor below {NO_GROWTH:g} a layer counts as no growth",
+                below(ends, MAX_GROWTH),
+                f"a factor below {MAX_GROWTH:g} a layer counts as no growth",
             ),
             Verdict(
                 "With larger weights it grows exponentially with depth",
@@ -103,10 +104,10 @@ def _table(run: Run) -> pd.DataFrame:
     sites = scores[(scores.place == "") & scores.statistic.str.startswith("site:")]
     rows = []
     for variance in VARIANCES:
-        mine = sites[sites.model.str.endswith(f"variance{variance}")]
+        lengths = sites[sites.model.str.endswith(f"variance{variance}")]
         theory = 1.0
         for layer in range(1, DEPTH + 1):
-            values = mine.value[mine.statistic == f"site:{2 * layer - 1}"].to_numpy()
+            values = lengths.value[lengths.statistic == f"site:{2 * layer - 1}"].to_numpy()
             theory *= layer_factor(float(variance))
             error = values.std(ddof=1) / math.sqrt(len(values))
             rows.append((variance, layer, values.mean(), error, theory, len(values)))
@@ -130,10 +131,10 @@ def layer_factor(variance: float) -> float:
 def _figure(table: pd.DataFrame) -> Figure:
     figure, axes = page_figure(2.8)
     for colour, (variance, label) in zip(COLOURS, VARIANCES.items(), strict=False):
-        mine = table[table.variance == variance]
-        axes.plot(mine.layer, mine.theory, color="0.6")
+        rows = table[table.variance == variance]
+        axes.plot(rows.layer, rows.theory, color="0.6")
         axes.errorbar(
-            mine.layer, mine["mean"], 2 * mine["standard error"], fmt="o", color=colour, label=label
+            rows.layer, rows["mean"], 2 * rows["standard error"], fmt="o", color=colour, label=label
         )
     axes.set(yscale="log", xlabel="layer", ylabel="length over the path's")
     axes.axhline(1, color="0.8", linewidth=0.8)

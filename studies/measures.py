@@ -1,4 +1,4 @@
-"""The benchmark of measures: which measures see planted nonlinearity."""
+"""The benchmark of measures: tests of every measure on planted nonlinearity."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from .shared.ladders import (
 from .shared.orders import WORDS, Order, adjusted, order_of
 
 SAMPLES, PAIRS, IMAGES = 512, 32, 4
-"""Samples, pairs of samples joined by a path, and images around which a path of eight segments
-runs, for each network."""
+"""For each network: samples, pairs of samples joined by a path, and images with a path of eight
+segments around each."""
 QUICK_PAIRS = 4
-TWICE_MEASURED, TWICE_MEASURED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
+REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
-"""Training accuracy from which labels count as learnt."""
+"""Training accuracy from which labels count as learned."""
 BASELINES = (PARAMETERS, "elementwise_residual")
 FITS = "How well the trained networks fit"
 
@@ -71,7 +71,7 @@ class Measures(Study):
     def measure(self, context: Context) -> Runs:
         """Measure every rung of every ladder, one run per ladder."""
         names = context.measures or tuple(registry.entries("measures"))
-        # All ladders are checked with the affine residual.
+        # The affine residual checks the order of every ladder.
         names = tuple(dict.fromkeys((*names, "affine-residual")))
         ladders = [
             ladder for ladder in LADDERS.values() if not context.quick or ladder.name in QUICK
@@ -97,11 +97,11 @@ class Measures(Study):
             half = {"samples": SAMPLES // 2, "settings": settings | fewer}
             run("twins.half", names, {**plain, **half})
         if not context.quick:
-            # One measure at a time, so that its seconds include everything that it needs.
+            # A run of a single measure includes all costs of that measure.
             alone = replace(context, execution=ExecutionOptions(threads=1))
-            for ladder in TWICE_MEASURED:
+            for ladder in REPEATED_LADDERS:
                 for measure in names:
-                    (fields,) = requests_of(context, LADDERS[ladder], TWICE_MEASURED_SEEDS)
+                    (fields,) = requests_of(context, LADDERS[ladder], REPEATED_SEEDS)
                     family = LADDERS[ladder].data.partition("/")[0]
                     settings = {**fields["settings"], f"{family}.seed": 1}
                     fields |= {"settings": applicable(settings, (measure,), fields["data"][0])}
@@ -158,7 +158,7 @@ def requests_of(
         settings["local-complexity.traced"] = 1
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for each in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
-        # A request measures each of its models with all of its weights.
+        # A request measures every model with every set of weights.
         weights: dict[tuple[str, ...], list[str]] = {}
         for rung in ladder.rungs:
             file = weights_of(context, rung, each[0])
@@ -175,21 +175,21 @@ def requests_of(
 
 
 def applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
-    """Select the settings that a run of these measures on this dataset has."""
+    """Select the settings that apply to a run of these measures on this dataset."""
     probes = (load_measure(name).probe for name in measures)
     owners = {data.partition("/")[0], *measures, *probes}
     return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
 
 
 def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) -> Orders:
-    """Assess each measure on each ladder.
+    """Compute the order of each measure on each ladder.
 
-    P-values are adjusted over a measure's planted ladders, and over its published ones.
+    P-values are adjusted over a measure's planted ladders, and separately over its published ones.
     """
     residuals = {name: residuals_of(cells, name) for name in LADDERS}
-    own = cells[cells.part == ""]
+    known = cells[(cells.part == "") & cells.ladder.isin(LADDERS)]
     orders: dict[tuple[str, str], Order] = {}
-    for measure, rows in own[own.ladder.isin(LADDERS)].groupby("measure", sort=True):
+    for measure, rows in known.groupby("measure", sort=True):
         by_ladder = {
             name: order_of(rows[rows.ladder == name], descriptions[str(measure)], residuals[name])
             for name in LADDERS
@@ -206,7 +206,7 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
 
 
 def _headline(questions: pd.DataFrame) -> list[str]:
-    """Name the measures that see most ladders of each question, the cheapest first."""
+    """Name the measures that see the most ladders of each question, cheapest first."""
     lines = []
     for question, words in QUESTIONS.items():
         counts = questions[question].str.extract(r"^(\d+) of (\d+)").astype(float)
@@ -229,7 +229,7 @@ def _exact_verdicts(exact: pd.DataFrame) -> Iterable[Verdict]:
     yield Verdict(
         "On networks of affine units a measure has one value, regardless of their weights",
         "",
-        _broken(judged, wrong),
+        _count_exceptions(judged, wrong),
         within(judged["largest departure"], 0, MAX_DEPARTURE),
         "first rungs of all ladders whose units are affine there",
     )
@@ -240,20 +240,20 @@ def _exact_verdicts(exact: pd.DataFrame) -> Iterable[Verdict]:
         yield Verdict(
             "Negation, permutation and rotation of channels have the value of the identity",
             "",
-            _broken(judged.loc[maps.index], wrong),
+            _count_exceptions(judged.loc[maps.index], wrong),
             not len(wrong),
             "affine maps as activations of 16 skewed channels; affinity compares the laws of "
             "input and output, and takes no map but a positive one for affine",
         )
 
 
-def _broken(judged: pd.DataFrame, wrong: pd.DataFrame) -> str:
+def _count_exceptions(judged: pd.DataFrame, wrong: pd.DataFrame) -> str:
     exceptions = f", but {', '.join(wrong.measure)}" if len(wrong) else ""
     return f"{len(judged) - len(wrong)} of {len(judged)} measures{exceptions}"
 
 
 def _ladder_verdicts(orders: Orders) -> Iterable[Verdict]:
-    """Check each planted order by the affine residual."""
+    """Test each planted order with the affine residual."""
     for name, ladder in LADDERS.items():
         order = orders.get(("affine-residual", name))
         if order and ladder.kind == "planted":
@@ -275,7 +275,7 @@ _SEEDS_REMARK = (
     "every network from another seed, trained the same number of epochs, on the same images; "
     "exact trend test over networks, adjusted by Holm's method"
 )
-# Measure, ladder, claim, and what was published.
+# Measure, ladder, claim and published result.
 _CLAIMS = (
     (
         "absdev",
@@ -312,7 +312,7 @@ _CLAIMS = (
 
 def _claims(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> Iterable[Verdict]:
     """Assess published claims about single measures on the ladders that test them."""
-    learnt = float(fits[fits.ladder == "noise"]["training accuracy"].min())
+    noise_accuracy = float(fits[fits.ladder == "noise"]["training accuracy"].min())
     for measure, ladder, claim, published in _CLAIMS:
         order = orders.get((measure, ladder))
         if order is None or math.isnan(order.tau):
@@ -322,12 +322,12 @@ def _claims(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> Iterable
             for kind in NORMALIZED
             if measure == "absdev" and (f"absdev {kind}", ladder) in orders
         )
-        is_learnt = ladder != "noise" or learnt >= MIN_TRAIN_ACCURACY
+        is_learned = ladder != "noise" or noise_accuracy >= MIN_TRAIN_ACCURACY
         yield Verdict(
             claim,
             published,
             f"τ {order.text}",
-            _rises(order) if is_learnt else None,
+            _rises(order) if is_learned else None,
             "; without the logits' scale: ".join(filter(None, (_SEEDS_REMARK, ", ".join(others)))),
         )
     if (order := orders.get(("density", "noise"))) and not math.isnan(order.tau):
@@ -338,15 +338,15 @@ def _claims(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> Iterable
             {"recovers": False, "sees": False}.get(order.word),
             f"{_SEEDS_REMARK}; that there is no rank can't be shown with few networks",
         )
-    yield from _against_affine(cells)
+    yield from _compare_with_affine(cells)
 
 
 def _rises(order: Order) -> bool | None:
     return {"recovers": True, "sees": True, "inverts": False}.get(order.word)
 
 
-def _against_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
-    """Test whether nonlinear networks exceed nlc's value of affine networks."""
+def _compare_with_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
+    """Test whether nonlinear networks exceed nlc's value for affine networks."""
     known = cells[(cells.ladder == "slope") & (cells.measure == "nlc") & (cells.part == "")]
     values = known[(known.rung == known.rung.max()) & (known.status == "ok")].value
     if not len(values):

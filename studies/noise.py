@@ -1,4 +1,4 @@
-"""Distributions of density and absolute deviation over paths, for clean and for wrong labels."""
+"""Distributions of density and absolute deviation over paths, for clean and wrong labels."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .shared.linear_regions import (
 
 
 class Noise(ClosedPaths):
-    """Distribution over paths of density and deviation, for clean and for wrong labels."""
+    """Distribution of density and deviation over paths, for clean and wrong labels."""
 
     question = "Are networks that memorise wrong labels more nonlinear, along the same paths?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the medians of networks setting by setting."""
+        """Compare the networks' medians between settings."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_measure = {name: medians(table) for name, table in values.items()}
         deviation, density = by_measure["absdev"], by_measure["density"]

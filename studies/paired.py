@@ -10,7 +10,7 @@ import pandas as pd
 from nlbench.reports.agreement import Correlation
 
 from .framework import Findings, Runs, Verdict
-from .framework.figures import COLOURS, draw_intervals, draw_shares, legend_below, page_figure
+from .framework.figures import COLOURS, draw_ecdf, draw_intervals, legend_below, page_figure
 from .framework.verdicts import between, share_above, share_below
 from .shared.linear_regions import (
     AXIS_LABELS,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Table 2, CIFAR-10: share of paths on which the first of a pair has the larger value, by deviation
-# and by density; mean over three pairs, ± their standard deviation.
+# Table 2, CIFAR-10: share of paths on which the first of a pair has the larger deviation, and the
+# larger density; mean ± standard deviation over three pairs.
 PUBLISHED = {
     "VGG8": {
         ("clean", "augmented"): ("0.98 ± 0.01", "0.66 ± 0.40"),
@@ -55,11 +55,11 @@ PUBLISHED = {
     },
 }
 NEARLY_ALL = 0.9
-"""Share of paths that counts as nearly all; the published shares are 0.98 and more."""
+"""Smallest share of paths that counts as nearly all; the published shares are 0.98 and more."""
 FEW = 1 - NEARLY_ALL
 OTHER_SEEDS = "different seeds"
 Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], Correlation]
-"""Keyed by pair of settings, measure, and True for networks of one seed."""
+"""Shares keyed by pair of settings, measure, and True for networks of one seed."""
 
 
 class Paired(ColumnPaths):
@@ -68,7 +68,7 @@ class Paired(ColumnPaths):
     question = "Is the harder task's network more nonlinear on nearly every path?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare two networks path by path, of one seed and of different seeds."""
+        """Compare networks path by path, of one seed and of different seeds."""
         verdicts, tables, remarks = [], [], []
         for part, network in NETWORKS.items():
             if part not in runs:
@@ -79,7 +79,7 @@ class Paired(ColumnPaths):
             tables.append(_table(network, shares))
             remarks += [size_remark(values["absdev"], network), *unfitted_remarks(runs[part])]
         table = pd.concat(tables, ignore_index=True)
-        own = {name: path_values(runs["paths"], name) for name in MEASURES}
+        vgg8 = {name: path_values(runs["paths"], name) for name in MEASURES}
         return Findings(
             verdicts,
             {"Share of paths on which the first has the larger value": table},
@@ -87,7 +87,7 @@ class Paired(ColumnPaths):
                 "Share of paths: networks of one seed left, of different ones right": _figure(
                     table[table.network == "VGG8"]
                 ),
-                "Differences of networks of one seed, path by path (figure 9)": _differences(own),
+                "Differences of networks of one seed, path by path (figure 9)": _differences(vgg8),
             },
             [
                 *remarks,
@@ -98,7 +98,7 @@ class Paired(ColumnPaths):
 
 
 def path_shares(values: Mapping[str, pd.DataFrame]) -> Shares:
-    """Compute the shares of paths of all pairs of settings from the `path_values` by measure."""
+    """Compute the shares of paths for all pairs of settings from each measure's `path_values`."""
     settings = sorted_settings(next(iter(values.values())).setting)
     return {
         (pair, name, same): share_of_paths(table, *pair, same_seed=same)
@@ -142,7 +142,7 @@ def _table(network: str, shares: Shares) -> pd.DataFrame:
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of settings, the one that is expected to be higher first."""
+    """Return pairs of settings, with the one expected to be higher first."""
     trained = [name for name in names if name != "initialised"]
     noisy = [name for name in trained if name.startswith("noise")]
     pairs = [("clean", "augmented")] if "augmented" in names else []
@@ -153,7 +153,7 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 def _is_above(
     prefix: str, pair: tuple[str, str], measure: str, published: str, share: Correlation
 ) -> Verdict:
-    """Test whether the share is nearly all, almost none or between, as published."""
+    """Test whether the share is nearly 1, almost 0 or between, as published."""
     name = {"absdev": "Deviation", "density": "Density"}[measure]
     value = float(published.split()[0]) if published else 1.0
     if value >= NEARLY_ALL:
@@ -210,7 +210,7 @@ def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
             keys = ["place"] if lower == "initialised" else ["place", "seed"]
             both = first.merge(second, on=keys, suffixes=("", "_lower"))
             style = {"color": COLOURS[number], "label": f"{higher} - {lower}"}
-            draw_shares(axes, both.value - both.value_lower, **style)
+            draw_ecdf(axes, both.value - both.value_lower, **style)
         axes.axvline(0, color="#777777", linewidth=0.8)
         axes.set_xlabel(f"difference of {AXIS_LABELS[measure]}")
     panels[0].set_ylabel("share of paths")

@@ -1,4 +1,4 @@
-"""Closed, open and random paths: comparisons of networks along each kind."""
+"""Comparisons of networks along closed, open and random paths."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ KINDS = {
 NOISE_LEVEL = 0.4
 SEPARATING_SHARE = 0.9
 MAX_UNIFORM_SPREAD = 0.5
-"""Spread over random paths, relative to that over closed ones, up to which values are uniform."""
+"""Largest spread over random paths, relative to closed ones, that counts as uniform."""
 
 
 class Paths(Study):
-    """Clean versus wrong labels along closed, open and random paths."""
+    """Clean against wrong labels along closed, open and random paths."""
 
     question = "Does it matter along which paths networks are compared?"
     source = SOURCE
@@ -48,12 +48,12 @@ class Paths(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks trained on clean and on wrong labels along three kinds of paths."""
+        """Measure networks trained on clean and on wrong labels along each kind of path."""
         networks = trained_networks(context, (NOISE_LEVEL,), augmented=False)
         return {kind: measure_paths(context, kind, networks) for kind in KINDS}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare networks of one seed path by path, for each kind."""
+        """Compare networks of one seed path by path, for each kind of path."""
         values = {
             (kind, name): path_values(run, name) for kind, run in runs.items() for name in MEASURES
         }

@@ -1,4 +1,4 @@
-"""Powers of a number, of rising order."""
+"""Affinity of powers of growing order."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POINTS = 1000
 ROUNDING = 0.005 + 1e-9
 
 
-def in_theory(order: int) -> float:
-    """Compute the affinity of x^k on the uniform distribution of [-1, 1] for odd k.
+def closed_form(order: int) -> float:
+    """Compute the affinity of x^k on the uniform distribution on [-1, 1] for odd k.
 
-    There var(x) = 1/3, var(x^k) = 1/(2k + 1) and cov(x, x^k) = 1/(k + 2).
+    In this case var(x) = 1/3, var(x^k) = 1/(2k + 1) and cov(x, x^k) = 1/(k + 2).
 
     Examples
     --------
-    >>> round(in_theory(3), 4)
+    >>> round(closed_form(3), 4)
     0.7111
     """
     return correlation_score(math.sqrt(3 * (2 * order + 1)) / (order + 2))
@@ -41,7 +41,7 @@ class Polynomials(Study):
     minutes = quick_minutes = 0.1
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of odd powers up to 41; in quick studies only of published ones."""
+        """Measure the affinity of odd powers up to 41; quick studies only the published ones."""
         orders = PUBLISHED if context.quick else range(1, 42, 2)
         request = Request(
             ("affinity",),
@@ -66,7 +66,7 @@ class Polynomials(Study):
                 f"{published:.2f}",
                 f"{scores[order]:.4f}",
                 within(scores[order], published, ROUNDING),
-                f"closed form {in_theory(order):.4f}; agrees if it rounds to what was published",
+                f"closed form {closed_form(order):.4f}; agrees if it rounds to what was published",
             )
             for order, published in PUBLISHED.items()
         ]
@@ -85,11 +85,11 @@ class Polynomials(Study):
                 "order": table.order,
                 "published": [PUBLISHED.get(order, "") for order in table.order],
                 "here": table.value,
-                "closed form": [in_theory(order) for order in table.order],
+                "closed form": [closed_form(order) for order in table.order],
             }
         )
         orders = range(1, 42, 2)
-        theory = (orders, [in_theory(k) for k in orders])
+        theory = (orders, [closed_form(k) for k in orders])
         published_points = (list(PUBLISHED), list(PUBLISHED.values()))
         figure, axes = draw_theory(theory, (table.order, table.value), published_points)
         axes.set_xlabel("order k")

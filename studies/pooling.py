@@ -1,4 +1,4 @@
-"""Scores of tensors averaged over positions against those of whole tensors."""
+"""Affinity of tensors averaged over positions against that of whole tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Mean and spread over ways of pooling (slides).
+# Mean and spread over pooling methods (slides).
 PUBLISHED = {
     "sigmoid": (0.91, 0.001),
     "tanh": (0.81, 0.001),
@@ -49,7 +49,7 @@ class Pooling(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure normal noise of many and of few channels and a network, under both reductions."""
+        """Measure noise of many and of few channels, and a network, under both reductions."""
         data, weights = trained_vgg8(context)
         seeds = context.seeds_or(3)
         runs = {}
@@ -82,7 +82,7 @@ class Pooling(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare pooled with whole tensors."""
+        """Compare the scores of pooled and of whole tensors."""
         noise = {
             channels: _noise_scores(runs, channels) for channels in (MANY_CHANNELS, FEW_CHANNELS)
         }

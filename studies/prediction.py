@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A dataset, its networks and their training.
+    """Training and attack of a dataset's networks.
 
     Parameters
     ----------
     epochs, batch_size : int
     epsilon : float
-        Size of an attack, in units of the inputs, at which about half of the predictions change.
+        Size of the attack, in units of the inputs, at which about half of the predictions change.
     """
 
     epochs: int
@@ -56,7 +56,7 @@ LEARNING_RATE = 0.01
 ACTIVATIONS = ("relu", "gelu", "tanh")
 WIDTHS, DEPTHS = (8, 16, 32, 64), (1, 2, 3, 4)
 SHAPES = 5
-"""Pairs of width and depth for each task and activation."""
+"""Number of pairs of width and depth for each task and activation."""
 NOISES, DECAYS = (0.0, 0.1, 0.2, 0.4), (0.0, 1e-4, 1e-3)
 SAMPLES, PAIRS = 512, 16
 SETTINGS = {"substitution.cost": "kl", "lines.paths": "pairs", "lines.tolerance": 0.01}
@@ -152,7 +152,7 @@ class Prediction(Study):
 def _networks(context: Context, task: str) -> dict[str, list[Path]]:
     """Request the networks of a task, and return their checkpoints by model.
 
-    Shapes and weight decays are drawn with a fixed seed; each shape has every share of noise.
+    Shapes and weight decays are drawn with a fixed seed; each shape has all shares of wrong labels.
     """
     random = np.random.default_rng([2026, list(TASKS).index(task)])
     checkpoints: dict[str, list[Path]] = {}
@@ -214,7 +214,7 @@ def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]
 def network_table(runs: Runs) -> pd.DataFrame:
     """Return one row per network: task, shape, activation, baselines, measures and outcomes.
 
-    Measures are oriented so that more means more nonlinear, where they have a direction.
+    Measures with a direction are oriented so that larger means more nonlinear.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for part, run in runs.items():
@@ -245,14 +245,14 @@ def _measures(table: pd.DataFrame) -> list[str]:
 def association(
     table: pd.DataFrame, measure: str, outcome: str, controls: Sequence[str] = CONTROLS
 ) -> Association:
-    """Correlate a measure with an outcome within tasks, controlled controls other than itself.
+    """Correlate a measure with an outcome within tasks, given the other controls.
 
-    Networks of one shape are a cluster, in all tasks.
+    Networks of one shape are one cluster across tasks.
     """
     groups: list[Group] = []
     for task in TASKS:
         rows = table[table.task == task]
-        # The activation is one indicator for each function but the first.
+        # Activations are coded as an indicator for each function but the first.
         controlled = [
             (rows[name] == word).astype(float) if word else rows[name]
             for name in controls
@@ -264,7 +264,7 @@ def association(
 
 
 def _associations(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the associations with each outcome, the strongest first, with adjusted p-values."""
+    """Return the associations with each outcome and their adjusted p-values, strongest first."""
     rows = []
     for outcome in OUTCOMES:
         partial = {name: association(table, name, outcome) for name in _measures(table)}
@@ -283,7 +283,7 @@ def _associations(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_decided(row: pd.Series) -> bool:
-    """Return True if an association is significant, with one sign in all tasks."""
+    """Return True if an association is significant and has the same sign in all tasks."""
     has_one_sign = above(row[list(TASKS)].dropna().to_numpy(np.float64)) is not None
     return bool(row["p (Holm)"] < LEVEL) and has_one_sign
 

@@ -1,4 +1,4 @@
-"""The axes of activations that published code averages over."""
+"""The axes over which published code averages activations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RIGHT, WRONG = "score over positions", "score as published"
 
 
 class PublishedAxes(Study):
-    """Affinity of networks over positions, and over the axes that published code takes."""
+    """Affinity with tensors averaged over positions, and over the axes in published code."""
 
     question = "Does it matter that published code always averages over the last axes?"
     source = SOURCE
@@ -58,7 +58,7 @@ class PublishedAxes(Study):
                     samples=128,
                     settings={"sites.reduction": reduction, "sites.batch": 128},
                 )
-                # Networks with other weights have the same names in the analysis.
+                # Networks differ only by model in the analysis, so weights need their own parts.
                 part = "-".join(filter(None, (reduction, context.weights)))
                 runs[reduction] = context.run(request, part)
         return runs

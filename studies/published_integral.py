@@ -1,4 +1,4 @@
-"""The integral of deviation as defined, and as published code computes it."""
+"""Absolute deviation as defined against the integral that published code computes."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 
 MIN_SEGMENTS = 20
-"""Number of segments that suffices to show a different order, if there is one."""
+"""Number of segments that is enough to show a different order if there is one."""
 
 
 def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
-    r"""Integrate the distance to the chord as published code does, which is not the deviation.
+    r"""Integrate the distance to the chord as published code does, which differs from deviation.
 
-    On each region the distance is :math:`a + b t` with t along the whole segment. The code
-    integrates :math:`|a| + |b| t` instead of :math:`|a + b t|`, so that cancelling terms add up.
+    On each region the distance is :math:`a + b t`, with t along the whole segment. The code
+    integrates :math:`|a| + |b| t` instead of :math:`|a + b t|`, so terms that cancel are added.
 
     Parameters
     ----------
     t : tensor of shape (n,)
         Breakpoints in [0, 1], including both ends.
     values : tensor of shape (n, k)
-        Outputs of the network there.
+        Outputs of the network at `t`.
     length : float
         Length of the segment.
 
     Examples
     --------
-    The chord of |x| on [-1, 1] is 1; the distance is 2t up to the middle and 2 - 2t beyond.
+    The chord of |x| on [-1, 1] is 1; the distance to it is 2t up to the middle, then 2 - 2t.
 
     >>> import torch
     >>> t, y = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([[1.0], [0.0], [1.0]])
@@ -60,9 +60,8 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
 def estimate_as_published(estimate: SegmentEstimate) -> tuple[Tensor, Tensor]:
     """Estimate `integral_as_published` from the values at uniform steps.
 
-    The mean slope of a step replaces the slopes of its regions. They cancel where they change
-    sign, in a share of the steps, so that the error is of first order and is extrapolated
-    (Richardson).
+    Each step uses the mean slope of its regions, in which slopes of opposite sign cancel. The error
+    is of first order in the step and is removed by Richardson extrapolation.
 
     Returns
     -------
@@ -90,8 +89,8 @@ class AbsdevAsPublished(Measure):
 
     The statistics of a path are ``value``, the Euclidean norm over logits of the sums over its
     segments; ``segment0``, ``segment1``, …, the norm of each; ``shortened``, the value without
-    the last region of each segment, which that code leaves out, if all segments are traced; and
-    ``error`` if all are estimated.
+    the last region of each segment, which the code leaves out, if all segments are traced; and
+    ``error``, if all are estimated.
     """
 
     name = "absdev-as-published"
@@ -143,7 +142,7 @@ class PublishedIntegral(Study):
     minutes, quick_minutes = 1.3, 0.3
 
     def measure(self, context: Context) -> Runs:
-        """Measure both integrals along the same segments on exact traces."""
+        """Measure both integrals on exact traces of the same segments."""
         from nlbench.subjects.load import model_source
         from nlbench.subjects.spec import SubjectSpec
 
@@ -159,7 +158,7 @@ class PublishedIntegral(Study):
             settings={
                 "lines.paths": "closed",
                 "lines.number": number,
-                # Shorter segments cross fewer regions, which an exact trace must all find.
+                # An exact trace finds every region, and shorter segments cross fewer.
                 "lines.anchors": 4 if context.quick else 8,
                 "lines.radius": 1.0 if context.quick else 4.0,
                 "lines.method": "exact",

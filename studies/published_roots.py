@@ -33,7 +33,7 @@ def score_by_roots(
 ) -> float:
     """Compute the affinity score by the paper's formula, with two matrix roots and an inverse.
 
-    Covariances (Ledoit and Wolf's) and the transport (exact) are those of the measure, in float64.
+    As in the measure, the Ledoit-Wolf covariances and the exact transport are computed in float64.
     The map Σx^{-½} (Σx^{½} Σy Σx^{½})^{½} Σx^{-½} is computed in the given precision.
 
     Parameters
@@ -46,7 +46,7 @@ def score_by_roots(
     Returns
     -------
     float
-        Possibly meaningless in float32.
+        The score, which may be meaningless in float32.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def _root(matrix: Tensor, routine: str) -> Tensor:
 
 
 class RootsInSinglePrecision(Measure):
-    """The affinity score by matrix roots in float32.
+    """The affinity score with matrix roots in float32.
 
     The statistics of a site are ``value``, by a symmetric eigendecomposition; ``svd``, by a
     singular value decomposition; and ``double``, by the same formula in float64.
@@ -110,7 +110,7 @@ class RootsInSinglePrecision(Measure):
         self._values: list[Value] = []
 
     def update(self, observation: Any) -> None:
-        """Add the only batch of a site."""
+        """Compute the scores of a site, which has a single batch."""
         x, y = observation.x, observation.y
         statistics = {
             "value": score_by_roots(x, y),
@@ -154,7 +154,7 @@ class PublishedRoots(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the scores of the measure and of the published formula."""
+        """Compare the measure's scores with those of the published formula."""
         rows = []
         for run in runs.values():
             published = run[RootsInSinglePrecision.name].values[0]
@@ -198,10 +198,10 @@ class PublishedRoots(Study):
 
 
 def features(n: int, d: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Draw heavy-tailed features whose spectrum falls like that of deep layers.
+    """Draw heavy-tailed features, of shape (n, d), with a spectrum like that of deep layers.
 
-    They are Student's t with 5 degrees of freedom, the k-th weighted by 1 / k, mixed at random, of
-    shape (n, d).
+    They are random mixtures of variables from Student's t with 5 degrees of freedom, the k-th
+    weighted by 1 / k.
     """
     random = np.random.default_rng(11)
     tails = random.standard_t(5.0, (n, d))

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 judged by the deviation as defined and by the integral of published code."""
+"""Tables 1 and 2 judged by the deviation as defined and by published code's integral."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 AS_PUBLISHED = "-as-published"
-"""Suffix of the part of a run with the integral of published code."""
+"""Suffix of the parts measured with published code's integral."""
 INTEGRALS = ("as defined", "by published code")
 KEYS = ["setting", "seed", "place"]
 MIN_CLAIMS = 2
-"""Number of decided claims from which a table's verdicts count as unchanged."""
+"""Smallest number of claims decided alike for a table's verdicts to count as unchanged."""
 
 
 class PublishedTables(ColumnPaths):
@@ -102,7 +102,7 @@ class PublishedTables(ColumnPaths):
 
 def _deviations(run: Run, published: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the `path_values` of both integrals."""
-    # The evaluation has no checkpoints, and so no settings.
+    # Evaluations record no checkpoints, so take the settings from the run.
     facts = {record.subject.weights: record.subject for record in run.records}
     records = [replace(r, subject=facts[r.subject.weights]) for r in published.records]
     integral = path_values(replace(published, records=records), AbsdevAsPublished.name)
@@ -122,7 +122,7 @@ def _error_remark(network: str, published: Run) -> str:
 
 
 def _judge(network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the claims of both tables with their verdicts by each integral."""
+    """Return the claims of both tables with the verdicts by each integral."""
     first, second = [], []
     for values in deviations:
         correlations = correlate_measures(network, merge_measures(values, density))
@@ -138,7 +138,7 @@ def _judge(network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFram
 
 
 def _changes(name: str, claims: pd.DataFrame) -> Verdict:
-    """Test whether all claims that either integral decides are decided alike by both."""
+    """Test whether both integrals decide all decidable claims alike."""
     first, second = (claims[f"{name}: agrees"] for name in INTEGRALS)
     differ = first != second
     decided = (first != "can't tell").astype(int) + (second != "can't tell")
@@ -204,7 +204,7 @@ def _enlarges(network: str, table: pd.DataFrame) -> Verdict:
 
 
 def _measure(context: Context, part: str, run: Run) -> Run:
-    """Measure a run's networks along its paths by the integral of published code."""
+    """Measure a run's networks along its paths with published code's integral."""
     from torch import device
 
     from nlbench.subjects.load import load_subject

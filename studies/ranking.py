@@ -1,4 +1,4 @@
-"""Ranks of tasks of growing difficulty by density and by absolute deviation."""
+"""Ranking of tasks by density and by absolute deviation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ranking(ClosedPaths):
     question = "Do density and deviation rank tasks by their share of wrong labels?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate each measure's median with the share of wrong labels over networks."""
+        """Correlate each measure's median over paths with the share of wrong labels."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_level = {name: _medians_by_level(table) for name, table in values.items()}
         taus = {name: kendall(table.level, table.value) for name, table in by_level.items()}
@@ -70,7 +70,7 @@ class Ranking(ClosedPaths):
 
 
 def _medians_by_level(values: pd.DataFrame) -> pd.DataFrame:
-    """Return the share of wrong labels and the median of networks trained without augmentation."""
+    """Return share of wrong labels and median of the networks trained without augmentation."""
     table = medians(values).reset_index()
     table = table[table.setting.isin(["clean"]) | table.setting.str.startswith("noise")]
     levels = [0.0 if name == "clean" else float(name.split()[1]) for name in table.setting]

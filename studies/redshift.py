@@ -1,4 +1,4 @@
-"""Random perceptrons under growing weights: ReLU against tanh."""
+"""Affinity of random ReLU and tanh perceptrons under growing weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GRID_SIDE = 32
 
-# Model, and mean and standard deviation over the layers of one network (slides), by panel.
+# Model by panel, with the mean and standard deviation over one network's layers (slides).
 PANELS = {
     ("ReLU", "× 1", "original"): ("redshift-mlp", 0.90, 0.04),
     ("tanh", "× 1", "original"): ("redshift-mlp-tanh", 0.96, 0.02),
@@ -33,7 +33,7 @@ PANELS = {
     ("tanh", "× 6", "shifted"): ("redshift-mlp-shifted-tanh-x6", 0.74, 0.05),
 }
 
-# Claims that a sum of signed panels is positive (paper, section 3.2).
+# Each claim is that a signed sum of panels is positive (paper, section 3.2).
 _ORIGINAL, _SHIFTED = "original", "shifted"
 CONTRASTS = {
     "Larger weights lower ReLU's scores": [
@@ -87,7 +87,7 @@ class Redshift(Study):
         return {"run": context.run(request)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Average the scores of each kind over the layers of a network and then over networks."""
+        """Compare mean scores with the slides, and test each contrast between panels."""
         scores = runs["run"].scores
         means = scores[(scores.place == "") & (scores.statistic == "value")]
         rows, verdicts = [], []
@@ -121,19 +121,19 @@ class Redshift(Study):
 def _contrast(
     claim: str, signs: list[tuple[int, tuple[str, str, str]]], means: pd.DataFrame
 ) -> Verdict:
-    """Test a difference between panels over networks of the same random draws."""
+    """Test a contrast between panels, paired by the networks' seeds."""
     from scipy.stats import t
 
     by_seed = means.pivot_table("value", "seed", "model")
     published = sum(sign * PANELS[panel][1] for sign, panel in signs)
     ours = sum((sign * by_seed[PANELS[panel][0]] for sign, panel in signs), 0 * by_seed.iloc[:, 0])
     n, mean = len(ours), ours.mean()
-    reach = t.ppf(0.975, n - 1) * ours.std() / math.sqrt(n) if n > 1 else math.inf
+    half = t.ppf(0.975, n - 1) * ours.std() / math.sqrt(n) if n > 1 else math.inf
     return Verdict(
         claim,
         f"{published:+.2f}",
-        f"{mean:+.3f}" + (f" ± {reach:.3f}" if n > 1 else ""),
-        above((mean - reach, mean + reach)),
+        f"{mean:+.3f}" + (f" ± {half:.3f}" if n > 1 else ""),
+        above((mean - half, mean + half)),
         "difference of mean affinities, 95 % interval over networks of the same draws; "
         "can't tell if 0 is in it",
     )

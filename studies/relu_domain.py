@@ -1,4 +1,4 @@
-"""ReLU on a window of inputs that slides over its kink."""
+"""Affinity of ReLU on windows of inputs that slide over its kink."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Scores of the authors' notebook by index of the window's centre, each from one draw.
+# Scores in the authors' notebook by index of the window's centre, each from one draw.
 PUBLISHED = {5: 0.1339, 8: 0.5263, 11: 0.7921, 13: 0.9401, 15: 1.0000}
 CENTRES = np.linspace(-4, 4, 20)
 HALF_WIDTH = 2
@@ -31,7 +31,7 @@ ROUNDING = 1e-6
 
 
 def window(index: int) -> str:
-    """Return the name of the dataset of a window.
+    """Return the name of a window's dataset.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class ReluDomain(Study):
     def analyse(self, runs: Runs) -> Findings:
         """Compare each window's score with the notebook and the closed form."""
         scores = summary_values(runs["run"])
-        verdicts = [_compared(scores, index, score) for index, score in PUBLISHED.items()]
+        verdicts = [_compare_with_draws(scores, index, score) for index, score in PUBLISHED.items()]
         table = _table(scores)
         known = table["here"].dropna()
         steps = known.diff().dropna()
@@ -105,8 +105,8 @@ class ReluDomain(Study):
         )
 
 
-def _compared(scores: pd.DataFrame, index: int, published: float) -> Verdict:
-    """Test whether a published score is a likely draw."""
+def _compare_with_draws(scores: pd.DataFrame, index: int, published: float) -> Verdict:
+    """Test whether a published score is a plausible draw."""
     from scipy.stats import t
 
     ours = scores[scores.data == window(index)].value

@@ -1,4 +1,4 @@
-"""Criteria for removing activations, against the cost of removing them."""
+"""Criteria for removing activations, compared with the cost of their removal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LABELS = {
 
 
 class Removal(Study):
-    """Criteria of eleven papers for removing activations, against the measured cost."""
+    """Criteria from the literature for removing activations, compared with the measured cost."""
 
     question = "Which criterion predicts the cost of making an activation affine?"
     source = Source(
@@ -115,10 +115,10 @@ class Removal(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate criteria with costs within networks, and compare areas over networks."""
+        """Correlate criteria with costs within networks, and compare areas between criteria."""
         correlations, areas = _correlations(runs), _areas(runs)
         table = _summary(correlations, areas)
-        # Substitution on other samples is the cost itself, and so an upper bound.
+        # Substitution is the cost itself on other samples, and so an upper bound.
         order = [name for name in table.criterion if name != "substitution"]
         families = [["substitution", *order], order]
         separations = [_separations(correlations, family) for family in families]
@@ -164,7 +164,7 @@ def _request_masked_network(context: Context, key: tuple[str, int], start: Path)
 def _curves(
     context: Context, task: str, seed: int, file: str, runs: Mapping[str, Run]
 ) -> dict[str, Run]:
-    """Measure the remaining criteria of one network, and its curve by each criterion."""
+    """Measure the remaining criteria of one network, and its removal curve by each criterion."""
     import torch
 
     from nlbench.subjects.load import load_subject
@@ -182,19 +182,19 @@ def _curves(
     )
     name = f"{task}-seed{seed}"
     inputs = train.inputs[:4]
-    own = context.evaluate(
+    remaining = context.evaluate(
         train.model, inputs, [criteria_measure(train, seed)], f"own-{name}", name=name
     )
-    parts = {**runs, f"own-{name}": own}
+    parts = {**runs, f"own-{name}": remaining}
     criteria = _criteria(parts, task, seed, file)
     curves = context.evaluate(
         train.model, inputs, [curves_measure(train, test, criteria)], f"curves-{name}", name=name
     )
-    return {f"own-{name}": own, f"curves-{name}": curves}
+    return {f"own-{name}": remaining, f"curves-{name}": curves}
 
 
 def _places(run: Run, measure: str, file: str = "", statistic: str = "value") -> dict[str, float]:
-    """Return a statistic of each place of a network."""
+    """Return a statistic of a network, keyed by place."""
     for record in run.records:
         is_file = not file or record.subject.weights == file.rpartition("/")[2]
         if record.measure.name == measure and is_file:
@@ -209,12 +209,11 @@ def _criteria(
     measured = runs[f"criteria-{task}"]
     table = {name: _places(measured, name, file) for name in (*SITE_MEASURES, "substitution")}
     table["identity"] = _places(measured, "substitution", file, "identity")
-    own = runs[f"own-{task}-seed{seed}"]
-    (record,) = own.records
+    remaining = runs[f"own-{task}-seed{seed}"]
+    (record,) = remaining.records
     for name in next(iter(record.result.values)).statistics:
         if name != "value":
-            table[name] = _places(own, "removal-criteria", statistic=name)
-    # The masked networks stand in the order of the networks.
+            table[name] = _places(remaining, "removal-criteria", statistic=name)
     masks = _places_of_masks(runs[f"masks-{task}"], seed)
     if set(masks) >= set(table["size"]):
         table["linear-units"] = masks
@@ -245,7 +244,7 @@ def _networks(runs: Runs) -> list[tuple[str, int, str]]:
 
 
 def _correlations(runs: Runs) -> pd.DataFrame:
-    """Return Spearman's correlation with the cost within each network, by criterion."""
+    """Return Spearman's correlation of each criterion with the cost, within each network."""
     rows = []
     for task, seed, file in _networks(runs):
         cost = _places(runs[f"cost-{task}"], "substitution", file)
@@ -257,7 +256,7 @@ def _correlations(runs: Runs) -> pd.DataFrame:
 
 
 def _areas(runs: Runs) -> pd.DataFrame:
-    """Return the areas under the curves of each network, by criterion."""
+    """Return the areas under each network's removal curves, by criterion."""
     rows = []
     for task, seed, _ in _networks(runs):
         (record,) = runs[f"curves-{task}-seed{seed}"].records
@@ -268,7 +267,7 @@ def _areas(runs: Runs) -> pd.DataFrame:
 
 
 def _interval(frame: pd.DataFrame, column: str) -> tuple[float, float, float]:
-    """Return the mean over networks with its interval."""
+    """Return a column's mean over networks with its interval."""
     values = frame[column].to_numpy(dtype=np.float64)
     return (float(values.mean()), *bootstrap_mean(values))
 
@@ -307,7 +306,7 @@ def _differences(
 
 
 def signed_rank_p(values: NDArray[np.float64]) -> float:
-    """Compute the two-sided p-value of Wilcoxon's signed ranks; 1 if all values are 0.
+    """Compute the two-sided p-value of Wilcoxon's signed-rank test; 1 if all values are 0.
 
     Examples
     --------
@@ -317,23 +316,23 @@ def signed_rank_p(values: NDArray[np.float64]) -> float:
     return float(stats.wilcoxon(values).pvalue) if np.any(values) else 1.0
 
 
-def decided(values: NDArray[np.float64]) -> bool | None:
-    """Return True, or False, if a mean over networks is above, or below, 0.
+def is_positive(values: NDArray[np.float64]) -> bool | None:
+    """Test whether a mean over networks is above 0; False if it is below, None if undecided.
 
-    Both the bootstrap interval and Wilcoxon's test decide, the latter for at least six networks.
+    The bootstrap interval and Wilcoxon's test must agree; the latter needs six networks.
 
     Examples
     --------
-    >>> decided(np.array([1.0, 2.0, 3.0])), decided(-np.arange(1.0, 9.0))
+    >>> is_positive(np.array([1.0, 2.0, 3.0])), is_positive(-np.arange(1.0, 9.0))
     (None, False)
     """
     return above(bootstrap_mean(values)) if signed_rank_p(values) < SIGNIFICANCE else None
 
 
 def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Test the first criterion against each other over networks, by Wilcoxon's signed ranks.
+    """Test the first criterion against each of the others by Wilcoxon's signed-rank test.
 
-    Holm's correction is over all others.
+    Holm's correction is over the others.
     """
     first = order[0]
     differences = {other: _differences(correlations, first, other) for other in order[1:]}
@@ -350,14 +349,14 @@ def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
     def against_zero(claim: str, criterion: str) -> Verdict:
         values = correlations[correlations.criterion == criterion].spearman.to_numpy()
         ours = f"{_with_interval(values)}, {len(values)} networks"
-        return Verdict(claim, "", ours, decided(values), "mean Spearman above 0")
+        return Verdict(claim, "", ours, is_positive(values), "mean Spearman above 0")
 
     def against(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
         frame = correlations if column == "spearman" else areas
         values = _differences(frame, first, second, column)
         ours = _with_interval(values)
         kind = "Spearman" if column == "spearman" else "area under the curve of accuracy"
-        return Verdict(claim, "", ours, decided(values), f"paired difference of {kind}")
+        return Verdict(claim, "", ours, is_positive(values), f"paired difference of {kind}")
 
     return [
         *(against_zero(f"{LABELS.get(c, c)} predicts the cost", c) for c in SCALE_FREE),

@@ -1,4 +1,4 @@
-"""The effect of shortcuts on a network's signature."""
+"""The effect of residual connections on a network's signature."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = {"resnet20": "ResNet20", "plain20": "plain20"}
 
 
 def separation(first: ArrayLike, second: ArrayLike) -> float:
-    """Compute Ashman's D of two groups, √2 |μ1 - μ2| / √(σ1² + σ2²); above 2 they are two modes.
+    """Compute Ashman's D of two groups, √2 |μ1 - μ2| / √(σ1² + σ2²).
 
     References
     ----------
@@ -48,13 +48,13 @@ def separation(first: ArrayLike, second: ArrayLike) -> float:
     return math.sqrt(2) * abs(float(x.mean() - y.mean())) / width if width else math.inf
 
 
-def modes(values: ArrayLike) -> float:
-    """Compute by how much the BIC prefers two normal distributions to one; above 0, two modes.
+def bic_gain(values: ArrayLike) -> float:
+    """Compute the gain in BIC of two normal distributions over one; positive for two modes.
 
     Examples
     --------
     >>> apart = np.concatenate([np.linspace(0, 1, 20), np.linspace(9, 10, 20)])
-    >>> modes(apart) > 10 > modes(np.linspace(0, 1, 40))
+    >>> bic_gain(apart) > 10 > bic_gain(np.linspace(0, 1, 40))
     True
     """
     from sklearn.mixture import GaussianMixture
@@ -69,7 +69,7 @@ def modes(values: ArrayLike) -> float:
 
 
 class Residual(Study):
-    """ResNet20 against the same network without shortcuts: two modes of affinity against one."""
+    """Modes of affinity in ResNet20 and in the same network without shortcuts."""
 
     question = "Do residual connections split a network's activations into two kinds?"
     source = AFFINITY
@@ -83,7 +83,7 @@ class Residual(Study):
         return {"run": measure_networks(context, seeds, drawn=seeds)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare scores after an addition with scores within a block."""
+        """Compare scores after the addition of each block with scores inside the block."""
         table = _block_sites(site_scores(runs["run"]))
         trained, drawn = table[table.state == "trained"], table[table.state == "drawn"]
         rows = [
@@ -98,9 +98,9 @@ class Residual(Study):
             for (state, network), group in separations.groupby(["weights", "network"])
         }
         verdicts = [
-            *_separated(by_network),
+            *_test_separation(by_network),
             *_mode_counts(trained),
-            _near_one(trained),
+            _is_near_one(trained),
             _second_is_more_linear(trained),
             _comes_with_training(by_network, len(drawn)),
         ]
@@ -129,24 +129,24 @@ def _inner_outer(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return table.value[table.role == "relu1"], table.value[table.role == "relu2"]
 
 
-def _listed(values: ArrayLike) -> str:
+def _format_values(values: ArrayLike) -> str:
     return ", ".join(f"{value:.1f}" for value in np.asarray(values))
 
 
-def _separated(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict]:
+def _test_separation(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict]:
     residual, plain = by_network["trained", "ResNet20"], by_network["trained", "plain20"]
     return [
         Verdict(
             "With shortcuts the first and second ReLUs of blocks are two modes",
             "two modes",
-            f"D = {_listed(residual)}",
+            f"D = {_format_values(residual)}",
             above(network_interval(residual), MIN_SEPARATION),
             "Ashman's D, above 2 two modes are separated: Student's 95 % interval over networks",
         ),
         Verdict(
             "Without shortcuts they are one",
             "one mode",
-            f"D = {_listed(plain)}",
+            f"D = {_format_values(plain)}",
             below(network_interval(plain), MIN_SEPARATION),
             "the same network, recipe and seeds without the additions",
         ),
@@ -154,11 +154,11 @@ def _separated(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict
 
 
 def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
-    """Count modes without knowing to which ReLU a score belongs."""
+    """Test for two modes without using the role of a ReLU in its block."""
     verdicts = []
     for model, published in (("resnet20", "two modes"), ("plain20", "one mode")):
         networks = trained[trained.model == model].groupby("seed").value
-        gains = np.array([modes(values) for _, values in networks])
+        gains = np.array([bic_gain(values) for _, values in networks])
         sign = 1 if published == "two modes" else -1
         verdicts.append(
             Verdict(
@@ -173,10 +173,10 @@ def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
     return verdicts
 
 
-def _near_one(trained: pd.DataFrame) -> Verdict:
+def _is_near_one(trained: pd.DataFrame) -> Verdict:
     sites = trained[trained.model == "resnet20"]
     _, outer = _inner_outer(sites)
-    medians = [_inner_outer(own)[1].median() for _, own in sites.groupby("seed")]
+    medians = [_inner_outer(network)[1].median() for _, network in sites.groupby("seed")]
     return Verdict(
         "One mode is of almost linear activations, those after an addition",
         "centred near 1",
@@ -187,7 +187,7 @@ def _near_one(trained: pd.DataFrame) -> Verdict:
 
 
 def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
-    """Compare the two activations of each block."""
+    """Compare the two ReLUs of each block."""
     shares: dict[str, Correlation] = {}
     for model in NAMES:
         by_network = [
@@ -213,7 +213,7 @@ def _comes_with_training(by_network: Mapping[tuple[str, str], np.ndarray], drawn
     return Verdict(
         "The two modes of ResNet20 come with training",
         "",
-        f"D before training {_listed(before) or '–'}, after {_listed(after)}",
+        f"D before training {_format_values(before) or '–'}, after {_format_values(after)}",
         answer if len(before) == len(after) >= MIN_NETWORKS else None,
         "before training D is below 2, after it above, in each of at least "
         f"{MIN_NETWORKS} networks; batch norm's statistics before training are those of the "

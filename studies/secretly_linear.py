@@ -1,4 +1,4 @@
-"""Blocks of language models: the published linearity score and the cost of linear blocks."""
+"""Published linearity of language models' blocks against the cost of replacing the blocks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 DATA = "text/python"
 PUBLISHED_SCORE = 0.99
 RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
-"""Held-out R² of MLPs in one published network (Whipp 2026)."""
+"""Held-out R² of the most and the least linear MLPs of one published network (Whipp 2026)."""
 MAX_PERPLEXITY_COST = 0.037
 """Published cost of the best affine map of any MLP of GPT-2 Large (Balogh 2026)."""
 SIGNIFICANCE = 0.05
 DECIDED_ERRORS = 2.0
-"""Standard errors by which the costs of two blocks differ if one of them costs more."""
+"""Standard errors by which two costs must differ for one to count as larger."""
 
 COLUMNS = {
     "published": ("linearity", "in_sample"),
@@ -52,7 +52,7 @@ COLUMNS = {
     "cost": ("substitution", "value"),
     "error": ("substitution", "error"),
 }
-"""Columns of the table of blocks, with measure and statistic."""
+"""Measure and statistic of each column in the table of blocks."""
 
 PREDICTORS = {
     "published": -1,
@@ -63,21 +63,21 @@ PREDICTORS = {
     "influence": 1,
     "relative change": 1,
 }
-"""Columns that order blocks by the cost that they predict, with the sign of that order."""
+"""Columns that predict the cost of a block, with the sign of the relation."""
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A network, with the text that it reads.
+    """A network and the text that it is measured on.
 
     Parameters
     ----------
     windows, length : int
-        Half of the windows are for fitting maps.
+        Number and length of the windows; half of them are for fitting maps.
     judged : int
-        Maximum number of windows to evaluate maps on; 0: the other half.
+        Maximum number of windows to evaluate maps on; 0 for the whole other half.
     cost : {"kl", "squared"}
-        Encoders have no probabilities of tokens.
+        ``squared`` for encoders, which have no token probabilities.
     """
 
     label: str
@@ -100,7 +100,7 @@ class _Subject:
 
 GPT, SMOLLM2 = "gpt-small", "zoo/smollm2-135m"
 MLP = " mlp"
-"""End of the keys of runs of MLPs."""
+"""Suffix of the keys of runs on MLPs."""
 MLP_COLUMNS = ("published", "held out", "error per token", "top share", "cost", "error")
 
 SUBJECTS = {
@@ -108,7 +108,7 @@ SUBJECTS = {
     "zoo/minilm-l6": _Subject("MiniLM-L6", 160, 64, cost="squared"),
     SMOLLM2: _Subject("SmolLM2-135M", 128, 128, judged=12),
 }
-"""Settings by model. SmolLM2 has fewer evaluation windows: each takes a second per block."""
+"""Subjects by model. SmolLM2 has fewer evaluation windows: each takes a second per block."""
 
 Training: TypeAlias = tuple[dict[str, int], dict[str, Any]]
 TRAINING: Training = (
@@ -122,7 +122,7 @@ QUICK_TRAINING: Training = (
 
 
 class SecretlyLinear(Study):
-    """Published linearity of blocks and MLPs of language models, and what replacing them costs."""
+    """Linearity of language models' blocks and MLPs, and the cost of replacing them."""
 
     question = "Are blocks of Transformers as linear as their published score says?"
     source = Source(
@@ -179,7 +179,7 @@ class SecretlyLinear(Study):
             ]
         verdicts.append(_training_lowers(blocks))
         for label, rows in mlps[mlps.state == "trained"].groupby("network", sort=False):
-            verdicts += _on_mlps(str(label), rows)
+            verdicts += _mlp_verdicts(str(label), rows)
         verdicts.append(_spread_is_learned(mlps))
         return Findings(
             verdicts,
@@ -220,7 +220,7 @@ def _run(
 
 
 def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFrame:
-    """Return a row for each block or MLP of each network, with some of `COLUMNS`."""
+    """Return the selected `COLUMNS`, one row per block or MLP of each network."""
     keys = ["model", "state", "seed", "place"]
     table = None
     for name in columns:
@@ -234,15 +234,15 @@ def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFra
 
 
 def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
-    """Count the pairs of blocks that a score orders differently than their cost does.
+    """Count the pairs of blocks that a score orders differently from their cost.
 
     A pair counts if its costs differ by more than two standard errors.
     """
     rows = []
     for (network, state), group in blocks.groupby(["network", "state"], sort=False):
         for name, sign in PREDICTORS.items():
-            networks = [own for _, own in group.groupby("seed")]
-            pairs = [pair for own in networks for pair in _decided_pairs(own, name, sign)]
+            networks = [rows for _, rows in group.groupby("seed")]
+            pairs = [pair for net in networks for pair in _decided_pairs(net, name, sign)]
             tau = astuple(_order_by_cost(group, name, sign))
             rows.append((network, state, name, len(pairs), sum(pairs), *tau))
     columns = ["network", "state", "score", "pairs", "changed"]
@@ -251,7 +251,7 @@ def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class _CostOrder:
-    """Kendall's τ of a score with the cost over the blocks of a network, mean over networks.
+    """Kendall's τ between a score and the cost over a network's blocks, averaged over networks.
 
     Parameters
     ----------
@@ -295,11 +295,11 @@ class _CostOrder:
 
 def _order_by_cost(places: pd.DataFrame, name: str, sign: int) -> _CostOrder:
     tests = [
-        stats.kendalltau(sign * own[name], own.cost, nan_policy="omit")
-        for _, own in places.groupby("seed")
+        stats.kendalltau(sign * network[name], network.cost, nan_policy="omit")
+        for _, network in places.groupby("seed")
     ]
     taus = [float(test.statistic) for test in tests]
-    # Equal values would have an interval without width, which is not certainty.
+    # Equal values would give an interval of zero width, which does not mean certainty.
     has_width = np.ptp(taus) > 1e-9
     interval = np.clip(network_interval(taus), -1, 1) if has_width else (math.nan, math.nan)
     p = float(tests[0].pvalue) if len(tests) == 1 else math.nan
@@ -315,12 +315,12 @@ def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]
 
 
 def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) -> Verdict:
-    what = "stream" if column == "published" else "stream at unit length"
+    quantity = "stream" if column == "published" else "stream at unit length"
     means = blocks.groupby("seed")[column].mean().to_numpy()
     interval = network_interval(means) if len(means) > 1 else (means[0], means[0])
     of_networks = f"; networks {interval[0]:.3f} to {interval[1]:.3f}" if len(means) > 1 else ""
     return Verdict(
-        f"The {what} of {label} has a linearity of {PUBLISHED_SCORE} on average over blocks",
+        f"The {quantity} of {label} has a linearity of {PUBLISHED_SCORE} on average over blocks",
         published,
         f"{range_text(blocks[column].dropna(), '.3f')}, median {blocks[column].median():.3f}"
         f"{of_networks}",
@@ -373,8 +373,8 @@ def _row_of(label: str, score: str, pairs: pd.DataFrame) -> Any:
 
 
 def _training_lowers(blocks: pd.DataFrame) -> Verdict:
-    own = blocks[blocks.network == SUBJECTS[GPT].label]
-    means = own.pivot_table("published", "seed", "state")
+    small_gpt = blocks[blocks.network == SUBJECTS[GPT].label]
+    means = small_gpt.pivot_table("published", "seed", "state")
     differences = (means.trained - means.drawn).to_numpy()
     return Verdict(
         "Pretraining lowers the linearity of the stream",
@@ -385,11 +385,11 @@ def _training_lowers(blocks: pd.DataFrame) -> Verdict:
     )
 
 
-def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
+def _mlp_verdicts(label: str, mlps: pd.DataFrame) -> list[Verdict]:
     """Compare the MLPs of a network with published results for other networks."""
-    scores = [own["held out"].to_numpy() for _, own in mlps.groupby("seed")]
-    is_wide = [own.max() > RECOVERABLE and own.min() < NOT_RECOVERABLE for own in scores]
-    rises = np.concatenate([np.diff(own) > 0 for own in scores])
+    scores = [network["held out"].to_numpy() for _, network in mlps.groupby("seed")]
+    is_wide = [r2.max() > RECOVERABLE and r2.min() < NOT_RECOVERABLE for r2 in scores]
+    rises = np.concatenate([np.diff(r2) > 0 for r2 in scores])
     order = _order_by_cost(mlps, "held out", -1)
     perplexity = np.expm1(mlps.cost)
     return [
@@ -419,8 +419,8 @@ def _on_mlps(label: str, mlps: pd.DataFrame) -> list[Verdict]:
 
 
 def _spread_is_learned(mlps: pd.DataFrame) -> Verdict:
-    own = mlps[mlps.network == SUBJECTS[GPT].label]
-    spread = own.pivot_table("held out", "seed", "state", aggfunc=np.ptp)
+    small_gpt = mlps[mlps.network == SUBJECTS[GPT].label]
+    spread = small_gpt.pivot_table("held out", "seed", "state", aggfunc=np.ptp)
     return Verdict(
         "Training makes the MLPs of a network differ in linearity",
         "learned, not architectural",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nlbench.reports.signatures import compare_signatures
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import COLOURS, page_figure, signature_map
+from .framework.figures import COLOURS, draw_signature_map, page_figure
 from .framework.trends import MIN_NETWORKS, network_share
 from .framework.verdicts import ordered, range_text, share_above, share_text
 from .shared.classical_scaling import scale_to_plane
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Seeds(Study):
-    """Signatures of VGG8 trained with nine seeds, against each other and other architectures."""
+    """Distances between signatures of one architecture and between architectures."""
 
     question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY
@@ -41,7 +41,7 @@ class Seeds(Study):
         return {"run": measure_networks(context, trained, drawn=drawn)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare signatures within an architecture and between two."""
+        """Compare signatures within and between architectures."""
         table = site_scores(runs["run"])
         trained = dict(signatures(table[table.state == "trained"], ["model", "seed"]))
         drawn = dict(signatures(table[table.state == "drawn"], ["model", "seed"]))
@@ -62,7 +62,7 @@ class Seeds(Study):
         )
         colours = dict(zip(dict.fromkeys(names), COLOURS, strict=False))
         points = scale_to_plane(compared.distances)
-        signature_points, axes = signature_map(points, names, colours)
+        signature_points, axes = draw_signature_map(points, names, colours)
         axes.legend()
         return Findings(
             [
@@ -133,7 +133,7 @@ def _is_nearer(pairs: pd.DataFrame, names: Sequence[str]) -> Verdict:
 def _moves_less_than_training(
     distances: NDArray[np.float64], moved: Mapping[int, float]
 ) -> Verdict:
-    """Compare the distance to other seeds with the distance to the network before training."""
+    """Compare the distance between seeds with the distance that training moves a signature."""
     between_seeds = distances[np.ix_(list(moved), list(moved))]
     others = between_seeds.sum(0) / max(1, len(moved) - 1)
     by_training = np.array(list(moved.values()))

@@ -1,4 +1,4 @@
-"""Ledoit and Wolf's covariance against the sample covariance, by dimensions and samples."""
+"""Affinity with the Ledoit-Wolf and with the sample covariance, by dimensions and samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 
-# Ends of the slides' curves without shrinkage whose labels are legible.
+# Right ends of the slides' curves without shrinkage, where labels are legible.
 ENDS = {"sigmoid": 0.95, "tanh": 0.90, "hardtanh": 0.88, "hardswish": 0.83, "gelu": 0.78}
 TOLERANCE = 0.02
 SHRINKAGES = ("ledoit-wolf", "none")
@@ -43,7 +43,7 @@ class Shrinkage(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure affinity by either covariance, at several numbers of samples and dimensions."""
+        """Measure affinity with each covariance at several numbers of samples and dimensions."""
         if context.quick:
             grid = [(128, 16), (128, 64), (128, 256), (32, 64)]
         else:
@@ -71,7 +71,7 @@ class Shrinkage(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the scores at each size with theory and the slides."""
-        scores = pd.concat([_labelled(part, run) for part, run in runs.items()])
+        scores = pd.concat([_read_part(part, run) for part, run in runs.items()])
         keys = ["function", "shrinkage", "samples", "dimensions"]
         table = scores.groupby(keys, sort=False).value.agg(["mean", "std"]).reset_index()
         means = scores.groupby(keys).value.mean()
@@ -129,7 +129,7 @@ def _ends_text(curves: Mapping[str, pd.Series]) -> str:
     return "; ".join(f"{name} {first:.2f} to {last:.2f}" for name, (first, last) in ends.items())
 
 
-def _labelled(part: str, run: Run) -> pd.DataFrame:
+def _read_part(part: str, run: Run) -> pd.DataFrame:
     samples, _, dimensions, shrinkage = part.split("-", 3)
     return summary_values(run).assign(
         samples=int(samples), dimensions=int(dimensions), shrinkage=shrinkage

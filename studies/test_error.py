@@ -1,4 +1,4 @@
-"""Correlation of the measures on training images with the error on test images."""
+"""Correlation of density and deviation with the test error."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 _CRITERION = "Spearman's ρ over networks with its 95 % interval"
 MAX_UNRELATED = 0.5
-"""Bound on the interval of a correlation that counts as none."""
+"""Largest end of a correlation's interval, in size, that counts as no correlation."""
 
 
 class TestError(ClosedPaths):
-    """Test error of networks against their median density and deviation."""
+    """Test error of networks against their medians of density and deviation over paths."""
 
-    __test__ = False  # The name looks like a test class to pytest.
+    __test__ = False  # To pytest, the name looks like a test class.
 
     question = "Does deviation along training images predict a network's error on others?"
 
@@ -87,7 +87,7 @@ class TestError(ClosedPaths):
 
 
 def _is_unrelated(correlation: Correlation) -> bool | None:
-    # An interval around 0 proves that there is no relation only if it is narrow.
+    # An interval around 0 shows the absence of a correlation only if it is narrow.
     if correlation.low > 0 or correlation.high < 0:
         return False
     return True if max(-correlation.low, correlation.high) < MAX_UNRELATED else None

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 NEARLY_LINEAR = 0.95
 Signatures = Mapping[tuple[str, str, int], np.ndarray]
-"""Keyed by state, model and seed."""
+"""Signatures keyed by state, model and seed."""
 Pairs = Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
 """Signatures before and after training, keyed by model and seed."""
 
 
 class Training(Study):
-    """Signatures before and after training: drawn weights are nearly linear in the last layers."""
+    """Signatures of networks before and after training."""
 
     question = "Does training make a network's activations more nonlinear, and where?"
     source = AFFINITY
@@ -44,7 +44,7 @@ class Training(Study):
         return {"run": measure_networks(context, trained, drawn=drawn)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare signatures by depth before training and with those after it."""
+        """Test signatures for a trend over depth before training, and for changes after it."""
         table = site_scores(runs["run"])
         by_network = {
             (str(state), str(model), int(seed)): values

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 MODEL, DATA = "transformer-tiny", "number-words"
 # Above the largest penalty all units are linear.
 OMEGAS, QUICK_OMEGAS = (0.00001, 0.00003, 0.0001), (0.001, 0.01)
-# Enough sentences to learn to translate; quick studies have fewer and shorter ones, because
-# translating them at the end takes longest.
+# Enough sentences to learn to translate. Quick studies have fewer and shorter ones, since most of
+# their time is the final translation.
 FULL_DATA = {"train": 2000, "test": 256}
 QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
 
 
 class Translation(Study):
-    """A small Transformer that translates number words, made linear step by step."""
+    """Accuracy of a small Transformer for number words as its units are linearised."""
 
     question = "How much of a translation model can be made linear?"
     source = SOURCE
@@ -44,7 +44,7 @@ class Translation(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure a Transformer as trained and under several penalties."""
+        """Measure a Transformer as trained and linearised under several penalties."""
         weights = []
         options = QUICK_DATA if context.quick else FULL_DATA
         for seed in context.seeds_or(2):
@@ -70,7 +70,7 @@ class Translation(Study):
         return {"run": measure_networks(context, {MODEL: weights}, DATA, settings)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Follow the accuracy as units become linear."""
+        """Compare accuracy and path length between penalties."""
         table = network_table(runs["run"]).sort_values(["omega", "seed"], ignore_index=True)
         whole, means = as_trained(table), by_omega(table)
         verdicts = [

@@ -6,7 +6,7 @@ import pytest
 from made_signatures import made_signatures
 
 import nlbench
-from nlbench.studies.families import Families, _by_depth, _by_patch
+from nlbench.studies.families import Families, _compare_depths, _compare_patches
 from nlbench.studies.shared.classifiers import CLASSIFIERS, FAMILIES
 
 
@@ -86,19 +86,19 @@ def scores_by_place(change):
 
 
 def test_depth_is_followed_after_additions():
-    assert [v.word for v in _by_depth(scores_by_place(0.03))] == ["no", "yes"]
-    assert [v.word for v in _by_depth(scores_by_place(-0.005))] == ["yes", "no"]
-    assert _by_depth(scores_by_place(0.03))[1].ours == "0.800 < 0.830 < 0.860 < 0.890 < 0.920"
+    assert [v.word for v in _compare_depths(scores_by_place(0.03))] == ["no", "yes"]
+    assert [v.word for v in _compare_depths(scores_by_place(-0.005))] == ["yes", "no"]
+    assert _compare_depths(scores_by_place(0.03))[1].ours == "0.800 < 0.830 < 0.860 < 0.890 < 0.920"
     nothing = scores_by_place(0.0)[:0]
-    assert [v.word for v in _by_depth(nothing)] == ["can't tell"] * 2
+    assert [v.word for v in _compare_depths(nothing)] == ["can't tell"] * 2
 
 
 def test_patches_are_followed_from_layer_to_layer():
     rising, late = np.linspace(0.3, 0.8, 24), np.repeat([0.4, 0.5, 0.5, 0.8], 6)
     names = "torchvision/vit_l_16", "torchvision/vit_l_32"
     words = [
-        [v.word for v in _by_patch(dict(zip(names, pair, strict=True)))]
+        [v.word for v in _compare_patches(dict(zip(names, pair, strict=True)))]
         for pair in ((rising, late), (-rising, late[::-1]), (late[:2], rising))
     ]
     assert words == [["yes", "yes"], ["no", "no"], ["can't tell", "no"]]
-    assert _by_patch({}) == []
+    assert _compare_patches({}) == []

@@ -16,7 +16,7 @@ from nlbench.studies.removal import (
     _separations,
     _summary,
     _verdicts,
-    decided,
+    is_positive,
     signed_rank_p,
 )
 
@@ -88,10 +88,10 @@ def test_criterion_that_was_not_measured_decides_nothing():
 
 
 def test_decisions_by_interval_and_signed_ranks():
-    assert decided(np.linspace(0.1, 1, 8)) is True
-    assert decided(np.linspace(-1, -0.1, 8)) is False
-    assert decided(np.linspace(-1, 1, 8)) is None
-    assert decided(np.linspace(0.1, 1, 5)) is None
+    assert is_positive(np.linspace(0.1, 1, 8)) is True
+    assert is_positive(np.linspace(-1, -0.1, 8)) is False
+    assert is_positive(np.linspace(-1, 1, 8)) is None
+    assert is_positive(np.linspace(0.1, 1, 5)) is None
     assert signed_rank_p(np.zeros(9)) == 1
 
 

@@ -6,9 +6,9 @@ import pytest
 from paths_of_networks import record, run_of
 from scipy import stats
 
-from nlbench.studies.activations import CENTRED_WIDTHS, SHAPES, _at_zero
+from nlbench.studies.activations import CENTRED_WIDTHS, SHAPES, _compare_centred
 from nlbench.studies.asymmetry import _independent_verdict, _measure_independent
-from nlbench.studies.definitions import _sampled
+from nlbench.studies.definitions import _compare_sampling
 from nlbench.studies.framework import Context
 from nlbench.studies.shared.single_functions import normal_score
 
@@ -43,7 +43,7 @@ def by_shape(*rows):
     ],
 )
 def test_shapes_are_compared_at_every_width(rows, word):
-    assert _at_zero(by_shape(*rows)).word == word
+    assert _compare_centred(by_shape(*rows)).word == word
 
 
 def test_relu_is_not_the_most_nonlinear_of_wide_inputs():
@@ -59,6 +59,6 @@ def test_sampling_that_finds_all_boundaries_misses_none():
         made = record("density", "clean", 0, [], summary=found)
         return {"vgg8": run_of([made]), "sampled100": run_of([made])}
 
-    assert _sampled(runs(499.0), 1000).word == "yes"
-    assert "50.0% at 100 steps" in _sampled(runs(499.5), 1000).ours
-    assert _sampled(runs(999.0), 1000).word == "no"
+    assert _compare_sampling(runs(499.0), 1000).word == "yes"
+    assert "50.0% at 100 steps" in _compare_sampling(runs(499.5), 1000).ours
+    assert _compare_sampling(runs(999.0), 1000).word == "no"

@@ -16,7 +16,7 @@ from nlbench.store.run import Run
 from nlbench.studies import activations, pooling, shrinkage
 from nlbench.studies.framework import Context
 from nlbench.studies.networks.functions import ACTIVATIONS
-from nlbench.studies.polynomials import in_theory
+from nlbench.studies.polynomials import closed_form
 from nlbench.studies.shared.single_functions import (
     PAPER_ACTIVATIONS,
     PUBLISHED_NORMAL_SCORES,
@@ -76,7 +76,7 @@ def test_powers_have_the_scores_of_the_slides(tmp_path):
     study, runs = study_of("polynomials", tmp_path)
     table = study.analyse(runs).tables["Affinity of powers"]
     assert table.here.round(2).tolist() == table.published.tolist()
-    assert table.here.tolist() == pytest.approx([in_theory(k) for k in table.order], abs=3e-3)
+    assert table.here.tolist() == pytest.approx([closed_form(k) for k in table.order], abs=3e-3)
     assert answers(study, runs) == [True] * 7
     # Other numbers: none agrees, then not even the order does.
     assert answers(study, changed(runs, lambda _, value: value - 0.02)) == [False] * 6 + [True]
