@@ -1,5 +1,5 @@
-"""Networks, datasets and training: everything that is measured.
+"""Networks and datasets to measure, and training.
 
-`networks` and `datasets` ship with nlbench, `zoo` has trained networks of other packages.
-`training` has recipes and their loop, `sparsified` and `removal` make parts of a network linear.
+`networks` and `datasets` ship with nlbench; `zoo` loads trained networks from other packages.
+`training` has recipes and the training loop; `sparsified` and `removal` linearise networks.
 """

@@ -1,4 +1,4 @@
-"""Criteria: the order in which a network's activation calls are removed."""
+"""Criteria for the order in which a network's activation calls are removed."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def removal_order(
 ) -> list[str]:
     """Return the names of calls in the order of their removal.
 
-    A measure with a direction removes the most nearly affine call first, one without a direction
-    the call with the smallest value. Calls without a value come last.
+    For a measure with a direction, the most nearly affine call comes first; otherwise the call
+    with the smallest value. Calls without a value come last.
 
     Parameters
     ----------

@@ -23,10 +23,10 @@ from nlbench.probes.replacement.prefix import replace_output, run_replaced
 IGNORED_LABEL = -100
 
 CHUNK_ROWS = 1024
-"""Rows whose probabilities are in memory at a time: vocabularies are large."""
+"""Rows of probabilities in memory at once, since vocabularies can be large."""
 
 SHARES = ("calls", "units", "flops")
-"""Weights of calls, for the share of a network that is left."""
+"""Ways to weight calls in the share of a network that is left."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Step:
     removed : str
         Name of the call that was removed last; empty for the whole network.
     left : mapping of str to float
-        Share that is left, by `SHARES`.
+        Share that is left, keyed by `SHARES`.
     accuracy : float or None
         None without labels.
     kl : float
@@ -76,7 +76,7 @@ def refitted_maps(
     Raises
     ------
     nlbench.Undefined
-        If the samples don't call a place, or have too few rows for a full map.
+        If a call doesn't occur on the samples, or they have too few rows for a full map.
     """
     by_call = {call.call: call for call in calls}
     maps: dict[str, AffineMap] = {}
@@ -85,7 +85,7 @@ def refitted_maps(
         if identity not in by_call:
             return compute()
         call = by_call[identity]
-        before, rows = x.clone(), rows_of(x, call.channel_axis)
+        original, rows = x.clone(), rows_of(x, call.channel_axis)
         output = compute()
         y = first_tensor((output,))
         assert y is not None
@@ -95,10 +95,10 @@ def refitted_maps(
         if affine is None:
             raise Undefined(
                 f"a full map at {call.name} needs {fit.min_rows:,} rows to fit on, the samples "
-                f"have {fit.rows:,}: raise --fit-samples (and text.windows of text)"
+                f"have {fit.rows:,}: raise --fit-samples (and text.windows for text)"
             )
         maps[call.name] = affine
-        return replace_output(x, lambda: output, lambda _: affine(before, call.channel_axis))
+        return replace_output(x, lambda: output, lambda _: affine(original, call.channel_axis))
 
     CallInterception(model).run(inputs.clone(), replace)
     if missing := [call.name for call in calls if call.name not in maps]:
@@ -109,12 +109,12 @@ def refitted_maps(
 def weights_of_calls(
     model: nn.Module, calls: Sequence[ReplaceableCall], example: Tensor, *, is_full: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Return the weight of each call, by `SHARES` and by name.
+    """Return the weight of each call, keyed by `SHARES` and name.
 
-    ``calls``: 1. ``units``: its number of channels. ``flops``: the floating-point operations of
-    matrix products and convolutions since the previous call, which merge with the following ones
-    into one affine map if the call is removed; for modules, which are replaced by full maps, the
-    operations inside.
+    A call's weight is 1 for ``calls`` and its number of channels for ``units``. For ``flops`` it
+    is the floating-point operations of matrix products and convolutions since the previous call,
+    which merge with the following ones if the call is removed. Modules, which are replaced by full
+    maps, count the operations inside them.
     """
     counter, total = FlopCounterMode(display=False), 0
     by_call = {call.call: call for call in calls}
@@ -146,7 +146,7 @@ class Removal:
     Parameters
     ----------
     model : torch.nn.Module
-        Left unchanged.
+        Not modified.
     calls : sequence of ReplaceableCall
         See `nlbench.probes.replacement.find_calls`.
     fitting : tensor
@@ -202,7 +202,7 @@ class Removal:
         return [self.step(order[:count]) for count in range(len(order) + 1)]
 
     def left(self, removed: Sequence[str]) -> dict[str, float]:
-        """Return the shares that are left without some calls."""
+        """Return each share that is left after the removal of some calls."""
         return {
             share: sum(w for name, w in weights.items() if name not in removed)
             / (sum(weights.values()) or 1.0)
@@ -220,22 +220,22 @@ class Removal:
     def step(self, removed: Sequence[str]) -> Step:
         """Measure the network with some calls removed."""
         outputs = self._outputs(self.maps(removed))
-        sides = [
+        chunks = [
             torch.split(logits.flatten(0, -2), CHUNK_ROWS) for logits in (self._original, outputs)
         ]
-        kl = torch.cat([_divergence(*chunk) for chunk in zip(*sides, strict=True)]).mean()
+        kl = torch.cat([_divergence(*pair) for pair in zip(*chunks, strict=True)]).mean()
         accuracy = loss = None
         if self._labels is not None:
-            counted = self._labels != IGNORED_LABEL
-            accuracy = float((outputs.argmax(-1) == self._labels)[counted].double().mean())
+            is_counted = self._labels != IGNORED_LABEL
+            accuracy = float((outputs.argmax(-1) == self._labels)[is_counted].double().mean())
             labels = torch.split(self._labels.flatten(), CHUNK_ROWS)
             losses = [
                 nn.functional.cross_entropy(
-                    logits.double(), own, ignore_index=IGNORED_LABEL, reduction="sum"
+                    logits.double(), targets, ignore_index=IGNORED_LABEL, reduction="sum"
                 )
-                for logits, own in zip(sides[1], labels, strict=True)
+                for logits, targets in zip(chunks[1], labels, strict=True)
             ]
-            loss = float(torch.stack(losses).sum() / counted.sum())
+            loss = float(torch.stack(losses).sum() / is_counted.sum())
         name = removed[-1] if removed else ""
         return Step(name, self.left(removed), accuracy, float(kl), loss)
 
@@ -250,7 +250,7 @@ class Removal:
 
 
 def _divergence(before: Tensor, after: Tensor) -> Tensor:
-    """Return KL of each row's class probabilities."""
+    """Return the KL divergence of each row's class probabilities."""
     p, q = (logits.double().log_softmax(-1) for logits in (before, after))
     return (p.exp() * (p - q)).sum(-1)
 

@@ -1,4 +1,4 @@
-"""The layers of a network whose activation calls are removed."""
+"""The affine layers that replace removed calls of a network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nlbench.introspection.module_stack import running_module
 from nlbench.probes.replacement.interception import first_tensor
 
 REMOVED = "removed_calls"
-"""Name of the child that replaces activation calls of a module's own forward."""
+"""Name of the child that replaces activation calls in a module's own forward."""
 
-# Calls of each module in the running pass. It is not stored in the modules, so that a copy of a
-# network, or the same network on another thread, counts its own passes.
+# Number of calls of each module in the current pass. It is not stored in the modules, so that
+# copies of a network, and other threads, count separately.
 _CALLS: ContextVar[Counter[nn.Module] | None] = ContextVar("calls", default=None)
 
 
@@ -61,13 +61,13 @@ class AffineModule(nn.Module):
     Parameters
     ----------
     original : torch.nn.Module
-        Its plain attributes, which a network may read, are kept.
+        Its plain attributes are copied, since a network may read them.
     inputs, outputs : int
         Numbers of channels.
     axis : int
         Channel axis of the input, which is the first tensor among the arguments.
     others : int or None
-        Number of other outputs, which are None; None if a tensor is returned by itself.
+        Number of additional outputs, each None; None to return a tensor instead of a tuple.
 
     Examples
     --------
@@ -101,9 +101,9 @@ class AffineModule(nn.Module):
 
 
 class _Tracking(nn.Module):
-    """Base class of modules with removed calls, or that contain such a module.
+    """Base class of modules with removed calls, and of modules that contain them.
 
-    The state of a pass is set and reset around the call, so that nothing outlives the pass.
+    The counts of a pass are reset around the call, not in hooks, which an interrupt would skip.
     """
 
     original: type[nn.Module]
@@ -138,7 +138,7 @@ def _new_tracking(original: type[nn.Module]) -> nn.Module:
 
 
 class _Removal(TorchFunctionMode):
-    """Replaces activation calls of a module's own forward."""
+    """Replaces activation calls in a module's own forward."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _Removal(TorchFunctionMode):
         is_activation = bool(call.operation.kind) and isinstance(call.input, Tensor)
         if counts is None or not is_activation:
             return call.run()
-        # Calls of a child are not the module's own.
+        # Calls inside a child are skipped.
         if running_module(self._descendants) is not self._module:
             return call.run()
         number = counts[self._module]
@@ -161,7 +161,7 @@ class _Removal(TorchFunctionMode):
 
 
 def replace_calls_of(owner: nn.Module, layers: Mapping[int, nn.Module]) -> None:
-    """Replace the activation calls of a module's own forward, by their number in a pass."""
+    """Replace activation calls in a module's own forward, keyed by their number in a pass."""
     owner.add_module(REMOVED, nn.ModuleDict({str(n): layer for n, layer in layers.items()}))
 
 

@@ -31,7 +31,7 @@ OUTPUT_TOLERANCE = 1e-4
 def remove(
     model: nn.Module, *, places: Sequence[str], example: Tensor, of: str = "activations"
 ) -> nn.Module:
-    """Copy a network with an affine map, at first the identity, in place of some calls.
+    """Copy a network with some calls replaced by affine maps that start as identities.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def removed_network(
     Parameters
     ----------
     maps : mapping of str to AffineMap
-        By name of the call.
+        Keyed by name of the call.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def removed_network(
 def _with_layers(
     model: nn.Module, places: Sequence[str], example: Tensor, of: str
 ) -> tuple[nn.Module, dict[str, Layer]]:
-    """Copy a network with some calls replaced, and return the layers by name of the call."""
+    """Copy a network with some calls replaced; also return the new layers, keyed by call."""
     if isinstance(places, str) or not all(isinstance(place, str) for place in places):
         raise RequestError(f"places is {places!r}, expected a list of names")
     try:
@@ -105,20 +105,20 @@ def _with_layers(
     chosen = [calls[place] for place in dict.fromkeys(places)]
     with evaluation_mode(twin), without_fast_path():
         interception = CallInterception(twin)
-        traffic: dict[CallId, tuple[Tensor, Any]] = {}
+        recorded: dict[CallId, tuple[Tensor, Any]] = {}
 
         def record(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            # In order of call, not of return.
-            traffic[call] = x, None
-            traffic[call] = x, compute()
-            return traffic[call][1]
+            # Keys are in order of the calls, not of their return.
+            recorded[call] = x, None
+            recorded[call] = x, compute()
+            return recorded[call][1]
 
         interception.run(example.clone(), record)
-        layers = {call.name: _layer(twin, call, *traffic[call.call], of) for call in chosen}
+        layers = {call.name: _layer(twin, call, *recorded[call.call], of) for call in chosen}
         # The new layers start as identities.
         maps = {call.call: partial(_apply_map, layers[call.name]) for call in chosen}
         expected = run_replaced(interception, example, maps)
-    _replace(twin, chosen, list(traffic), layers)
+    _replace(twin, chosen, list(recorded), layers)
     track_calls(twin)
     reason = "an activation that overwrites its input"
     if of != "activations":
@@ -131,7 +131,7 @@ def _with_layers(
             for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
         )
     except Exception as error:
-        # A model that reads what a removed module would return can raise anything.
+        # A model that reads what a removed module would return can raise any error.
         raise RequestError(f"the model relies on {reason}: {first_line(error)}") from error
     if not fits:
         raise RequestError(f"the model relies on {reason}, so an affine map can't take its place")
@@ -145,7 +145,7 @@ def _apply_map(layer: Layer, x: Tensor) -> Tensor:
 
 
 def _layer(model: nn.Module, place: ReplaceableCall, x: Tensor, output: Any, of: str) -> Layer:
-    """Return the layer that takes the place of a call."""
+    """Return the layer that replaces a call."""
     if of == "activations":
         return AffineActivation(place.channels, place.channel_axis).to(x).eval()
     y = first_tensor((output,))
@@ -161,7 +161,7 @@ def _replace(
     calls: Sequence[CallId],
     layers: Mapping[str, Layer],
 ) -> None:
-    """Replace calls in place: a module that is one activation, or calls in a module's forward."""
+    """Replace calls in place, as whole modules or within a module's forward."""
     modules = dict(model.named_modules())
     activations: dict[str, list[CallId]] = defaultdict(list)
     module_calls: Counter[str] = Counter()
@@ -170,22 +170,22 @@ def _replace(
             module_calls[call.path] += 1
         else:
             activations[call.path].append(call)
-    inside: dict[nn.Module, dict[int, Layer]] = defaultdict(dict)
+    layers_within: dict[nn.Module, dict[int, Layer]] = defaultdict(dict)
     for place in chosen:
         call, owner, layer = place.call, modules[place.call.path], layers[place.name]
-        is_one = call.position is None or (
+        is_whole = call.position is None or (
             len(activations[call.path]) == 1 and not list(owner.children())
         )
-        if is_one and module_calls[call.path] == 1 and owner is not model:
+        if is_whole and module_calls[call.path] == 1 and owner is not model:
             _replace_module(model, owner, layer)
         elif call.position is not None:
-            inside[owner][activations[call.path].index(call)] = layer
+            layers_within[owner][activations[call.path].index(call)] = layer
         else:
             raise RequestError(
                 f"{place.name} is a module that is called several times, which can't be removed"
             )
-    for owner, numbered in inside.items():
-        replace_calls_of(owner, numbered)
+    for owner, replacements in layers_within.items():
+        replace_calls_of(owner, replacements)
 
 
 def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> None:
@@ -196,7 +196,7 @@ def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> No
 
 
 def transform_metadata(places: Sequence[str], of: str = "activations") -> dict[str, str]:
-    """Return the metadata with which a checkpoint of such a network is loaded.
+    """Return the checkpoint metadata that loading such a network requires.
 
     Examples
     --------

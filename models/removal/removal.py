@@ -20,7 +20,7 @@ from .curve import SHARES, Removal, Step
 from .network import removed_network, transform_metadata
 
 SHARE_TOLERANCE = 1e-9
-"""Rounding of a share that is computed as a sum."""
+"""Rounding error of a share, which is computed as a sum."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class RemovalResult:
     Parameters
     ----------
     order : sequence of str
-        Names of all calls, the first to be removed first.
+        Names of all calls in order of removal.
     steps : sequence of Step
         From the whole network to the one without any of the calls; without a curve, the whole
         network and the one that is left.
     removed : sequence of str
-        Names of the calls that the network lacks.
+        Names of the calls removed from the network.
     metadata : mapping of str to str
         For the header of the network's checkpoint.
     """
@@ -91,11 +91,11 @@ def run_removal(
     Parameters
     ----------
     train, test : Subject
-        The same network with samples to rank and to fit on, and to measure on.
+        The same network with samples for ranking and fitting, and with samples to measure on.
     criterion : str
         See `nlbench.models.removal.criteria.removal_order`.
     keep : float
-        Share of the network that is left.
+        Share of the network to keep.
     share : {"calls", "units", "flops"}
         Weight of the calls in the share.
     is_reversed : bool

@@ -1,7 +1,7 @@
 """Networks whose ReLUs are PReLUs with one slope per channel, made linear unit by unit.
 
-`sparsification` makes and linearises such a network, and has the penalty of its training.
-`relu_calls` finds the calls of ReLU, `substitution` replaces them by the PReLUs of `layers`.
+`sparsification` builds and linearises such a network, and defines its training penalty.
+`relu_calls` finds the ReLU calls, and `substitution` replaces them by the PReLUs of `layers`.
 """
 
 from .sparsification import checkpoint_metadata as checkpoint_metadata

@@ -34,7 +34,7 @@ class ReLUCall:
     axis, units : int
         Channel axis of the input, and its length.
     dtype, device
-        Those of the input.
+        Data type and device of the input.
     """
 
     owner: nn.Module
@@ -51,10 +51,10 @@ class ActivationCalls:
     Parameters
     ----------
     relus : list of ReLUCall
-        In order.
+        In call order.
     others : mapping of str to int
-        Number of calls of other activations by kind, without softmax, which mixes channels, and
-        the PReLUs of a sparsified network.
+        Number of calls of each other activation, except softmax, which mixes channels, and the
+        PReLUs of a sparsified network.
     output
         Output of the model.
     """
@@ -74,7 +74,7 @@ class _ReLUCallFinder(SiteNames):
 
     def call(self, call: FunctionCall) -> Any:
         if self.current is not None:
-            # The same owner that the substitution will find.
+            # The substitution finds the owner in the same way.
             owner = running_module(self._modules)
             if self.current.kind == "relu" and owner is not None:
                 x = call.input
@@ -110,7 +110,7 @@ def find_calls(
     Raises
     ------
     nlbench.RequestError
-        If it can't be run on the example, or has no layer to derive one from.
+        If the model can't be run on the example, or has no layer to derive one from.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def _example_inputs(
     weight: Tensor = first.weight  # type: ignore[assignment]
     shape = (1, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    # With its negative every unit of the first layer, but for a large bias, has both signs.
+    # The negative copy makes every unit of the first layer change sign unless its bias is large.
     return (torch.cat([noise, -noise]).to(weight.device, weight.dtype),)
 
 

@@ -131,7 +131,7 @@ def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
     terms = []
     for _, layer in _layers(model):
         distance = (1 - layer.weight).abs()
-        # An infinite gradient of the branch not taken would give NaN, hence the clamp.
+        # Without the clamp, the branch that `where` doesn't take would have a NaN gradient.
         root = distance.clamp(min=MIN_ROOT_DISTANCE) ** power
         line = distance * MIN_ROOT_DISTANCE ** (power - 1)
         term = torch.where(distance < MIN_ROOT_DISTANCE, line, root)
@@ -169,9 +169,9 @@ def snap(model: nn.Module, tolerance: float = 0.01) -> int:
     count = 0
     with torch.no_grad():
         for _, layer in _layers(model):
-            arrived = ~layer.frozen & (1 - layer.weight <= tolerance)
-            count += int(arrived.sum()) * (layer.units if layer.layerwise else 1)
-            layer.frozen |= arrived
+            is_new = ~layer.frozen & (1 - layer.weight <= tolerance)
+            count += int(is_new.sum()) * (layer.units if layer.layerwise else 1)
+            layer.frozen |= is_new
             layer.weight.masked_fill_(layer.frozen, 1.0)
     return count
 
@@ -194,7 +194,7 @@ def nonlinear_units(model: nn.Module) -> dict[str, tuple[int, int]]:
     Returns
     -------
     dict of str to (int, int)
-        By the name of the PReLU, in order of registration.
+        Keyed by the name of the PReLU, in order of registration.
     """
     return {name: (layer.units - layer.linear_units, layer.units) for name, layer in _layers(model)}
 
@@ -265,7 +265,7 @@ def randomize(model: nn.Module, share: float, seed: int) -> int:
 
 
 def checkpoint_metadata(model: nn.Module) -> dict[str, str]:
-    """Return the metadata with which a checkpoint of a sparsified model can be loaded.
+    """Return the checkpoint metadata that loading a sparsified model requires.
 
     Examples
     --------

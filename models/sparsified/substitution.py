@@ -19,15 +19,15 @@ from .layers import SparsePReLU
 from .relu_calls import ReLUCall
 
 SUBSTITUTE = "called_relu"
-"""Attribute of a module with the name of the child that replaces its calls of ReLU."""
+"""Module attribute with the name of the child that replaces its ReLU calls."""
 
-# Calls of each module in the running pass. It is not stored in the modules, so that a copy of a
-# network, or the same network on another thread, counts its own passes.
+# Number of calls of each module in the current pass. It is not stored in the modules, so that
+# copies of a network, and other threads, count separately.
 _CALLS: ContextVar[Counter[nn.Module] | None] = ContextVar("calls", default=None)
 
 
 class PReLUPerCall(nn.Module):
-    """Replacement of a ReLU that is called several times per pass, with a PReLU for each call.
+    """Replacement for a ReLU that is called several times per pass, with a PReLU for each call.
 
     Parameters
     ----------
@@ -59,8 +59,7 @@ class PReLUPerCall(nn.Module):
 class _CountingModule(nn.Module):
     """Base class of modules that call ReLU as a function, or contain such a module.
 
-    The state of a pass is set and reset around the call, so that nothing outlives the pass. An
-    interrupt would skip hooks.
+    The counts of a pass are reset around the call, not in hooks, which an interrupt would skip.
     """
 
     original: type[nn.Module]
@@ -95,7 +94,7 @@ def _new_counting(original: type[nn.Module]) -> nn.Module:
 
 
 class _Substitution(TorchFunctionMode):
-    """Calls a module's PReLU instead of ReLU as a function in the module's own forward."""
+    """Redirects functional ReLU calls in a module's own forward to its PReLU."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class _Substitution(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
-        # Calls of a child are not the module's own, even if the example didn't reach them.
+        # Calls inside a child are skipped, even if the example didn't reach them.
         if call.operation.kind == "relu" and running_module(self._descendants) is self._module:
             return getattr(self._module, vars(self._module)[SUBSTITUTE])(call.input)
         return call.run()
@@ -133,7 +132,7 @@ def replace_calls(model: nn.Module, calls: Sequence[ReLUCall], layerwise: bool) 
         # Disable PyTorch's fused kernel for this layer, which would apply a ReLU.
         if isinstance(module, nn.TransformerEncoderLayer) and module.activation_relu_or_gelu == 1:
             module.activation_relu_or_gelu = 0
-        # Nested tensors work with that kernel only.
+        # Nested tensors require that kernel.
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
 
