@@ -1,4 +1,4 @@
-"""Models in folders of Hugging Face's transformers, or in its cache."""
+"""Models of Hugging Face's transformers, from a folder or its cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""Files of weights, in the order in which transformers prefers them."""
+"""Weight files in transformers' order of preference."""
 
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
@@ -47,7 +47,7 @@ INSTALL = "pip install 'nlbench[transformers]'"
 class HuggingFace(Family):
     """Models by the path of their folder, or by their name in the local cache."""
 
-    description = "hf/PATH: a folder of transformers, or a model in its cache; never downloaded"
+    description = "hf/PATH: a transformers folder, or a model in its cache; never downloaded"
 
     def names(self) -> Sequence[str]:
         """Return the models in the cache."""
@@ -85,7 +85,7 @@ class HuggingFace(Family):
                 return _trained_state(folder, config)
 
         def fingerprint() -> str:
-            files = sorted(p for p in folder.iterdir() if p.is_file() and _decides(p))
+            files = sorted(p for p in folder.iterdir() if p.is_file() and _affects_results(p))
             return content_key({path.name: file_hash(path) for path in files})
 
         weights = [folder / file for file in WEIGHTS]
@@ -126,10 +126,10 @@ def model_folder(name: str) -> Path:
     try:
         return Path(hub.snapshot_download(name, local_files_only=True))
     except Exception as error:
-        # Errors have several types, for example for names that can't be a repository's.
+        # The type of the error varies, for example for invalid repository names.
         raise RequestError(
             f"hf/{name}: no such folder, and no such model in {_cache_folder()}; nlbench downloads "
-            f"no models (hf download {name} does)"
+            f"no models, so run hf download {name} first"
         ) from error
 
 
@@ -159,8 +159,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise RequestError(f"hf/{folder}: config.json names no model_type, as transformers writes")
     if config.get("is_encoder_decoder"):
         raise RequestError(
-            f"hf/{folder} is an encoder with a decoder, which needs two inputs; pass the model and "
-            "a loader of mappings to nlbench.evaluate"
+            f"hf/{folder} is an encoder-decoder, which needs two inputs; pass the model and a "
+            "loader of mappings to nlbench.evaluate"
         )
     if "quantization_config" in config:
         raise RequestError(f"hf/{folder} is quantised; expected weights in floating point")
@@ -168,13 +168,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_data(config: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> None:
-    """Raise `RequestError` unless inputs of a shape, with labels of some classes, fit."""
+    """Raise `RequestError` unless the model fits the input shape and the number of classes."""
     if "vocab_size" in config:
         vocabulary = int(config["vocab_size"])
         if len(shape) != 1 or classes > vocabulary:
             raise RequestError(
-                f"it takes rows of {vocabulary} different tokens, not inputs of shape {shape} with "
-                f"{classes}; its data are text/python or text/PATH"
+                f"it takes rows of tokens from a vocabulary of {vocabulary}, not inputs of shape "
+                f"{shape} with {classes} classes; use text/python or text/PATH"
             )
         return
     channels, side = config.get("num_channels"), config.get("image_size")
@@ -193,7 +193,7 @@ def _preprocessing(folder: Path) -> Preprocessing:
     Raises
     ------
     nlbench.RequestError
-        If it isn't a resize, a central crop and a normalisation of each channel.
+        If it isn't a resize, a central crop and a per-channel normalisation.
     """
     path = folder / IMAGE_SETTINGS
     settings = _read_json(path)
@@ -204,7 +204,7 @@ def _preprocessing(folder: Path) -> Preprocessing:
     square = (crop or {}).get("height") if isinstance(crop, dict) else crop
     cropped = square if has_crop else side
     if not isinstance(side, int) or not isinstance(cropped, int) or "image_mean" not in settings:
-        raise RequestError(f"{path}: expected the size of a square, image_mean and image_std")
+        raise RequestError(f"{path}: expected a square size, image_mean and image_std")
     return Preprocessing(
         cropped,
         side,
@@ -220,15 +220,15 @@ def _architecture(config: Mapping[str, Any]) -> str:
     return str((config.get("architectures") or [""])[0])
 
 
-def _decides(path: Path) -> bool:
-    """Return True if a file, other than that of the weights, affects the numbers."""
+def _affects_results(path: Path) -> bool:
+    """Return True if a file other than the weights affects the results."""
     is_shard = path.suffix in (".safetensors", ".bin") and "-of-" in path.name
     return is_shard or path.suffix in (".json", ".txt", ".model")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from printing, and raise its errors in one line."""
+    """Silence transformers, and convert its errors to one-line `RequestError`."""
     import torch
 
     logging = _transformers().utils.logging
@@ -251,7 +251,7 @@ def _class_and_config(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any
     """Return the class of the model and its configuration; code in the folder isn't run."""
     transformers = _transformers()
     name = _architecture(config)
-    # Eager attention shows its softmax as an activation.
+    # Eager attention exposes its softmax as an activation.
     parsed = transformers.AutoConfig.from_pretrained(
         folder, local_files_only=True, attn_implementation="eager"
     )
@@ -277,7 +277,7 @@ def _network(folder: Path, config: Mapping[str, Any]) -> nn.Module:
 def _trained_state(
     folder: Path, config: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the weights with transformers, which handles old names and shards, in float32."""
+    """Read the weights in float32 with transformers, which handles old names and shards."""
     import torch
 
     kind, parsed = _class_and_config(folder, config)
@@ -300,14 +300,14 @@ def _trained_state(
 
 
 def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """Load the tokenizer of a model, with the marks that it sets around a text."""
+    """Load a model's tokenizer, with the special tokens that it adds around a text."""
     with _quiet():
         tokenizer = _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    # The marks are what the tokenizer adds around any text.
+    # Special tokens are those that the tokenizer adds around any text.
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    marked = tokenizer("a", add_special_tokens=True)["input_ids"]
-    start = next(i for i in range(len(marked)) if marked[i : i + len(plain)] == plain)
-    end = tuple(marked[start + len(plain) :])
+    complete = tokenizer("a", add_special_tokens=True)["input_ids"]
+    start = next(i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
+    end = tuple(complete[start + len(plain) :])
     separator = end or tuple(t for t in [tokenizer.eos_token_id] if t is not None)
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
 
@@ -318,7 +318,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
         type(tokenizer).__name__,
         encode,
         len(tokenizer),
-        tuple(marked[:start]),
+        tuple(complete[:start]),
         end,
         separator,
         predicts_next=_architecture(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),

@@ -150,7 +150,7 @@ def _build_torchvision(name: str, in_channels: int, num_classes: int, image_size
     else:
         _check_size(image_size, _min_side(name))
     if name in _RENORMALISING:
-        # Auxiliary classifiers are for training only, and make the output a tuple there.
+        # Auxiliary classifiers are for training only, and would make the output a tuple.
         arguments |= {"aux_logits": False, "init_weights": True}
     built: nn.Module = models.get_model(name, **arguments)
     return built
@@ -160,7 +160,7 @@ def _patch(name: str) -> int:
     """Return the number of pixels that must divide the image side; 0 for any side."""
     if name.startswith("vit_"):
         return int(name.rpartition("_")[2])
-    # Windows of 7 by 7 at a 32nd of the resolution.
+    # MaxViT has 7×7 windows at 1/32 of the resolution.
     return 224 if name.startswith("maxvit") else 0
 
 
@@ -278,8 +278,8 @@ def _build_timm(name: str, in_channels: int, num_classes: int, image_size: int) 
     if config.fixed_input_size and image_size != config.input_size[-1]:
         arguments["img_size"] = image_size
     try:
-        # timm doesn't list the models that support other sizes. Some fail only when called, which
-        # a call on the meta device finds.
+        # timm doesn't list the models that support other sizes. Some fail only when called, so
+        # they are called on the meta device first.
         with torch.device("meta"):
             trial = timm.create_model(name, pretrained=False, **arguments).eval()
             with contextlib.suppress(NotImplementedError):

@@ -35,7 +35,7 @@ class OptionABlock(nn.Module):
     stride : int
         Stride of the first convolution.
     shortcut : bool
-        True to add the input.
+        Add the input to the output.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, shortcut: bool) -> None:
@@ -79,7 +79,7 @@ class ResidualNetwork(nn.Module):
     depth : int
         6n + 2.
     shortcuts : bool
-        False for the plain network, which has as many parameters.
+        False for the plain network, which has the same number of parameters.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def _residual(depth: int, *, shortcuts: bool) -> Callable[..., ResidualNetwork]:
     build.__doc__ = (
         f"ResNet{depth} for 32×32 images, with batch norm and parameter-free shortcuts."
         if shortcuts
-        else f"ResNet{depth} without its shortcuts, with as many layers and parameters."
+        else f"ResNet{depth} without its shortcuts, with the same number of layers and parameters."
     )
     return model(source=HE)(build)
 
@@ -138,10 +138,10 @@ resnet56 = _residual(56, shortcuts=True)
 """ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts."""
 
 plain20 = _residual(20, shortcuts=False)
-"""ResNet20 without its shortcuts, with as many layers and parameters."""
+"""ResNet20 without its shortcuts, with the same number of layers and parameters."""
 
 plain56 = _residual(56, shortcuts=False)
-"""ResNet56 without its shortcuts, with as many layers and parameters."""
+"""ResNet56 without its shortcuts, with the same number of layers and parameters."""
 
 
 FIXUP_STD = 1e-6

@@ -112,7 +112,6 @@ def transformer_tiny(
     input_shape : tuple of int
         (2, length) of the dataset.
 
-
     Raises
     ------
     nlbench.RequestError

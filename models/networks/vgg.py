@@ -34,25 +34,25 @@ SHAPES: Mapping[int, tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = {
     16: (((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), (512, 512)),
     19: (((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)), (512, 512)),
 }
-"""Channels and number of convolutions of each stage, and widths of the hidden linear layers, by the
-number of layers with weights."""
+"""Channels and number of convolutions of each stage, and widths of the hidden linear layers, keyed
+by depth."""
 
 
 class VGG(nn.Module):
     """VGG8, 11, 13, 16 or 19 for 32×32 images, with average pooling.
 
-    Stages of 3×3 convolutions with biases and without batch norm, each with 2×2 average pooling at
-    its end, are followed by linear layers. Each layer but the last has a ReLU. VGG8 is that of the
+    Stages of 3×3 convolutions with biases and without batch norm, each ending in 2×2 average
+    pooling, are followed by linear layers. Each layer but the last has a ReLU. VGG8 is that of the
     linear-regions paper: two convolutions each of 6, 16 and 64 channels, and linear layers
     1024 → 120 → classes. The others have the convolutions of Simonyan and Zisserman, five stages
     of 64, 128, 256, 512 and 512 channels that leave one pixel, and linear layers
-    512 → 512 → 512 → classes. As in the linear-regions paper, average pooling instead of max
-    pooling makes ReLU the only nonlinearity. Initialised by `initialize`.
+    512 → 512 → 512 → classes. As in the linear-regions paper, average pooling replaces max
+    pooling, so ReLU is the only nonlinearity. Initialised by `initialize`.
 
     Parameters
     ----------
     depth : {8, 11, 13, 16, 19}
-        Layers with weights.
+        Number of layers with weights.
     in_channels : int
         Channels of the input image.
     num_classes : int
@@ -99,13 +99,7 @@ def initialize(network: nn.Module) -> None:
 
 
 def check_numbers(name: str, **numbers: int) -> None:
-    """Raise if a number of channels or classes is below 1.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a number is below 1.
-    """
+    """Raise `nlbench.RequestError` if a number of channels or classes is below 1."""
     for key, number in numbers.items():
         if number < 1:
             raise RequestError(f"{name}: {key} is {number}, expected at least 1")

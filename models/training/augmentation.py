@@ -32,7 +32,7 @@ def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) 
     Raises
     ------
     nlbench.RequestError
-        If `images` has a different number of axes.
+        If `images` doesn't have four axes.
 
     References
     ----------

@@ -20,7 +20,7 @@ _END = object()
 def batches(
     items: Items, order: Tensor, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Read images of shape (b, *shape) and labels of shape (b,) in an order, on the CPU.
+    """Read images of shape (b, *shape) and labels of shape (b,) in a given order, on the CPU.
 
     Each batch is read while `device` is busy with the previous one.
 
@@ -45,8 +45,8 @@ def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
     """Yield an iterator's values in order, computing each while the caller uses the previous one.
 
     If the first value draws from a global random generator, as a dataset with its own augmentation
-    does, all are computed in the caller's thread. In a network with dropout, which draws
-    from the same generator, the numbers would otherwise depend on timing.
+    does, all are computed in the caller's thread. Otherwise the numbers of a network with dropout,
+    which draws from the same generator, would depend on timing.
 
     Examples
     --------

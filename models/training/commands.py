@@ -1,4 +1,4 @@
-"""``nlbench train`` and ``nlbench linearize``."""
+"""The ``nlbench train`` and ``nlbench linearize`` commands."""
 
 import math
 from pathlib import Path
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .training_request import TrainingRequest
 
 MAX_DIGITS = 20
-"""Digits of an epoch's number that are parsed; no training run has as many epochs."""
+"""Maximum number of digits parsed from an epoch number."""
 
 Checkpoint = Annotated[
     Path, typer.Option(help="The checkpoint to write (safetensors), or a folder for several seeds.")
 ]
-RecipeName = Annotated[str, typer.Option(help="A registered recipe; auto: the model's own.")]
+RecipeName = Annotated[str, typer.Option(help="A registered recipe; auto: the model's default.")]
 InitialWeights = Annotated[
     str, typer.Option(help="Initial weights: init, trained or a checkpoint's path.")
 ]
@@ -89,7 +89,7 @@ def train(
 ) -> None:
     """Train a model and write its weights as a checkpoint for --weights."""
     if seeds and seed is not None:
-        raise RequestError("--seed and --seeds: expected one of them")
+        raise RequestError("--seed and --seeds: expected only one of them")
     files = _files(out, model, parse_seeds(seeds) if seeds else (seed or 0,))
     keep_epochs = _parse_epochs(checkpoint_epochs)
     options, others = split_dataset_options(setting or [], data)
@@ -165,8 +165,8 @@ def _train(
             if (folder / "state").exists()
             else f"no epoch of {file.name} was finished"
         )
-        again = command if resume else f"{command} --resume"
-        raise Interrupted(status, again) from None
+        resume_command = command if resume else f"{command} --resume"
+        raise Interrupted(status, resume_command) from None
 
 
 def _print_result(result: "TrainingSummary") -> None:
@@ -205,7 +205,7 @@ TrainedWeights = Annotated[
     str,
     typer.Option(
         help="trained or a checkpoint's path; auto: trained weights where they ship, else a "
-        "training per seed."
+        "training run per seed."
     ),
 ]
 Omegas = Annotated[str, typer.Option(help="Weights of the penalty, separated by commas.")]
@@ -217,16 +217,16 @@ FromStart = Annotated[
     ),
 ]
 Control = Annotated[
-    str, typer.Option(help="random: add a control with as many linear units drawn at random.")
+    str, typer.Option(help="random: add a control with equally many linear units drawn at random.")
 ]
 Layerwise = Annotated[
     bool, typer.Option("--layerwise", help="Use one slope per layer, not per channel.")
 ]
 BaseRecipe = Annotated[
-    str, typer.Option(help="Recipe of networks that are trained first; auto: the model's own.")
+    str, typer.Option(help="Recipe of networks that are trained first; auto: the model's default.")
 ]
 SlopeRate = Annotated[
-    float | None, typer.Option(help="Factor of the learning rate for the slopes.")
+    float | None, typer.Option(help="Learning rate of the slopes relative to that of the weights.")
 ]
 MeasureSettings = Annotated[
     list[str] | None,
@@ -260,7 +260,7 @@ def linearize(
 ) -> None:
     """Make a network's units linear under a sparsity prior and measure the remaining depth.
 
-    Repeat the command to resume an interruption.
+    Repeat the command to resume an interrupted run.
     """
     if control not in ("", "random"):
         raise RequestError(f"--control: expected random, got '{control}'")

@@ -52,7 +52,7 @@ class LinearisingRequest:
         Initial weights, for a recipe that starts from trained ones: ``trained``, a checkpoint's
         path, or ``auto``: trained weights where they ship, else a training run for each seed.
     control : bool
-        Add a control for each network, with as many linear units drawn at random.
+        Add a control for each network, with the same number of linear units drawn at random.
     layerwise : bool
         Use one slope per layer instead of one per channel.
     changes : mapping of str to value
@@ -63,7 +63,7 @@ class LinearisingRequest:
     Raises
     ------
     nlbench.RequestError
-        If it can't be carried out.
+        If an ω is invalid, or options conflict.
     """
 
     model: str
@@ -164,7 +164,7 @@ def linearise(
     folder = Path(out)
     dataset_settings = {f"{request.data}.{name}": value for name, value in request.options}
 
-    def measuring(weights: tuple[str, ...]) -> Request:
+    def measurement(weights: tuple[str, ...]) -> Request:
         return Request(
             MEASURES,
             (request.model,),
@@ -175,10 +175,10 @@ def linearise(
             settings={**dataset_settings, **(settings or {})},
         )
 
-    # Raise for a request that can't be carried out before the first network is trained.
-    preview(measuring(("init",)), folder)
+    # Raises for an invalid request before the first network is trained.
+    preview(measurement(("init",)), folder)
     weights = _train_networks(request, folder / "checkpoints", progress, command)
-    return nlbench.run(measuring(tuple(weights)), folder, progress=progress, command=command)
+    return nlbench.run(measurement(tuple(weights)), folder, progress=progress, command=command)
 
 
 def _train_networks(
@@ -240,7 +240,7 @@ def _starts(
 
 
 def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
-    # The name has all digits of ω, so that two values never share it.
+    # All digits of ω, so that different values have different names.
     number = str(omega).removesuffix(".0")
     return folder / f"{prefix}omega{number}-seed{seed}.safetensors"
 
@@ -248,7 +248,7 @@ def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
 def _train(
     requests: Mapping[Path, TrainingRequest], progress: Progress | None, command: str
 ) -> list[NotFinite]:
-    """Train networks; warn of and return the first that diverges."""
+    """Train networks; if any diverges, warn and return the first error."""
     try:
         run_trainings(requests, threads=torch.get_num_threads(), progress=progress, command=command)
     except NotFinite as error:

@@ -37,15 +37,15 @@ class Epoch:
         At the epoch's last step.
     loss : float
         Mean loss of the samples, each before the step that used it, without the recipe's penalty.
-    test_accuracy : float
+    train_accuracy, test_accuracy : float
         Share of images, or tokens of a translation, predicted correctly at the end of the epoch.
-        In training the corrupted labels count. The training accuracy takes a separate pass, which
-        is made only where training may end (`Recipe.needs_train_accuracy`); else it is None.
+        Training labels include the corrupted ones. `train_accuracy` takes a separate pass and is
+        None unless training may end (`Recipe.needs_train_accuracy`).
     scores : mapping of str to float
         Scores of the recipe, such as ``linear_share``.
     running_accuracy : float or None
-        Share of training samples predicted correctly during the epoch: augmented, in training mode,
-        before the step that used them.
+        Share of training samples predicted correctly during the epoch, augmented and in training
+        mode, before the step that used them.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Epoch:
 
 
 Keep = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
-"""Callback with an epoch, the network, and the metadata for a checkpoint of it."""
+"""Callback that takes an epoch, the network and the metadata for its checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def train(
     state: Path | None = None,
     keep: Keep | None = None,
 ) -> TrainingResult:
-    """Build a network and train it by a recipe.
+    """Build a network and train it with a recipe.
 
     The seed determines the initial weights, the order of the samples, the augmentation and the
     corrupted labels. On a CPU, the same seed and number of threads give the same weights, bit
@@ -271,7 +271,7 @@ class _Training:
         """Train for one epoch, counted from 0; return its mean loss and running accuracy."""
         self.model.train()
         loss_sum, samples, step = 0.0, 0, number * self._steps(len(order))
-        right = predictions = 0
+        correct = predictions = 0
         recipe = self.recipe
         for inputs, targets in self.task.batches(
             order, recipe.batch_size, self.device, self.augment
@@ -294,10 +294,10 @@ class _Training:
             recipe.after_step(self.model)
             loss_sum += value * len(targets)
             samples += len(targets)
-            counts = self.task.count_right(output, targets)
-            right, predictions = right + counts[0], predictions + counts[1]
+            counts = self.task.count_correct(output, targets)
+            correct, predictions = correct + counts[0], predictions + counts[1]
             step += 1
-        return loss_sum / samples, right / predictions
+        return loss_sum / samples, correct / predictions
 
     def content(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on."""

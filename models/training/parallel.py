@@ -1,4 +1,4 @@
-"""Train several networks, in this process or in several."""
+"""Train several networks, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Message = dict[str, Any]
 Send = Callable[[Message], object]
 
 THREADS_PER_TRAINING = 1
-"""Threads per network: more help little, and the weights' last bits depend on the number."""
+"""Threads per network; more help little, and their number affects the weights' last bits."""
 
 
 class _StartFailed(RequestError):
-    """The network that another one starts from could not be trained."""
+    """Error for a network that starts from one whose training failed."""
 
 
 _ERROR_CLASSES = {

@@ -54,7 +54,7 @@ class Recipe:
     source : Source
     optimizer : {"sgd", "adam", "adamw"}
     schedule : {"step", "cosine"}
-        ``cosine`` falls from `learning_rate` to 0 over `epochs`, half a cosine, once per epoch.
+        ``cosine`` falls from `learning_rate` to 0 over `epochs` and changes once per epoch.
     shift : int
         Largest random shift of each image along either axis, in pixels, padded with black.
     flip : bool
@@ -114,7 +114,7 @@ class Recipe:
             raise RequestError(f"recipe {self.name}: {name} is {value}, expected {expected}")
 
     def learning_rate_at(self, epoch: int, step: int) -> float:
-        """Return the learning rate in an epoch at a step, both counted from 0 over the run.
+        """Return the learning rate of a step in an epoch, both counted from 0 over the run.
 
         Examples
         --------
@@ -160,7 +160,7 @@ class Recipe:
         example : callable
             Returns two samples of the training split.
         seed : int
-            Seed of the training.
+            Seed of the training run.
         """
         return model
 
@@ -172,14 +172,14 @@ class Recipe:
         return [{"params": list(model.parameters()), "weight_decay": self.weight_decay}]
 
     def penalty(self, model: nn.Module) -> Tensor | None:
-        """Compute a scalar to add to the loss of a step; None: nothing."""
+        """Compute a scalar to add to the loss of a step, or None."""
         return None
 
     def after_step(self, model: nn.Module) -> None:
         """Project parameters after a step."""
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        """Compute scores for the log of an epoch."""
+        """Compute scores to log after an epoch."""
         return {}
 
     def metadata(self) -> dict[str, str]:
@@ -207,9 +207,9 @@ NAKKIRAN = (
     "ICLR, 2020."
 )
 
-# At the paper's learning rate of 0.1, VGG8 without batch norm doesn't learn the digits in their
+# At the paper's learning rate of 0.1, VGG8 without batch norm doesn't learn the digits, which have
 # ten steps per epoch: the loss stays at log(10) for seeds 0 to 2, even with a warm-up. At 0.02
-# with a warm-up of 200 steps, the seeds 0 to 4 all reach 97 %.
+# with a warm-up of 200 steps, seeds 0 to 4 all reach 97 %.
 vanilla = Recipe(
     name="vanilla",
     epochs=40,
@@ -227,7 +227,7 @@ vanilla = Recipe(
         ),
     ),
 )
-"""Momentum, one step down of the learning rate, no augmentation."""
+"""SGD with momentum and one drop of the learning rate, without augmentation."""
 
 # The narrow ResNet18s, without batch norm and with residual branches that start near zero,
 # barely learn in thirty epochs of vanilla on the digits (w = 8: 21 %).
@@ -241,7 +241,7 @@ adam = Recipe(
     warmup_steps=100,
     source=Source("", "ours, for networks without batch norm on small data"),
 )
-"""Adam with a warm-up and a cosine, for networks that plain momentum is too slow for."""
+"""Adam with a warm-up and a cosine schedule, for networks that SGD trains too slowly."""
 
 augmented = replace(
     vanilla,
@@ -367,4 +367,4 @@ translation = Recipe(
         ),
     ),
 )
-"""Adam with a warm-up and a cosine, for small Transformers on parallel text."""
+"""Adam with a warm-up and a cosine schedule, for small Transformers on parallel text."""

@@ -19,7 +19,7 @@ from nlbench.subjects.data import Dataset, Items
 
 from .augmentation import augment
 from .batches import batches, to_device
-from .label_noise import relabelled
+from .label_noise import with_label_noise
 from .translation import SENTENCES_PER_BATCH, bleu, translate
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ REGRESSION_TOLERANCE = 0.1
 
 EVALUATION_BATCH_SIZE = 512
 
-NUMBERS_PER_BATCH = 2**22
-"""Logits of an evaluated batch of text."""
+LOGITS_PER_BATCH = 2**22
+"""Number of logits in an evaluation batch of text."""
 
 
 class Task(ABC):
-    """Prediction of one of `classes` for each target, trained with the cross-entropy.
+    """Prediction of one of `classes` for each target, trained with the cross entropy.
 
     A dataset other than labelled images has a method ``task(recipe, seed)`` that returns one.
 
@@ -61,7 +61,7 @@ class Task(ABC):
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[Batch]:
-        """Yield the training samples in an order, on the device.
+        """Yield the training samples in a given order, on the device.
 
         The generator is the only source of randomness, such as that of augmentation.
         """
@@ -83,12 +83,12 @@ class Task(ABC):
             output.flatten(0, -2), targets.flatten(), ignore_index=IGNORED_TARGET
         )
 
-    def count_right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """Count the targets with the largest logit, and all targets."""
+    def count_correct(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+        """Count the correctly predicted targets, and all targets."""
         is_counted = targets != IGNORED_TARGET
-        is_right = (output.argmax(-1) == targets) & is_counted
+        is_correct = (output.argmax(-1) == targets) & is_counted
         # Fetched together, since each fetch makes the host wait for the GPU.
-        counts = torch.stack([is_right.sum(), is_counted.sum()]).tolist()
+        counts = torch.stack([is_correct.sum(), is_counted.sum()]).tolist()
         return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
@@ -101,7 +101,7 @@ class Task(ABC):
         nlbench.NotFinite
             If a logit is NaN or infinite.
         """
-        right = total = 0
+        correct = total = 0
         with evaluation_mode(model):
             for inputs, targets in self.evaluation_batches(split, device):
                 logits = model(inputs)
@@ -109,9 +109,9 @@ class Task(ABC):
                 is_valid = torch.isfinite(logits).all(-1) | (targets == IGNORED_TARGET)
                 if not bool(is_valid.all()):
                     raise NotFinite("the network's logits are not finite, so it has no accuracy")
-                counts = self.count_right(logits, targets)
-                right, total = right + counts[0], total + counts[1]
-        return right / total
+                counts = self.count_correct(logits, targets)
+                correct, total = correct + counts[0], total + counts[1]
+        return correct / total
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """Compute further scores once, at the end of training."""
@@ -157,7 +157,7 @@ class Classification(Task):
             if check := getattr(items, "check", None):
                 check()
         if recipe.label_noise:
-            self.items = relabelled(self.items, recipe.label_noise, dataset.classes, seed)
+            self.items = with_label_noise(self.items, recipe.label_noise, dataset.classes, seed)
 
     @property
     def size(self) -> int:
@@ -202,7 +202,7 @@ class InMemoryTask(Task):
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[Batch]:
-        """Yield inputs and targets in an order."""
+        """Yield inputs and targets in a given order."""
         return self._read("train", order, batch_size, device)
 
     def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
@@ -242,7 +242,7 @@ class Regression(InMemoryTask):
         self._check(output, targets)
         return functional.mse_loss(output[..., 0], targets)
 
-    def count_right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+    def count_correct(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
         """Count the values within the tolerance, and all values."""
         errors = (output[..., 0] - targets).abs()
         return int((errors <= REGRESSION_TOLERANCE).sum()), targets.numel()
@@ -267,7 +267,7 @@ class Translation(InMemoryTask):
     def __init__(self, text: ParallelText, recipe: Recipe) -> None:
         bleu([""], [""], text.bleu_tokens)  # A missing library is reported before training.
         if recipe.shift or recipe.flip:
-            raise RequestError(f"{text.name} is text; recipe '{recipe.name}' moves images")
+            raise RequestError(f"{text.name} is text; recipe '{recipe.name}' augments images")
         if recipe.label_noise:
             raise RequestError(f"{text.name} is text; it has no labels to corrupt")
         self.text, self.classes = text, text.classes
@@ -275,7 +275,7 @@ class Translation(InMemoryTask):
         super().__init__(train, test, evaluation_batch_size=SENTENCES_PER_BATCH)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Compute BLEU and the share of exact matches of the test split's greedy translations."""
+        """Compute BLEU and the share of exact matches for greedy translations of the test split."""
         pairs = self.text.test
         tokens = translate(model, pairs.inputs[:, 0], device).tolist()
         translations = self.text.vocabulary.decode(tokens)
@@ -286,7 +286,7 @@ class Translation(InMemoryTask):
         }
 
     def metadata(self) -> dict[str, str]:
-        """Return the vocabulary, without which the tokens can't be read."""
+        """Return the vocabulary, which decoding the tokens requires."""
         return {"vocabulary": self.text.vocabulary.text}
 
 
@@ -306,12 +306,12 @@ class NextToken(InMemoryTask):
         if train.labels is None or test.labels is None:
             raise RequestError(f"{text.name} has no labels for this model's tokens")
         self.classes = text.classes
-        size = max(1, NUMBERS_PER_BATCH // (text.length * text.classes))
+        size = max(1, LOGITS_PER_BATCH // (text.length * text.classes))
         super().__init__((train.inputs, train.labels), (test.inputs, test.labels), size)
 
 
 def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:
-    """Return a dataset's own task, or the usual one of its type."""
+    """Return a dataset's own task, or the default for its type."""
     make_task = getattr(dataset, "task", None)
     if make_task is not None:
         task: Task = make_task(recipe, seed)

@@ -78,7 +78,7 @@ class _RecordedCall:
 
 @dataclass(frozen=True)
 class _RecordedTraining:
-    """The fields of a manifest that are read again."""
+    """The fields of a manifest that a later call reads."""
 
     request: Mapping[str, Any] = field(default_factory=dict)
     start: str | None = None
@@ -162,7 +162,7 @@ class TrainingFolder(LockedFolder):
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[None]:
-        """Create or reopen the folder and exclude other writers.
+        """Create or reopen the folder, and lock it against other writers.
 
         Training that fails validation before its first epoch leaves no folder behind.
 
@@ -224,7 +224,7 @@ class TrainingFolder(LockedFolder):
     def finish(self, result: TrainingResult) -> TrainingSummary:
         """Write the checkpoint and the final manifest, and remove the state.
 
-        In this order, a run that is killed in between can be resumed.
+        The order ensures that a run that is killed in between can be resumed.
         """
         last = result.history[-1]
         scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
@@ -262,7 +262,7 @@ class TrainingFolder(LockedFolder):
         }
 
     def _difference(self, recorded: Mapping[str, Any]) -> str:
-        """Describe how a recorded run differs, on any device; empty if it doesn't."""
+        """Describe how a recorded run differs, apart from its device; empty if it doesn't."""
         ours, theirs = _as_json(asdict(self.request)), dict(recorded.get("request", {}))
         changed = [name for name in changed_keys(theirs, ours) if name != "device"]
         # One file may have several paths, and the content of a path may change.
@@ -296,7 +296,7 @@ class TrainingFolder(LockedFolder):
 
 
 def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
-    """Record why training was not started, as if it had failed."""
+    """Record a training run that could not start as failed."""
     folder = LockedFolder(training_folder(out))
     with folder.locked():
         folder.write_manifest({"request": asdict(request), "failed": reason})
@@ -311,7 +311,7 @@ def _initial_weights(request: TrainingRequest) -> str | None:
 
 
 def _as_json(content: Any) -> Any:
-    """Return content as it is after a round trip through JSON."""
+    """Return the content after a round trip through JSON."""
     return json.loads(json.dumps(content, default=str))
 
 

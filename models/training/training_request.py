@@ -65,7 +65,7 @@ class TrainingRequest:
 
 
 def resolve_recipe(model: str, recipe: str = "auto") -> str:
-    """Return the name of a recipe; for ``auto``, of the model's default recipe.
+    """Return a recipe's name, replacing ``auto`` by the model's default recipe.
 
     Examples
     --------

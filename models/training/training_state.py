@@ -56,7 +56,7 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Damaged bytes make the unpickler raise any exception.
+        # Unpickling damaged bytes can raise any exception.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RequestError(
             f"{path} is not a training state, or is damaged ({reason[:80]}); remove it to train "

@@ -26,7 +26,7 @@ def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor
     Returns
     -------
     integer tensor of shape (n, length)
-        Padded after the end token, which a sentence that doesn't end within the length lacks.
+        Padded after the end token. A sentence that doesn't end within the length has none.
     """
     translations = []
     with evaluation_mode(model):
@@ -79,8 +79,8 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokens: str = "
         ) from error
     if tokens not in BLEU.TOKENIZERS:
         known = ", ".join(sorted(BLEU.TOKENIZERS))
-        raise RequestError(f"BLEU: unknown tokens '{tokens}'; there are: {known}")
-    # `force` suppresses a warning about references that end in a spaced full stop.
+        raise RequestError(f"BLEU: unknown tokenizer '{tokens}', expected one of: {known}")
+    # `force` suppresses a warning about references that end in a full stop after a space.
     metric = BLEU(tokenize=tokens, force=True)
     score = metric.corpus_score(list(translations), [list(references)])
     return round(float(score.score), 6)

@@ -123,7 +123,7 @@ def test_text_that_is_no_utf8_is_refused(files, tmp_path):
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
-    [(augmented, "moves images"), (noisy_labels, "no labels to corrupt")],
+    [(augmented, "augments images"), (noisy_labels, "no labels to corrupt")],
 )
 def test_what_only_images_allow_is_refused(files, recipe, message):
     with pytest.raises(RequestError, match=message):
@@ -165,5 +165,5 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
 
 
 def test_an_unknown_way_of_cutting_sentences_is_told_before_training(files):
-    with pytest.raises(RequestError, match="BLEU: unknown tokens 'words'"):
+    with pytest.raises(RequestError, match="BLEU: unknown tokenizer 'words'"):
         task_of(parallel(*files, vocabulary=60, bleu="words"), vanilla, 0)

@@ -68,7 +68,7 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
         (["--set", "synthetic.sise=3", "--out", "x.safetensors"], "did you mean 'size'"),
         (["--weights", "none.safetensors", "--out", "x.safetensors"], "no such file"),
         (["--omega", "1", "--out", "x.safetensors"], "has no setting 'omega'"),
-        (["--seed", "1", "--seeds", "2", "--out", "x.safetensors"], "expected one of them"),
+        (["--seed", "1", "--seeds", "2", "--out", "x.safetensors"], "expected only one of them"),
         (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
         (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
         (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),
