@@ -16,7 +16,7 @@ from nlbench.subjects.data import Dataset, Preprocessing, dataset
 FOLDER = Option("", "folder of the files; by default in the folder that NLBENCH_DATA names")
 
 IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Preprocessing of most networks for ImageNet."""
+"""Preprocessing of most ImageNet networks."""
 
 SIZE = Option(
     0,
@@ -67,7 +67,7 @@ def _fingerprint_of(name: str) -> Callable[..., str]:
         paths += [
             inner for p in paths[1:] if p.name in ("train", *VALIDATION) for inner in p.glob("*")
         ]
-        # A folder's time changes when a file in it is added, removed or renamed.
+        # A folder's modification time changes when a file in it is added, removed or renamed.
         return " ".join(f"{p.name}:{p.stat().st_mtime_ns}" for p in sorted(paths) if p.is_dir())
 
     return fingerprint
@@ -200,21 +200,20 @@ def _make_dataset(
 ) -> Dataset:
     from .items import ImageFiles
 
-    def with_preprocessing(given: Preprocessing) -> Dataset:
-        resized = given
-        if size and size != given.crop:
-            resized = replace(given, crop=size, resize=round(given.resize * size / given.crop))
+    def with_preprocessing(steps: Preprocessing) -> Dataset:
+        if size and size != steps.crop:
+            steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
         return Dataset(
             name=name,
-            train=ImageFiles(train, resized),
-            test=ImageFiles(test, resized),
-            shape=(3, resized.crop, resized.crop),
+            train=ImageFiles(train, steps),
+            test=ImageFiles(test, steps),
+            shape=(3, steps.crop, steps.crop),
             classes=classes,
-            mean=resized.mean,
-            std=resized.std,
+            mean=steps.mean,
+            std=steps.std,
             preprocessing=(
-                f"{resized.text}; divided by 255; normalised per channel by mean {resized.mean} "
-                f"and standard deviation {resized.std}; {note}"
+                f"{steps.text}; divided by 255; normalised per channel by mean {steps.mean} "
+                f"and standard deviation {steps.std}; {note}"
             ),
             source=source,
             labelled=labelled,
@@ -228,7 +227,7 @@ def _splits(root: Path) -> tuple[Path, Path]:
     """Return the folders of the training and the test split, which may be the same."""
     validation = next((n for n in VALIDATION if (root / n).is_dir()), None)
     if validation is None or not (root / "train").is_dir():
-        # A class may be called train, but not the only one.
+        # A class may be called train, unless it is the only one.
         if _class_folders(root) in (["train"], [validation]):
             present = validation or "train"
             absent = "val" if present == "train" else "train"
@@ -294,7 +293,7 @@ def _files_by_class(name: str, root: Path) -> tuple[LabelledFiles, list[str]]:
 def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     """List the image files below a class folder, folder by folder.
 
-    Links to folders are followed, but no folder is read twice, and no parent of this one is read.
+    Links to folders are followed, but no folder is read twice, and no parent folder is read.
 
     Raises
     ------
@@ -306,9 +305,9 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
         raise error
 
     seen = _with_parents(folder)
-    found: list[tuple[str, list[str]]] = []
+    images: list[tuple[str, list[str]]] = []
     for root, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
-        found.append((root, sorted(n for n in names if n.lower().endswith(extensions))))
+        images.append((root, sorted(n for n in names if n.lower().endswith(extensions))))
         unread = {}
         for name in sorted(subfolders):
             target = Path(root, name).resolve()
@@ -316,7 +315,7 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
                 seen.add(target)
                 unread[name] = target
         subfolders[:] = unread
-    return [os.path.join(root, name) for root, names in sorted(found) for name in names]  # noqa: PTH118
+    return [os.path.join(root, name) for root, names in sorted(images) for name in names]  # noqa: PTH118
 
 
 def _image_files(root: Path) -> LabelledFiles:

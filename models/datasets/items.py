@@ -29,7 +29,7 @@ _TRAILER_BYTES = 64
 
 
 class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
-    """Rows of a tensor with their labels; without labels each label is 0."""
+    """Rows of a tensor with their labels, which default to 0."""
 
     def __init__(self, rows: Tensor, labels: Sequence[int] | None = None) -> None:
         self.rows = rows
@@ -264,8 +264,8 @@ class GeneratedItems(TorchDataset[tuple[Tensor, int]]):
 def item_generator(*numbers: int) -> torch.Generator:
     """Return a generator for a combination of numbers from 0 to 2³¹ - 1.
 
-    Combinations that differ only in the last number never share a generator, others rarely:
-    PyTorch seeds its generator on the CPU with 32 bits.
+    Combinations that differ only in the last number never share a seed. Others rarely do, since
+    PyTorch's CPU generator has 32-bit seeds.
     """
     state = 0
     for number in numbers:

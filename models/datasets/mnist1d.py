@@ -26,7 +26,7 @@ def _fingerprint() -> str:
 
 @dataset(fingerprint=_fingerprint)
 def mnist1d() -> Dataset:
-    """MNIST-1D: signals of 40 numbers that stand for ten digits, 4,000 to train on, 1,000 to test.
+    """MNIST-1D: signals of 40 numbers for ten digits, 4,000 for training and 1,000 for test.
 
     Published accuracies are 32 % for logistic regression, 68 % for a perceptron and 94 % for a
     convolutional network. Nothing is downloaded: the package generates the signals from its
@@ -54,7 +54,7 @@ def mnist1d() -> Dataset:
     )
 
 
-@cache  # It takes seconds, and every network loads it.
+@cache  # Generation takes seconds, and every network loads the data.
 def _generate() -> tuple[InMemoryItems, InMemoryItems]:
     try:
         data: Any = importlib.import_module("mnist1d.data")

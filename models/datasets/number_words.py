@@ -51,7 +51,7 @@ def spell_out(number: int, language: str) -> str:
     Raises
     ------
     nlbench.RequestError
-        If the number or the language is not one of these.
+        If the number is out of range or the language is unknown.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def number_words(
     vocabulary: int = 128,
     length: int = 32,
 ) -> ParallelText:
-    """Numbers up to 999,999 in words, in two languages of English, German and French.
+    """Numbers up to 999,999 in words, in two of English, German and French.
 
     The numbers are drawn without replacement by NumPy's legacy generator, whose stream is frozen.
 

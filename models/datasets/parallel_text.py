@@ -325,7 +325,7 @@ def parallel(
     Raises
     ------
     nlbench.RequestError
-        If a file is missing or can't be read, or they have different numbers of lines.
+        If a file is missing or can't be read, or the files have different numbers of lines.
 
     Examples
     --------

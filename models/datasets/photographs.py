@@ -40,7 +40,7 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
     Parameters
     ----------
     preprocessing : Preprocessing
-        Side and interpolation.
+        Side and interpolation of the crops.
 
     Examples
     --------
@@ -50,11 +50,10 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 
     def __init__(self, count: int, seed: int, preprocessing: Preprocessing) -> None:
         draws = np.random.RandomState(seed).uniform(size=(count, 3))
-        # The central crop has the share of the image that the preprocessing leaves.
         share = MIN_SHARE * (1 / MIN_SHARE) ** draws[:, :1]
-        central = preprocessing.crop / preprocessing.resize, 0.5, 0.5
         self._boxes = np.concatenate([share, draws[:, 1:]], axis=1)
-        self._boxes[: len(FILES)] = central
+        # Central crops keep the same share of the image as the preprocessing.
+        self._boxes[: len(FILES)] = preprocessing.crop / preprocessing.resize, 0.5, 0.5
         self._side = preprocessing.crop
         self._resampling = _RESAMPLING[preprocessing.interpolation]
 
@@ -92,20 +91,20 @@ def photographs(count: int = 128, seed: int = 0) -> Dataset:
     torch.Size([2, 3, 224, 224])
     """
 
-    def with_preprocessing(given: Preprocessing) -> Dataset:
+    def with_preprocessing(steps: Preprocessing) -> Dataset:
         return Dataset(
             "photographs",
-            Crops(count, 2 * seed + 1, given),
-            Crops(count, 2 * seed, given),
-            shape=(3, given.crop, given.crop),
+            Crops(count, 2 * seed + 1, steps),
+            Crops(count, 2 * seed, steps),
+            shape=(3, steps.crop, steps.crop),
             classes=1000,
-            mean=given.mean,
-            std=given.std,
+            mean=steps.mean,
+            std=steps.std,
             preprocessing=(
                 f"{count} square crops of scikit-learn's {' and '.join(FILES)}, resized to "
-                f"{given.crop} pixels ({given.interpolation}, antialiased), seed {seed}; "
-                f"divided by 255; normalised per channel by mean {given.mean} and standard "
-                f"deviation {given.std}"
+                f"{steps.crop} pixels ({steps.interpolation}, antialiased), seed {seed}; "
+                f"divided by 255; normalised per channel by mean {steps.mean} and standard "
+                f"deviation {steps.std}"
             ),
             source=Source("two photographs of scikit-learn's load_sample_images, CC BY 2.0"),
             labelled=False,

@@ -46,7 +46,7 @@ class PublishedDataset:
     mean, std : tuple of float
         Per channel.
     expected : str
-        The files, for messages.
+        Description of the files, for messages.
     labels : str
         Key of the labels in CIFAR's files.
     """
@@ -103,7 +103,7 @@ class PublishedDataset:
         return path
 
     def fingerprint(self, folder: str = "", download: bool = False, **_: str) -> str:
-        """Return the sizes and modification times of the files, which change with their content."""
+        """Return the sizes and modification times of the files, to detect changed content."""
         if download:
             return "downloaded"
         path = self.find(folder)
@@ -218,16 +218,16 @@ def _read_cifar_file(published: PublishedDataset, file: Path) -> tuple[np.ndarra
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler of plain data and arrays only, since a pickle can run code."""
+    """Unpickler that loads only plain data and arrays, since a pickle can run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _HARMLESS:
+        if (module, name) in _ALLOWED_GLOBALS:
             module = module.replace("numpy.core", "numpy._core")
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
-_HARMLESS = {
+_ALLOWED_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy.core.multiarray", "scalar"),
@@ -359,7 +359,7 @@ CIFAR_OPTIONS = {
     "download": Option(False, "download missing files into the folder"),
 }
 SIZE = Option("32", "side in pixels: 28 as published, 32 padded with zeros", ("28", "32"))
-CHANNELS = Option("1", "1, or 3 equal ones for networks that take colour", ("1", "3"))
+CHANNELS = Option("1", "1, or 3 identical ones for networks that take colour", ("1", "3"))
 MNIST_OPTIONS = {**CIFAR_OPTIONS, "size": SIZE, "channels": CHANNELS}
 
 

@@ -1,4 +1,4 @@
-"""Datasets with a function of the inputs to learn."""
+"""Regression datasets, whose targets are a function of the inputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nlbench.subjects.data import Dataset
 
 @dataclass(frozen=True)
 class RegressionDataset(Dataset):
-    """Points with a function of them to learn; both splits are `InMemoryItems`.
+    """Points and a target function of them; both splits are `InMemoryItems`.
 
     Parameters
     ----------
     target : callable
-        Values of shape (n,) of inputs of shape (n, d).
+        Maps inputs of shape (n, d) to values of shape (n,).
     """
 
     target: Callable[[Tensor], Tensor] = field(kw_only=True)

@@ -1,4 +1,4 @@
-"""Generated data: noise of any shape, and pictures to learn."""
+"""Generated data: noise of any shape, and labelled images of random patterns."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def random_tensors(
 
 
 def parse_shape(owner: str, text: str, count: int = 1) -> tuple[int, ...]:
-    """Parse the shape of a tensor, and check the size of `count` of them.
+    """Parse the shape of a tensor, and check the total size of `count` such tensors.
 
     Raises
     ------
@@ -127,10 +127,10 @@ def synthetic(
     difficulty: float = 0.7,
     seed: int = 0,
 ) -> Dataset:
-    """Synthetic pictures of adjustable number, classes, resolution and difficulty.
+    """Synthetic images of adjustable number, classes, resolution and difficulty.
 
     Each class has a smooth random pattern P: 5×5 normal noise, enlarged by bicubic interpolation,
-    with mean 0 and variance 1. An image of difficulty d is the sum of sqrt(1 - d) P', the pattern
+    with mean 0 and variance 1. An image of difficulty d is the sum of sqrt(1 - d) P', where P' is P
     rolled by up to an eighth of the image, sqrt(0.8 d) times another random pattern, and
     sqrt(0.2 d) times normal noise per pixel. It is divided by 6, shifted by 0.5 and clamped to
     [0, 1]. So d is the share of the variance without information about the class.
@@ -166,7 +166,7 @@ def synthetic(
             f"synthetic: {classes:,} classes of {channels}x{image_size}x{image_size} have "
             f"{classes * math.prod(shape):,} elements, expected at most {MAX_ELEMENTS:,}"
         )
-    patterns = _fields(classes, shape, item_generator(seed, 2))
+    patterns = _smooth_patterns(classes, shape, item_generator(seed, 2))
     max_shift = image_size // 8
     d = difficulty
 
@@ -174,7 +174,7 @@ def synthetic(
         label = index % classes
         down, right = torch.randint(-max_shift, max_shift + 1, (2,), generator=generator).tolist()
         pattern = patterns[label].roll((down, right), dims=(1, 2))
-        clutter = _fields(1, shape, generator)[0]
+        clutter = _smooth_patterns(1, shape, generator)[0]
         noise = torch.randn(shape, generator=generator)
         image = (
             math.sqrt(1 - d) * pattern + math.sqrt(0.8 * d) * clutter + math.sqrt(0.2 * d) * noise
@@ -198,8 +198,8 @@ def synthetic(
     )
 
 
-def _fields(count: int, shape: Sequence[int], generator: Generator) -> Tensor:
-    """Draw smooth random pictures of mean 0 and variance 1 by enlarging coarse noise."""
+def _smooth_patterns(count: int, shape: Sequence[int], generator: Generator) -> Tensor:
+    """Draw smooth random patterns of mean 0 and variance 1 by enlarging coarse noise."""
     import torch
     from torch.nn import functional
 

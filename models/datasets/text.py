@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 STANDARD_LIBRARY = "python"
 
-FOLD_CYCLES = (20, 4, 2, 1)
-"""Common multiples of the folds of `r2` (5), of `linearity` (4) and of `substitution` (2)."""
+GROUP_COUNTS = (20, 4, 2, 1)
+"""Numbers of groups to try; 20 suits the folds of `r2` (5), `linearity` (4), `substitution` (2)."""
 
 TEST_PERIOD = 4
 """Every fourth file is for testing."""
 
-PARTS_OF_ONE_FILE = FOLD_CYCLES[0] * TEST_PERIOD
+PARTS_OF_ONE_FILE = GROUP_COUNTS[0] * TEST_PERIOD
 MAX_CHARACTERS = 2**23
 """Maximum length of the text of a split; tokenizing it takes a few seconds."""
 
@@ -48,7 +48,7 @@ class Text(Family):
     description = "text/PATH: a text file, folder or glob, as tokens of the model; text/python"
 
     def names(self) -> Sequence[str]:
-        """Return the text that every machine has; paths are unlimited."""
+        """Return the one text that every machine has; paths can't be listed."""
         return (STANDARD_LIBRARY,)
 
     def matches(self, pattern: str) -> Sequence[str]:
@@ -90,7 +90,7 @@ def text_files(name: str) -> list[Path]:
     Raises
     ------
     nlbench.RequestError
-        If there is none.
+        If there are no such files.
     """
     path = Path(_expand(name))
     if name == STANDARD_LIBRARY:
@@ -120,20 +120,19 @@ def _glob(pattern: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class TextWindows:
-    """Windows of equal length of packed text files, in an order that separates files.
+    """Windows of equal length from packed text files, ordered so that folds share no file.
 
-    Every fourth file is for testing. The files of a split form groups of about equal size, whose
+    Every fourth file is for testing. The files of a split form g groups of about equal size, whose
     texts are joined and cut into windows. Sample i is from group i mod g, so that folds i mod k
-    hold different files for each k that divides g, which is 20 unless there is little text or
-    there are few files.
-    A single file is cut into 80 parts, which take the place of files.
+    hold different files for each k that divides g. There are 20 groups unless there is little text
+    or there are few files. A single file is cut into 80 parts, which are treated as files.
 
     Parameters
     ----------
     windows : int
         Maximum number of windows of each split, spread evenly over each group.
     length : int
-        Tokens of a window, with the tokenizer's marks.
+        Tokens per window, including special tokens.
     """
 
     name: str
@@ -179,7 +178,7 @@ class TextWindows:
         return inputs
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw windows without replacement, the groups of files in turn.
+        """Draw windows without replacement, taking the groups of files in turn.
 
         Raises
         ------
@@ -209,8 +208,8 @@ class TextWindows:
     def _train(self) -> list[Tensor]:
         return self._windows(*range(1, TEST_PERIOD))
 
-    def _windows(self, *phases: int) -> list[Tensor]:
-        """Cut the files whose number modulo the period is a phase; one tensor for each group."""
+    def _windows(self, *remainders: int) -> list[Tensor]:
+        """Cut files with the given remainders modulo the test period; one tensor per group."""
         import torch
 
         tokenizer, is_causal = self.tokenizer, self.tokenizer.predicts_next
@@ -218,13 +217,16 @@ class TextWindows:
         # The label of the last token is the token after the window.
         size = self.length + is_causal - len(start) - len(end)
         if size < 1:
-            raise RequestError(f"{self.name}: {self.length} tokens are {len(start + end)} marks")
-        texts = [[*part, *tokenizer.separator] for part in tokenizer.encode(self._texts(phases))]
-        for cycle in FOLD_CYCLES:
-            groups = [list(itertools.chain(*group)) for group in _balance(texts, cycle)]
-            # Groups take turns, and the first ones get one more.
-            fitting = min(len(tokens) // size * cycle + i for i, tokens in enumerate(groups))
-            if fitting >= max(2, cycle):
+            minimum = len(start + end) + 1 - is_causal
+            raise RequestError(
+                f"{self.name}: text.length is {self.length}, expected at least {minimum}"
+            )
+        texts = [[*p, *tokenizer.separator] for p in tokenizer.encode(self._texts(remainders))]
+        for group_count in GROUP_COUNTS:
+            groups = [list(itertools.chain(*group)) for group in _balance(texts, group_count)]
+            # Groups take turns, so the first ones may provide one window more.
+            fitting = min(len(tokens) // size * group_count + i for i, tokens in enumerate(groups))
+            if fitting >= max(2, group_count):
                 break
         else:
             raise RequestError(
@@ -232,22 +234,21 @@ class TextWindows:
                 f"split; set text.length"
             )
         count = min(self.windows, fitting)
-        spread = []
+        windows = []
         for i, tokens in enumerate(groups):
-            share = max(1, -(-(count - i) // cycle))
-            starts = [len(tokens) // size * j // share * size for j in range(share)]
-            rows = [[*start, *tokens[at : at + size], *end] for at in starts]
-            spread.append(torch.tensor(rows))
-        return spread
+            rows = max(1, -(-(count - i) // group_count))
+            starts = [len(tokens) // size * j // rows * size for j in range(rows)]
+            windows.append(torch.tensor([[*start, *tokens[s : s + size], *end] for s in starts]))
+        return windows
 
-    def _texts(self, phases: Sequence[int]) -> list[str]:
+    def _texts(self, remainders: Sequence[int]) -> list[str]:
         """Read the files of a split, or cut the only file."""
         if len(self.files) == 1:
             text = _read(self.files[0], MAX_CHARACTERS * TEST_PERIOD)
             size = -(-len(text) // PARTS_OF_ONE_FILE)
             parts = [text[i : i + size] for i in range(0, len(text), size)]
-            return [part for i, part in enumerate(parts) if i % TEST_PERIOD in phases]
-        files = [path for i, path in enumerate(self.files) if i % TEST_PERIOD in phases]
+            return [part for i, part in enumerate(parts) if i % TEST_PERIOD in remainders]
+        files = [path for i, path in enumerate(self.files) if i % TEST_PERIOD in remainders]
         return [_read(path, MAX_CHARACTERS // len(files)) for path in files]
 
 
@@ -263,7 +264,7 @@ def _read(path: Path, limit: int) -> str:
 
 
 def _balance(texts: Sequence[list[int]], count: int) -> list[list[list[int]]]:
-    """Distribute texts over groups of about equal length: the longest first, to the shortest.
+    """Assign texts, the longest first, to the shortest of several groups.
 
     Examples
     --------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 DEFAULT_LENGTH = 64
-"""Length of an axis that may have any length, if a network is built without data."""
+"""Length of axes of any length if a network is built without data."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Member:
     Parameters
     ----------
     module : str
-        Module next to this one with ``build(member)`` and, optionally, ``read(path, member)``.
+        Module next to this one with ``build(member)`` and ``read(path)``.
     file : PackagedFile
         The trained weights.
     data : str
         Default dataset.
     shape : tuple of (int or None)
-        Shape of an input; None for any length of an axis.
+        Shape of an input; None for an axis of any length.
     classes : int
         Number of classes of the logits; 0 if they aren't logits of classes.
     libraries : tuple of str
-        Modules that the architecture needs, of the extra ``zoo``.
+        Modules that the architecture needs, which the extra ``zoo`` installs.
     remark : str
         Note on the weights, which becomes part of their metadata.
     preprocessing : Preprocessing, optional
@@ -74,18 +74,18 @@ class Member:
         return ""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Raise `RequestError` unless inputs of a shape, with labels of some classes, fit."""
+        """Raise `RequestError` unless the network fits the input shape and number of classes."""
         fits = len(shape) == len(self.shape) and all(
             expected in (None, length) for length, expected in zip(shape, self.shape, strict=True)
         )
         if not fits:
             expected = ", ".join("any" if n is None else str(n) for n in self.shape)
             raise RequestError(
-                f"it takes inputs of shape ({expected}), not {shape}; its data are {self.data}"
+                f"it takes inputs of shape ({expected}), not {shape}; use the dataset {self.data}"
             )
         if self.classes and classes != self.classes:
             raise RequestError(
-                f"it has {self.classes} classes, the data {classes}; its data are {self.data}"
+                f"it has {self.classes} classes, the data {classes}; use the dataset {self.data}"
             )
 
 
@@ -94,7 +94,7 @@ class Zoo(Family):
 
     @property
     def description(self) -> str:  # type: ignore[override]
-        """One line with the number of available members."""
+        """Description in one line, with the number of available members."""
         count = sum(not member.problem for member in MEMBERS.values())
         return f"trained networks inside packages, {count} available (make zoo installs all)"
 

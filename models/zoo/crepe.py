@@ -95,7 +95,7 @@ def bin_frequency(bins: Tensor) -> Tensor:
 def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tensor:
     """Draw tones of eight harmonics with random amplitudes and phases at 16 kHz.
 
-    Harmonics above half the sampling rate are left out.
+    Harmonics above half the sampling rate are omitted.
 
     Parameters
     ----------

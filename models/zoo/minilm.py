@@ -32,7 +32,7 @@ class SentenceEncoder(nn.Module):
         self.bert = bert
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed sentences: tokens (n, t), padded with 0, to (n, width)."""
+        """Map tokens (n, t), padded with 0, to sentence embeddings (n, width)."""
         mask = tokens != PAD
         hidden = self.bert(tokens, attention_mask=mask.long()).last_hidden_state
         weights = mask[..., None].to(hidden.dtype)
@@ -61,18 +61,18 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer next to the weights, for datasets of text."""
-    words = load_tokenizer(path)
-    start, end = ((words.token_to_id(mark),) for mark in ("[CLS]", "[SEP]"))
+    """Return the tokenizer next to the weights, for text datasets."""
+    loaded = load_tokenizer(path)
+    start, end = ((loaded.token_to_id(token),) for token in ("[CLS]", "[SEP]"))
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [part.ids for part in words.encode_batch(texts, add_special_tokens=False)]
+        return [part.ids for part in loaded.encode_batch(texts, add_special_tokens=False)]
 
-    return Tokenizer("MiniLM", encode, words.get_vocab_size(), start, end, separator=end)
+    return Tokenizer("MiniLM", encode, loaded.get_vocab_size(), start, end, separator=end)
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer next to the weights, without truncation and padding."""
+    """Load the tokenizer next to the weights, without truncation or padding."""
     import tokenizers
 
     loaded = tokenizers.Tokenizer.from_file(str(path.with_name("tokenizer.json")))

@@ -11,8 +11,8 @@ from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
 
-# Channels, kernel and side of the max pooling (0 for none) of each convolution; width of the hidden
-# linear layer (0 for none), inputs of the layer after the convolutions, widths of the heads.
+# Keyed by image side: channels, kernel and max-pooling side (0 for none) of each convolution; width
+# of the hidden linear layer (0 for none); features after the convolutions; widths of the heads.
 _NETWORKS = {
     12: (((10, 3, 2), (16, 3, 0), (32, 3, 0)), 0, 32, (2, 4)),
     24: (((28, 3, 3), (48, 3, 3), (64, 2, 0)), 128, 576, (2, 4)),
@@ -23,8 +23,8 @@ _NETWORKS = {
 class CascadeNetwork(nn.Module):
     """Convolutions with PReLUs and max pooling, and linear heads.
 
-    The output concatenates the heads: two logits, no face and face, four corrections of the box
-    and, for images of 48x48, five landmarks. Names of layers are those of facenet-pytorch.
+    The output concatenates the heads: two logits (no face, face), four corrections of the box and,
+    for images of 48x48, five landmarks. Layers are named as in facenet-pytorch.
 
     Parameters
     ----------
@@ -53,13 +53,13 @@ class CascadeNetwork(nn.Module):
             depth += 1
             trunk[f"dense{depth}"] = nn.Linear(features, hidden)
             trunk[f"prelu{depth}"] = nn.PReLU(hidden)
-        ends = {
+        branches = {
             f"dense{depth + 1}_{number}": nn.Linear(hidden or features, width)
             for number, width in enumerate(heads, start=1)
         }
-        for name, layer in {**trunk, **ends}.items():
+        for name, layer in {**trunk, **branches}.items():
             self.add_module(name, layer)
-        self._trunk, self._heads = tuple(trunk), tuple(ends)
+        self._trunk, self._heads = tuple(trunk), tuple(branches)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (n, 3, side, side) to the concatenated heads."""
@@ -77,14 +77,14 @@ class _ColumnsFirst(nn.Module):
 
 
 def build(member: Member) -> CascadeNetwork:
-    """Build the network for the images of a member, freshly initialised."""
+    """Build the network for a member's image size, freshly initialised."""
     side = member.shape[1]
     assert side is not None
     return CascadeNetwork(side)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the state dict; P-Net's heads are 1x1 convolutions, here linear layers."""
+    """Read the state dict, converting the 1x1 convolutions of P-Net's heads to linear layers."""
     state, _ = read_checkpoint(path)
     return {
         name.replace("conv4_", "dense4_"): tensor.squeeze() if "conv4_" in name else tensor

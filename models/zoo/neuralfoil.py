@@ -1,4 +1,4 @@
-"""NeuralFoil's perceptrons, which predict an airfoil's aerodynamics, with draws of their inputs."""
+"""NeuralFoil's perceptrons, which predict an airfoil's aerodynamics, and random inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DISTRIBUTION = PackagedFile(
 def build(member: Member) -> nn.Sequential:
     """Build the perceptron of a member's file, freshly initialised.
 
-    It is the network that NeuralFoil evaluates twice, on an airfoil and its mirror image.
+    NeuralFoil evaluates this network twice, on an airfoil and on its mirror image.
     """
     state = read(member.file.path)
     widths = [INPUTS, *(len(tensor) for name, tensor in state.items() if name.endswith("bias"))]

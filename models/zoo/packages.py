@@ -1,4 +1,4 @@
-"""Weights inside installed packages: found without importing the package, and verified."""
+"""Weights inside installed packages, found without importing the package and verified."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nlbench.serialization.hashing import file_hash
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution that carries trained weights.
+    """A distribution that contains trained weights.
 
     Parameters
     ----------
     name, version : str
-        On the package index.
+        Name and version on the package index.
     module : str
         Name of its import package, which holds the files.
     """
@@ -29,7 +29,7 @@ class Package:
 
     @property
     def command(self) -> str:
-        """Command that installs it; its own dependencies are not needed."""
+        """Command that installs it, without its dependencies, which are not needed."""
         return f"pip install --no-deps {self.name}=={self.version}"
 
     @property
@@ -99,5 +99,5 @@ class PackagedFile:
 
 @cache
 def is_installed(module: str) -> bool:
-    """Return True if a top-level module can be found; it isn't imported."""
+    """Return True if a top-level module can be found, without importing it."""
     return find_spec(module) is not None

@@ -1,4 +1,4 @@
-"""RXNMapper's ALBERT, with reactions as its inputs."""
+"""RXNMapper's ALBERT, and a dataset of reactions for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def load_vocabulary() -> dict[str, int]:
 
 
 def tokens_of(smiles: str) -> list[str]:
-    """Split a reaction in SMILES into tokens, with the marks of start and end.
+    """Split a reaction in SMILES into tokens, with start and end tokens.
 
     Examples
     --------
@@ -95,15 +95,15 @@ _REACTIONS = (
 @dataset(
     options={
         "count": Option(256, "reactions of each split", minimum=1, maximum=1000),
-        "length": Option(63, "tokens of a reaction, marks included", minimum=24, maximum=100),
+        "length": Option(63, "tokens per reaction, with start and end", minimum=24, maximum=100),
         "seed": Option(0, "seed of the reactions", minimum=0, maximum=2**32 - 1),
     }
 )
 def reactions(count: int = 256, length: int = 63, seed: int = 0) -> TokenRows:
     """Reactions that form amides, esters and sulphonamides, as tokens of RXNMapper.
 
-    All combinations of 45 groups and six reagents are written as SMILES. Those of one length in
-    tokens are drawn without replacement, so that no row is padded.
+    All combinations of 45 groups and six reagents are written as SMILES. Those with `length` tokens
+    are drawn without replacement, so that no row is padded.
 
     Raises
     ------

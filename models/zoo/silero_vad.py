@@ -1,4 +1,4 @@
-"""Silero's voice activity detector, with tones and noise as its inputs."""
+"""Silero's voice activity detector, and a dataset of tones and noise for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .catalogue import Member
 from .crepe import harmonic_tones
 
 FRAME, CONTEXT = 512, 64
-"""Samples at 16 kHz of a step, and of the previous step that it sees again."""
+"""Samples per step at 16 kHz, and samples of the previous step that are repeated."""
 
 _WINDOW, _HOP, _FREQUENCIES = 256, 128, 129
 

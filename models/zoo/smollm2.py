@@ -62,7 +62,7 @@ def build(member: Member) -> nn.Module:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the state dict, with quantised tensors restored to float32."""
+    """Read the state dict, dequantised to float32."""
     tensors = read_gguf(path)[1]
     embedding = tensors.pop("token_embd.weight")
     state = {
@@ -73,29 +73,29 @@ def read(path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         _, block, part, _ = name.split(".")
         if part in ("attn_q", "attn_k"):
-            tensor = _with_halves_apart(tensor, HEADS if part == "attn_q" else KEY_HEADS)
+            tensor = _separate_halves(tensor, HEADS if part == "attn_q" else KEY_HEADS)
         state[f"model.layers.{block}.{_NAMES[part]}.weight"] = tensor
     return state
 
 
-def _with_halves_apart(weight: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of each head: GGUF interleaves the two halves that rotate together."""
+def _separate_halves(weight: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of each head, since GGUF interleaves the halves of rotary embeddings."""
     return weight.reshape(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer in the GGUF file, for datasets of text."""
-    words = load_tokenizer(path)
+    """Return the tokenizer in the GGUF file, for text datasets."""
+    loaded = load_tokenizer(path)
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [part.ids for part in words.encode_batch(texts, add_special_tokens=False)]
+        return [part.ids for part in loaded.encode_batch(texts, add_special_tokens=False)]
 
-    return Tokenizer("SmolLM2", encode, words.get_vocab_size(), predicts_next=True)
+    return Tokenizer("SmolLM2", encode, loaded.get_vocab_size(), predicts_next=True)
 
 
 @lru_cache(maxsize=1)
 def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer in the GGUF file, of the library tokenizers."""
+    """Load the tokenizer in the GGUF file with the tokenizers library."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -119,7 +119,7 @@ def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any],
     Raises
     ------
     nlbench.RequestError
-        If a tensor is quantised other than Q4_1 or Q8_0.
+        If a tensor has a quantisation other than Q4_1 or Q8_0.
     """
     content = memoryview(path.read_bytes())
     reader = _Reader(content)
@@ -138,8 +138,8 @@ def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any],
     ]
     start = -(-reader.offset // _ALIGNMENT) * _ALIGNMENT
     return metadata, {
-        # The fastest axis is the first.
-        name: torch.from_numpy(_numbers(content[start + offset :], kind, shape)).reshape(
+        # GGUF lists the fastest axis first.
+        name: torch.from_numpy(_dequantize(content[start + offset :], kind, shape)).reshape(
             shape[::-1]
         )
         for name, shape, kind, offset in entries
@@ -147,7 +147,7 @@ def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any],
 
 
 class _Reader:
-    """Values of a GGUF file in their order."""
+    """Sequential reader of the values in a GGUF file."""
 
     def __init__(self, content: memoryview) -> None:
         self.content = content
@@ -174,8 +174,8 @@ class _Reader:
         return self.scalar(_SCALARS[kind])
 
 
-def _numbers(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
-    """Return the numbers of a tensor; quantised ones are scale times integer, plus an offset."""
+def _dequantize(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
+    """Return a tensor's values; quantised ones are a scale times an integer, plus an offset."""
     size = int(np.prod(shape))
     if kind == _FLOAT32:
         return np.frombuffer(content, "<f4", size).copy()
@@ -185,10 +185,10 @@ def _numbers(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
     elif kind == _Q4_1:
         layout = [("scale", "<f2"), ("offset", "<f2"), ("q", "u1", _BLOCK // 2)]
         blocks = np.frombuffer(content, layout, size // _BLOCK)
-        digits = np.concatenate([blocks["q"] & 15, blocks["q"] >> 4], axis=1)
+        integers = np.concatenate([blocks["q"] & 15, blocks["q"] >> 4], axis=1)
         scale, offset = (blocks[name].astype(np.float32)[:, None] for name in ("scale", "offset"))
-        restored = scale * digits + offset
+        restored = scale * integers + offset
     else:
         raise RequestError(f"GGUF tensors of type {kind} are not supported, expected Q4_1 or Q8_0")
-    numbers: np.ndarray = restored.astype(np.float32).reshape(-1)
-    return numbers
+    values: np.ndarray = restored.astype(np.float32).reshape(-1)
+    return values

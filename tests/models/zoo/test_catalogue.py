@@ -63,7 +63,7 @@ def test_another_file_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("shape", "classes"), [((25, 1), 198), ((24,), 198), ((3, 32, 32), 10)])
 def test_data_of_another_shape_are_refused(shape, classes):
-    with pytest.raises(RequestError, match="its data are airfoils"):
+    with pytest.raises(RequestError, match="use the dataset airfoils"):
         MEMBERS["neuralfoil-large"].check(shape, classes)
 
 

@@ -47,13 +47,13 @@ def test_smollm2_knows_the_capital_of_france():
 
 def test_q4_blocks_equal_the_gguf_library():
     quants = pytest.importorskip("gguf.quants")
-    from nlbench.models.zoo.smollm2 import _numbers
+    from nlbench.models.zoo.smollm2 import _dequantize
 
     raw = (np.arange(40) * 7).astype(np.uint8)
     for kind, size in ((3, 20), (8, 34)):
         block = raw[:size]
         expected = quants.dequantize(block[None], quants.GGMLQuantizationType(kind))[0]
-        np.testing.assert_allclose(_numbers(memoryview(block.tobytes()), kind, [32]), expected)
+        np.testing.assert_allclose(_dequantize(memoryview(block.tobytes()), kind, [32]), expected)
 
 
 def test_minilm_finds_paraphrases():
