@@ -143,7 +143,7 @@ class ActivationState(PooledMeasure):
 
     Published code
     --------------
-    Averages over positions before it takes the sign, as the default reduction does here.
+    It averages over positions before taking the sign, as the default reduction does here.
 
     Examples
     --------

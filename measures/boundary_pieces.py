@@ -101,7 +101,7 @@ class BoundaryPieces(PathMeasure):
 
     Cost
     ----
-    That of the trace or estimate, and O(logits) per crossing.
+    The cost of the trace or estimate, and O(logits) per crossing.
 
     Limits
     ------

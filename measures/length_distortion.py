@@ -81,7 +81,7 @@ class LengthDistortion(PathMeasure):
 
     Cost
     ----
-    That of the trace or estimate, and one forward pass in float64 for each of its points.
+    The cost of the trace or estimate, and one forward pass in float64 for each of its points.
 
     Limits
     ------

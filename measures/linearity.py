@@ -305,7 +305,7 @@ class _Target:
 
 
 class Linearity(PooledMeasure):
-    r"""Linearity: share of what a place does to its rows that an affine map predicts.
+    r"""Linearity: share of a place's output that an affine map of its input predicts.
 
     The map is fitted by least squares, from sums accumulated in float64. The value is held out:
     folds consist of whole sequences, each predicted by the fit to the others. `in_sample` is the

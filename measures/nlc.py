@@ -83,8 +83,8 @@ def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
 
     Pairs differ by 1, 2, …, so that no pair occurs twice, and neither of a pair is x itself.
     """
-    for difference in range(1, min(directions, (n - 1) // 2) + 1):
-        yield difference, 2 * difference
+    for offset in range(1, min(directions, (n - 1) // 2) + 1):
+        yield offset, 2 * offset
 
 
 def _terms(
@@ -117,9 +117,9 @@ def _terms(
         outputs, derivatives = directional_derivative(function, inputs, direction, limit=limit)
         dtype = outputs.dtype
         outputs, derivatives = _flat(outputs), _flat(derivatives)
-        step = outputs.roll(-first, 0) - outputs.roll(-second, 0)
+        difference = outputs.roll(-first, 0) - outputs.roll(-second, 0)
         slopes.append(derivatives.square().sum(1))
-        spreads.append(step.square().sum(1) / 2)
+        spreads.append(difference.square().sum(1) / 2)
     floors = (MIN_SPREAD_IN_ROUNDINGS * torch.finfo(dtype).eps * outputs).square().sum(1)
     return torch.stack(slopes).mean(0), torch.stack(spreads).mean(0), floors, dtype
 

@@ -193,7 +193,7 @@ class Pieces(PathMeasure):
 
     Cost
     ----
-    That of the trace or estimate; the count itself is linear in the number of breakpoints.
+    The cost of the trace or estimate; the count itself is linear in the number of breakpoints.
 
     Limits
     ------
@@ -202,7 +202,7 @@ class Pieces(PathMeasure):
 
     Published code
     --------------
-    There is none: the definition is nlbench's.
+    None: the definition is nlbench's.
     """
 
     name = "pieces"

@@ -139,7 +139,7 @@ class Regions(PathMeasure):
 
     Cost
     ----
-    That of the exact trace; the count itself is about linear in the number of breakpoints.
+    The cost of the exact trace; the count is about linear in the number of breakpoints.
 
     Limits
     ------
@@ -148,8 +148,8 @@ class Regions(PathMeasure):
 
     Published code
     --------------
-    Most of it counts activation patterns; counts of different slopes or Jacobians correspond to
-    another of the three definitions.
+    Most of it counts activation patterns; counts of distinct slopes or Jacobians correspond to
+    one of the other definitions.
     """
 
     name = "regions"

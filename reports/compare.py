@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 _CONDITION = re.compile(r"\s*(?P<measure>\S+)\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
-_WIDE = 110
+_MIN_WIDE_COLUMNS = 110
 _MAX_ROWS = 200
 _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
 
@@ -184,7 +184,7 @@ class Comparison:
             hidden = len(rows) - _MAX_ROWS
             if hidden > 0:
                 rows = [rows[i] for i in self._largest(_MAX_ROWS)]
-            shown = len(head) if console.width >= _WIDE else len(head) - 2
+            shown = len(head) if console.width >= _MIN_WIDE_COLUMNS else len(head) - 2
             table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
             for place, name in enumerate(head[:shown]):
                 table.add_column(

@@ -64,7 +64,7 @@ def pack(
                 "subjects": [positions[subject.label] for subject in row.subjects],
                 "cells": [_entry(row.entries[name]) for name in scores.measures],
                 "reference": [
-                    _number(reference_share(row, scores, name, measures.get(name, {})))
+                    _json_number(reference_share(row, scores, name, measures.get(name, {})))
                     for name in scores.measures
                 ],
             }
@@ -187,7 +187,7 @@ def _subject(subject: TableSubject, run: NamedRun) -> dict[str, Any]:
 def _entry(entry: Any) -> list[Any]:
     numbers = (entry.value, entry.std, entry.low, entry.high)
     ranks = (entry.rank, entry.tied, entry.best, entry.worst, entry.quantile)
-    return [*map(_number, numbers), *ranks, entry.n, entry.over, entry.status, entry.reason]
+    return [*map(_json_number, numbers), *ranks, entry.n, entry.over, entry.status, entry.reason]
 
 
 def _cell(
@@ -202,7 +202,7 @@ def _cell(
     if cell.reason:
         packed["r"] = cell.reason
     if cell.statistics:
-        packed["t"] = {name: _number(value) for name, value in cell.statistics.items()}
+        packed["t"] = {name: _json_number(value) for name, value in cell.statistics.items()}
     run = runs.get(subject.run) or next(iter(runs.values()))
     facts = run.cells.get((*subject.identity, measure), {})
     for name, short in (("key", "i"), ("seconds", "sec"), ("peak_memory", "mem")):
@@ -219,7 +219,7 @@ def _cell(
         statistics = dict.fromkeys(name for place in cell.places for name in place.statistics)
         left_out = numbered(statistics)
         packed["c"] = {
-            name: [_number(place.statistics.get(name)) for place in cell.places]
+            name: [_json_number(place.statistics.get(name)) for place in cell.places]
             for name in statistics
             if name not in left_out and ":" not in name
         }
@@ -235,7 +235,7 @@ def _cell(
     return packed
 
 
-def _number(value: float | None) -> float | str | None:
+def _json_number(value: float | None) -> float | str | None:
     """Convert a number to JSON; non-finite ones become their JavaScript names."""
     if value is None or math.isfinite(value):
         return value

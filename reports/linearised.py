@@ -94,7 +94,7 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
     members: dict[str, list[Network]] = {}
     for run in runs:
         subjects = run.manifest.get("subjects") or []
-        if not any(_training(subject)[0] in MODES for subject in subjects):
+        if not any(_parse_header(subject)[0] in MODES for subject in subjects):
             continue
         numbers = _numbers(run)
         for subject in subjects:
@@ -113,7 +113,7 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
                 if name[:5] == (*key, "linear-units") and name[5] and name[6] == "nonlinear"
             }
             accuracy, length, linear = (float(value) for value in values if value is not None)
-            network = Network(*_training(subject), accuracy, length, linear, layers)
+            network = Network(*_parse_header(subject), accuracy, length, linear, layers)
             members.setdefault(label, []).append(network)
     return [
         LinearisedFamily(one_line(label), tuple(networks))
@@ -122,7 +122,7 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
     ]
 
 
-def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
+def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
     """Parse the mode, ω and seed of a network's training from its checkpoint's header."""
     header, own_seed = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
     try:

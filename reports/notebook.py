@@ -36,7 +36,7 @@ COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3
 _MAX_ROWS = 30
 
 
-def _read(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
+def _load_scores(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
     return Scores(run.scores, measures), measures
 
@@ -58,10 +58,10 @@ def leaderboard_of(
     """
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
-    scores, known = _read(run)
+    scores, known = _load_scores(run)
     names = list(scores.measures) if measures is None else list(measures)
     for name in names:
-        _check(name, scores.measures, "measure")
+        _check_name(name, scores.measures, "measure")
     table = run.scores[run.scores["measure"].isin(names)]
     rows = leaderboard(Scores(table, names), known, together=seeds == "together")
     frame = leaderboard_frame(rows, names, full=full)
@@ -82,7 +82,7 @@ def agreement_of(run: Run) -> pd.DataFrame:
         Kendall's over networks, Pearson's over sites within networks, all oriented so that more
         means more nonlinear.
     """
-    scores, measures = _read(run)
+    scores, measures = _load_scores(run)
     return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
 
 
@@ -102,7 +102,7 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
     nlbench.RequestError
         If the subject or measure is unknown or ambiguous.
     """
-    scores, measures = _read(run)
+    scores, measures = _load_scores(run)
     name = _site_measure(scores, measures, measure)
     chosen = _subject(scores, subject)
     for record in run.records:
@@ -124,7 +124,7 @@ def _subject(scores: Scores, name: str | None) -> Any:
     raise RequestError(f"{problem} of {len(matches)}: {', '.join(s.label for s in matches[:8])}")
 
 
-def _check(name: str, names: Sequence[str], what: str) -> None:
+def _check_name(name: str, names: Sequence[str], what: str) -> None:
     if name not in names:
         raise RequestError(f"the run has no {what} '{name}'{nearest(name, names)}")
 
@@ -133,7 +133,7 @@ def _site_measure(
     scores: Scores, measures: Mapping[str, Mapping[str, Any]], name: str | None
 ) -> str:
     if name is not None:
-        _check(name, scores.measures, "measure")
+        _check_name(name, scores.measures, "measure")
         return name
     sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
     drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
@@ -161,7 +161,7 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
     nlbench.RequestError
         If no site has a value.
     """
-    scores, measures = _read(run)
+    scores, measures = _load_scores(run)
     name = _site_measure(scores, measures, measure)
     rows = leaderboard(Scores(run.scores[run.scores["measure"] == name], [name]), measures)
     drawn = [
@@ -208,8 +208,8 @@ def plot_of(run: Run, measure: str) -> Figure:
     nlbench.RequestError
         If the run lacks the measure or any value of it, or has too many subjects.
     """
-    scores, measures = _read(run)
-    _check(measure, scores.measures, "measure")
+    scores, measures = _load_scores(run)
+    _check_name(measure, scores.measures, "measure")
     return figure_of(run.scores, measures, measure)
 
 
@@ -219,7 +219,7 @@ def html_of(shown: Run | Result) -> str:
 
 
 def _run_html(run: Any) -> Markup:
-    scores, measures = _read(run)
+    scores, measures = _load_scores(run)
     rows = leaderboard(scores, measures)
     if not rows:
         return Markup("<p>{}: no scores are recorded</p>").format(run.name)

@@ -198,7 +198,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         environment()
         .get_template("page.html.j2")
         .render(
-            title=title or (_network_title(rows[0]) if is_single else _names(named)),
+            title=title or (_network_title(rows[0]) if is_single else _join_names(named)),
             head=head or Markup(),
             measured=describe_scope(named, scores, all_rows),
             findings=findings(all_rows, scores, measures, missing, correlations["spearman"]),
@@ -303,7 +303,7 @@ def _network_title(row: Row) -> str:
     return f"{subject.model} {words} on {subject.data}"
 
 
-def _names(named: Sequence[NamedRun]) -> str:
+def _join_names(named: Sequence[NamedRun]) -> str:
     return ", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs"
 
 

@@ -121,9 +121,9 @@ def build_population(runs: Iterable[Run]) -> dict[str, Any]:
         for measure, info in run.manifest["measures"].items():
             if not sense_of(info):
                 continue
-            known = {key: info.get(key) for key in ("version", "options")}
-            entry = population.setdefault(measure, {**known, "values": {}})
-            if any(entry[key] != known[key] for key in known):
+            settings = {key: info.get(key) for key in ("version", "options")}
+            entry = population.setdefault(measure, {**settings, "values": {}})
+            if any(entry[key] != settings[key] for key in settings):
                 raise ValueError(f"{measure} has a different version or options in {run.name}")
             statistic = STATISTICS.get(measure, "value")
             selected = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]

@@ -111,8 +111,8 @@ def describe_scope(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]
     subjects = (s for run in runs for s in run.manifest.get("subjects") or [])
     samples = sorted({int(s["samples"]) for s in subjects if s.get("samples") is not None})
     if samples:
-        least = "" if len(samples) == 1 else f"{samples[0]:,} to "
-        parts.append(f"{least}{count(samples[-1], 'sample')}")
+        low = "" if len(samples) == 1 else f"{samples[0]:,} to "
+        parts.append(f"{low}{count(samples[-1], 'sample')}")
     return ", ".join(parts)
 
 
