@@ -1,17 +1,17 @@
-"""Observing a subject on the segments of its paths."""
+"""Observation of a subject on the segments of its paths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.introspection.model_copy import double_copy
+from nlbench.introspection.model_copy import typed_copy
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.serialization.hashing import tensor_hash
 
@@ -23,7 +23,7 @@ from .segment_image import SegmentImage
 from .trace import SegmentEstimate, TracedSegment
 
 MAX_PATH_BYTES = 2**32
-"""Limit for all paths of a pass, which are made before the first is traced."""
+"""Memory limit for the paths of a pass, which are all built before the first is traced."""
 
 
 def observe(
@@ -56,16 +56,17 @@ def observe(
         evaluations=int(options["evaluations"]),
         budget=int(options["budget"]),
     )
-    network = cache(lambda: double_copy(model))
+    network = cache(partial(typed_copy, model))
     for observation in with_positions(traces, paths):
         path, first = paths[observation.path].to(resources.device), observation.segment
         ends = path[first], path[first + 1]
-        image = SegmentImage(network, ends, observation.trace.t, resources.memory)
+        trace = observation.trace
+        is_estimate = trace.precision > torch.finfo(torch.float64).eps
+        image = SegmentImage(network, ends, trace.t, is_estimate, resources.memory)
         for listener in listeners:
             listener.update(replace(observation, image=image))
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
             drawn.append(observation)
-        trace = observation.trace
         if isinstance(trace, SegmentEstimate) and trace.crossings is None:
             integrated.setdefault(observation.place, []).append(trace)
         step()
@@ -77,14 +78,14 @@ def observe(
 def _remark(traces: Sequence[SegmentEstimate]) -> str:
     """Describe how well a path was integrated."""
     tolerance = traces[0].tolerance
-    late = [trace for trace in traces if not trace.converged]
-    if not late:
+    unconverged = [trace for trace in traces if not trace.converged]
+    if not unconverged:
         return f"by quadrature, relative error at most {tolerance:g} up to rounding"
-    worst = max(trace.relative_error for trace in late)
-    max_evaluations = max(trace.evaluations for trace in late)
+    worst = max(trace.relative_error for trace in unconverged)
+    max_evaluations = max(trace.evaluations for trace in unconverged)
     return (
-        f"by quadrature, relative error above {tolerance:g} on {len(late)} of {len(traces)} "
-        f"segments: {worst:.1e} estimated after {max_evaluations:,} evaluations; "
+        f"by quadrature, relative error above {tolerance:g} on {len(unconverged)} of "
+        f"{len(traces)} segments: {worst:.1e} estimated after {max_evaluations:,} evaluations; "
         "raise lines.evaluations or lines.tolerance"
     )
 
@@ -95,7 +96,7 @@ def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tenso
     Raises
     ------
     nlbench.Undefined, nlbench.RequestError
-        If there are none between such inputs or with these options.
+        If such inputs or these options allow no paths.
     """
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
