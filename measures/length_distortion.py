@@ -81,7 +81,8 @@ class LengthDistortion(PathMeasure):
 
     Cost
     ----
-    The cost of the trace or estimate, and one forward pass in float64 for each of its points.
+    The cost of the trace or estimate, and one forward pass for each of its points, for estimates
+    in float32 where that resolves the steps.
 
     Limits
     ------
