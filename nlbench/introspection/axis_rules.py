@@ -40,12 +40,12 @@ def _identity(source: Tensor, output: Tensor) -> AxisMap:
 
 
 @axis_rule("embedding")
-def _embedded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+def _embed(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return list(range(source.ndim))
 
 
 @axis_rule("expand", "expand_as", "repeat", "tile", "broadcast_to", arranges="expands")
-def _expanded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+def _expand(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return [axis + output.ndim - source.ndim for axis in range(source.ndim)]
 
 
@@ -53,7 +53,7 @@ def _expanded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap
     "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
     "nansum", "prod", "std", "sum", "var"
 )  # fmt: skip
-def _reduced(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+def _reduce(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     if output.ndim >= source.ndim:
         return _identity(source, output)
     return _without(source.ndim, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
@@ -63,8 +63,8 @@ def _reduced(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     "flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel",
     arranges="reshapes"
 )  # fmt: skip
-def _reshaped(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    return [_reshaped_axis(source.shape, axis, output.shape) for axis in range(source.ndim)]
+def _reshape(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [_find_reshaped_axis(source.shape, axis, output.shape) for axis in range(source.ndim)]
 
 
 @axis_rule("einsum")
@@ -81,7 +81,7 @@ def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return [result.index(letter) if letter in result else GONE for letter in letters]
 
 
-def _reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
+def _find_reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
     """Find an axis after a reshape, by its size and the number of entries before it."""
     ahead, size = math.prod(before[:axis]), before[axis]
     places = [

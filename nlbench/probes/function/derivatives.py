@@ -30,13 +30,13 @@ def directional_derivative(
     """Compute a function's outputs and its derivative along one direction per sample.
 
     Forward-mode differentiation takes one run of the function. Where an operation doesn't
-    support it, the vector-Jacobian product is differentiated with respect to its vector. On
-    out-of-memory the microbatch is halved.
+    support it, the vector-Jacobian product is differentiated with respect to its vector. If memory
+    runs out, the number of samples at a time is halved.
 
     Parameters
     ----------
     function : callable
-        From (n, ...) to (n, k), sample by sample.
+        Maps (n, ...) to (n, k), sample by sample.
     inputs, directions : tensor of shape (n, ...)
     limit : int, optional
         Maximum number of samples at a time; see `FunctionBatch`.
@@ -44,7 +44,7 @@ def directional_derivative(
     Returns
     -------
     outputs, derivatives : tensor of shape (n, k)
-        f(x_i) and J(x_i) v_i, without a graph.
+        f(x_i) and J(x_i) v_i, detached.
 
     Raises
     ------
@@ -61,12 +61,12 @@ def directional_derivative(
     def attempt(size: int) -> tuple[Tensor, Tensor]:
         sizes = microbatch_sizes(len(inputs), size)
         pairs = zip(torch.split(inputs, sizes), torch.split(directions, sizes), strict=True)
-        results = [_differentiated(function, part, along) for part, along in pairs]
+        results = [_differentiate(function, part, along) for part, along in pairs]
         outputs, derivatives = zip(*results, strict=True)
         return torch.cat(outputs), torch.cat(derivatives)
 
     if not len(inputs):
-        return _differentiated(function, inputs, directions)
+        return _differentiate(function, inputs, directions)
     first = min(limit or len(inputs), len(inputs))
     result, size = halve_on_oom(attempt, first, inputs.device)
     if size < first == len(inputs):
@@ -79,14 +79,13 @@ def _rows(outputs: Tensor) -> Tensor:
     return outputs.detach().reshape(len(outputs), -1)
 
 
-def _differentiated(
+def _differentiate(
     function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor
 ) -> tuple[Tensor, Tensor]:
     try:
         with forward_ad.dual_level():
-            moving = dual(inputs.detach(), directions.detach())
-            # PyTorch's own annotations are missing here.
-            primal, tangent = forward_ad.unpack_dual(function(moving))  # type: ignore[no-untyped-call]
+            pair = dual(inputs.detach(), directions.detach())
+            primal, tangent = forward_ad.unpack_dual(function(pair))  # type: ignore[no-untyped-call]
         if tangent is None:
             tangent = torch.zeros_like(primal)
         return primal.detach(), tangent.detach()
@@ -107,7 +106,7 @@ def dual(value: Tensor, tangent: Tensor) -> Tensor:
 
 @functools.cache
 def _load_rules() -> None:
-    """Load PyTorch's rules of differentiation, without the warning that this causes."""
+    """Load PyTorch's differentiation rules, without the warning that this causes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Observing a network as a plain differentiable function of its input."""
+"""Observe a network as a plain differentiable function of its input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samp
 DERIVATIVE_MEMORY_FACTOR = 4
 """Memory of a derivative relative to a forward pass.
 
-Every tensor has a tangent; without forward mode there is a graph that keeps them.
+Every tensor has a tangent; without forward mode, the graph keeps every tensor in memory.
 """
 
 
@@ -38,9 +38,9 @@ class FunctionBatch:
         after the batch axis. It doesn't change its input, and computes in the precision that the
         probe was called in.
     inputs : tensor of shape (n, ...)
-        Floating, on the model's device.
+        Floating-point inputs, on the model's device.
     batch : int
-        Number of the batch, from 0.
+        Index of the batch, from 0.
     model : torch.nn.Module
         The model itself, for measures of its activations or of segments around the inputs.
     limit : int, optional
@@ -88,8 +88,8 @@ def observe_function(
     Raises
     ------
     nlbench.Undefined
-        If the inputs are not floating, so that a network has no derivative with respect to them,
-        or if the network's samples depend on each other.
+        If the inputs are not floating-point, so that there is no derivative with respect to them,
+        or if the results of a batch's samples depend on each other.
 
     Examples
     --------

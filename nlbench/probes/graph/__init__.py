@@ -1,6 +1,6 @@
 """The probe `graph`: the channel graph of a network, from input to output.
 
-`tracker` follows channels through a forward pass by the `rules` of operations, `channel_graph` has
+`tracker` follows channels through a forward pass by the `rules` of operations. `channel_graph` has
 the graph and the lengths of its paths.
 """
 

@@ -3,9 +3,9 @@
 A node is a channel of a tensor. A step creates nodes from earlier ones, so nodes are numbered in
 topological order.
 
-While the graph is built, each tensor of the network has a companion of the same shape. It holds the
-node of each entry, -1 if the entry doesn't depend on the network's input. An operation that moves
-entries moves the nodes in the same way. All positions of a channel have the same node.
+While the graph is built, each tensor of the network has a tensor of nodes, of the same shape: the
+node of each entry, or -1 if the entry doesn't depend on the network's input. An operation that
+moves entries moves their nodes in the same way. All positions of a channel have the same node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nlbench.errors import Undefined
 
 @dataclass(frozen=True)
 class Inputs:
-    """Nodes at which paths begin: channels of an input of the network."""
+    """Nodes at which paths begin: the channels of one of the network's inputs."""
 
     size: int
 
@@ -91,14 +91,14 @@ class ChannelGraph:
     Parameters
     ----------
     steps : tuple of Inputs, Merge or Units
-        Each makes the next nodes, from node 0 on.
+        Each creates the next nodes, beginning with node 0.
     outputs : int64 tensor
         Nodes of the output.
     activity : callable
         Runs the network on the subject's samples, and returns the activity of units by site; see
         `nlbench.probes.graph.activity.unit_activity`.
     samples : int
-        Number of these samples.
+        Number of the subject's samples.
     """
 
     steps: tuple[Inputs | Merge | Units, ...]
@@ -131,7 +131,7 @@ class Lengths:
     mean : float
         Mean number of active units on a path.
     log10_paths : float
-        Logarithm of the number of paths, which overflows a float in a deep network.
+        Base-10 logarithm of the number of paths, which itself overflows in deep networks.
     """
 
     mean: float
@@ -196,7 +196,7 @@ def _activity(step: Units, activity: Mapping[str, Tensor] | None) -> Tensor:
 def _sum(
     paths: Tensor, total: Tensor, exponent: Tensor, sources: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum over the rows of ``sources``, (m, k): paths, lengths and exponent, (m,) each."""
+    """Return the sums of paths and of lengths over rows of sources (m, k), and their exponents."""
     is_node, nodes = sources >= 0, sources.clamp(min=0)
     exponents = exponent[nodes]
     lowest = torch.iinfo(torch.int32).min // 2
@@ -295,8 +295,8 @@ class Builder:
         merged[both] = self._add(Merge(pairs, 1))[inverse]
         return merged.reshape(a.shape).expand(shape)
 
-    def again(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """Create new channels for those that recur, as where a tensor is joined with itself.
+    def new_channels(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """Create new channels for those that recur, as when a tensor is joined with itself.
 
         Parameters
         ----------
@@ -401,8 +401,8 @@ def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return values, inverse
 
 
-def tidied(nodes: Tensor) -> Tensor:
-    """Expand along axes of constant nodes, so that later steps are quick."""
+def expand_constant(nodes: Tensor) -> Tensor:
+    """Expand axes along which nodes don't change, so that later steps are fast."""
     small = compact(nodes)
     for axis, size in enumerate(small.shape):
         if size > 1 and not varies(small, axis):
@@ -410,8 +410,8 @@ def tidied(nodes: Tensor) -> Tensor:
     return small.expand(nodes.shape)
 
 
-def side_by_side(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Concatenate, and keep other axes expanded that are expanded in all parts."""
+def concatenate(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Concatenate nodes, and keep axes expanded that are expanded in all parts."""
     small = list(parts)
     for other in range(parts[0].ndim):
         if other != axis and all(part.stride(other) == 0 for part in parts):

@@ -13,11 +13,11 @@ from nlbench.introspection.write_log import memory_of
 
 
 class DependentMemory(DispatchMode):
-    """Dispatch mode that follows the memory computed from the input of a network.
+    """Dispatch mode that tracks the memory computed from the input of a network.
 
-    Below the functions that a network calls are the operations that PyTorch dispatches. They
-    reveal what a compiled or vectorised function makes, and what is written into a constant
-    through a view of it.
+    The operations that PyTorch dispatches, below the functions that a network calls, reveal the
+    tensors that a compiled or vectorised function creates, and writes into a constant through a
+    view of it.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class DependentMemory(DispatchMode):
         return memory_of(tensor) in self._reached
 
     def forget(self, tensor: Tensor) -> None:
-        """Treat a tensor as a constant, whose shape alone depends on the input."""
+        """Treat a tensor as independent of the input."""
         self._reached.pop(memory_of(tensor), None)
 
     def __torch_dispatch__(

@@ -65,16 +65,16 @@ def observe(
 
 
 def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> ChannelGraph:
-    """Find the channel graph of a network, in one run of it.
+    """Find the channel graph of a network in one pass.
 
     Parameters
     ----------
     model : torch.nn.Module
         It is left unchanged; it may be on the ``meta`` device.
     example : tensor or tuple of tensor
-        Arguments of the model, the batch first. One sample is used, and of most networks only its
-        shape matters. The channels of an input are the axis that the first layer takes as such:
-        axis 1, or the last axis if that layer is linear.
+        Arguments of the model, batch first. Only one sample is used, and for most networks only its
+        shape matters. The channel axis of an input is the one that the first layer takes: axis 1,
+        or the last axis if that layer is linear.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Cha
     single = tuple(tensor[:1] for tensor in inputs)
     with evaluation_mode(model), without_fast_path():
         try:
-            return _track(model, single, _stand_ins(model))
+            return _track(model, single, _placeholders(model))
         except UnsupportedOperation:
             raise
         except Exception:
@@ -105,17 +105,17 @@ def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Cha
 
 
 def _track(
-    model: nn.Module, inputs: tuple[Tensor, ...], stand_ins: Mapping[str, Tensor]
+    model: nn.Module, inputs: tuple[Tensor, ...], placeholders: Mapping[str, Tensor]
 ) -> ChannelGraph:
-    if stand_ins:
+    if placeholders:
         inputs = tuple(torch.empty_like(tensor, device="meta") for tensor in inputs)
     else:
         inputs = tuple(tensor.clone() for tensor in inputs)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    real = {id(empty): parameters[name] for name, empty in stand_ins.items() if name in parameters}
+    real = {id(p): parameters[name] for name, p in placeholders.items() if name in parameters}
 
     def run(arguments: tuple[Tensor, ...]) -> Any:
-        return torch.func.functional_call(model, dict(stand_ins), arguments)
+        return torch.func.functional_call(model, dict(placeholders), arguments)
 
     with preserve_attributes(model):
         axes = channel_axes(run, tuple(tensor.clone() for tensor in inputs))
@@ -137,8 +137,8 @@ def _track(
     return tracker.graph(validated_tensor(output))
 
 
-def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers without values, except PReLU's slopes, which matter."""
+def _placeholders(model: nn.Module) -> dict[str, Tensor]:
+    """Return placeholders for parameters and buffers, except PReLU's slopes, which matter."""
     slopes = {
         id(tensor)
         for module in model.modules()
@@ -146,10 +146,10 @@ def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
         for tensor in tensors_of(module)
     }
     empty: dict[int, Tensor] = {}
-    stand_ins = {}
+    placeholders = {}
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
             if id(tensor) not in slopes:
-                stand_in = torch.empty_like(tensor, device="meta")
-                stand_ins[name] = empty.setdefault(id(tensor), stand_in)
-    return stand_ins
+                placeholder = torch.empty_like(tensor, device="meta")
+                placeholders[name] = empty.setdefault(id(tensor), placeholder)
+    return placeholders

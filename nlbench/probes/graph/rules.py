@@ -1,11 +1,11 @@
-"""Rules of operations for channels.
+"""Rules for the effect of operations on channels.
 
-Conventions: positions of a channel, such as tokens, are one channel, so pooling, interpolation and
-means over positions keep it. Every sum or product of two tensors that depend on the input merges
-two branches, so the gate of squeeze-and-excitation is a branch. A matrix product merges, for each
-entry, the channels of the row and those of the column. Attention is two such products: queries with
-keys, and the result with the values. Normalisation, softmax and maxima keep channels and have no
-units.
+Conventions: all positions of a channel, such as tokens, are one channel, so pooling, interpolation
+and means over positions keep it. Every sum or product of two tensors that depend on the input
+merges two branches, so the gate of squeeze-and-excitation is a branch. A matrix product merges, for
+each entry, the channels of the row and those of the column. Attention is two such products: queries
+with keys, and the result with the values. Normalisation, softmax and maxima keep channels and have
+no units.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from nlbench.errors import Undefined
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.operations import graph_rule, in_each_dimension
 
-from .channel_graph import Builder, compact, differs, distinct, side_by_side, tidied, varies
+from .channel_graph import Builder, compact, concatenate, differs, distinct, expand_constant, varies
 
 
-class Refused(Exception):
-    """A call can't be followed; the tracker adds its place."""
+class UnfollowableCall(Exception):
+    """The rules can't follow a call; the tracker adds its place to the message."""
 
 
 class ChannelCall(FunctionCall):
@@ -42,7 +42,7 @@ class ChannelCall(FunctionCall):
     channel_of : callable
         Maps a tensor to its channel axis; None if unknown.
     real : callable
-        Maps a placeholder on the meta device to the parameter.
+        Maps a placeholder on the meta device to its parameter.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ChannelCall(FunctionCall):
         self.nodes_of, self.channel_of, self.real = nodes_of, channel_of, real
 
     def nodes(self, value: Any) -> Tensor:
-        """Return the nodes of a tensor; those of a constant are -1."""
+        """Return the nodes of a tensor, -1 for a constant."""
         nodes = self.nodes_of(value)
         return torch.full((), -1).expand(tuple(value.shape)) if nodes is None else nodes
 
@@ -93,7 +93,7 @@ class ChannelCall(FunctionCall):
         if channel is None or nodes.shape[channel] > 1:
             return expanded
         after = len(self.shape) - nodes.ndim + channel
-        return self.builder.again(
+        return self.builder.new_channels(
             expanded, _along(torch.arange(self.shape[after]), after, expanded)
         )
 
@@ -101,13 +101,13 @@ class ChannelCall(FunctionCall):
         """Raise if an argument other than these depends on the input."""
         allowed = {id(value) for value in values}
         if any(id(t) not in allowed and self.nodes_of(t) is not None for t in self.tensors):
-            raise Refused("its weights depend on the input")
+            raise UnfollowableCall("its weights depend on the input")
 
     def fixed(self, values: Any) -> None:
         """Raise if indices or counts depend on the input or have no values."""
         for tensor in tensors_in((values,)):
             if self.nodes_of(tensor) is not None:
-                raise Refused("which entries it selects depends on the input")
+                raise UnfollowableCall("which entries it selects depends on the input")
             if tensor.is_meta:
                 raise Undefined(
                     f"{self.name}: its indices have no numbers, the model is on the device meta"
@@ -120,13 +120,13 @@ def unit(call: ChannelCall) -> Tensor:
 
 
 @graph_rule("glu")
-def _gated(call: ChannelCall) -> Tensor:
+def _glu(call: ChannelCall) -> Tensor:
     half, gate = call.first.chunk(2, call.argument(1, "dim", -1))
     return call.builder.paired(half, call.builder.activated(gate, call.site))
 
 
 @graph_rule("prelu")
-def _sloped(call: ChannelCall) -> Tensor:
+def _prelu(call: ChannelCall) -> Tensor:
     """Follow PReLU, whose units are linear where the slope is 1."""
     nodes, weight = call.first, call.real(call.argument(1, "weight"))
     call.only(call.argument(0, "input"))
@@ -140,7 +140,7 @@ def _sloped(call: ChannelCall) -> Tensor:
 
 
 @graph_rule("leaky_relu")
-def _leaking(call: ChannelCall) -> Tensor:
+def _leaky_relu(call: ChannelCall) -> Tensor:
     bends = call.argument(1, "negative_slope", 0.01) != 1
     active = torch.full((1,), float(bends), dtype=torch.float64)
     return call.builder.activated(call.first, call.site, active)
@@ -156,7 +156,7 @@ def product(call: ChannelCall) -> Tensor:
 
 
 @graph_rule("addmm", "baddbmm")
-def added_product(call: ChannelCall) -> Tensor:
+def addmm(call: ChannelCall) -> Tensor:
     """Follow a matrix product that is added to a tensor."""
     product = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
     return call.builder.paired(call.nodes(call.argument(0, "input")), product).expand(call.shape)
@@ -169,7 +169,7 @@ def _matrix_product(call: ChannelCall, first: Tensor, second: Tensor) -> Tensor:
     if right is None and left is not None and second.ndim > 1:
         return call.builder.dense(left, call.shape[-1]).expand(call.shape)
     if left is None or right is None or left.ndim < 2 or right.ndim < 2:
-        raise Refused("it is not known how a product with a vector mixes channels")
+        raise UnfollowableCall("it is not known how a product with a vector mixes channels")
     rows = call.builder.reduced(left, [-1], keep=True)
     columns = call.builder.reduced(right, [-2], keep=True)
     return call.builder.paired(rows, columns)
@@ -183,12 +183,12 @@ def einsum(call: ChannelCall) -> Tensor:
     terms, _, result = equation.partition("->")
     labels = terms.split(",")
     if "." in equation or not result or len(labels) != 2 or len(set(result)) < len(result):
-        raise Refused(f"einsum '{equation}' is not followed, only products of two tensors")
+        raise UnfollowableCall(f"einsum '{equation}' is not followed, only products of two tensors")
     is_square = operands[0] is operands[1] and labels[0] == labels[1]
     if is_square and call.nodes_of(operands[0]) is not None:
-        raise Refused("it squares, as pow does")
+        raise UnfollowableCall("it squares, as pow does")
     if any(len(set(term)) < len(term) for term in labels):
-        raise Refused(f"einsum '{equation}' takes a diagonal")
+        raise UnfollowableCall(f"einsum '{equation}' takes a diagonal")
     parts = []
     for position, (term, operand) in enumerate(zip(labels, operands, strict=True)):
         nodes = call.nodes_of(operand)
@@ -223,7 +223,7 @@ def attention(call: ChannelCall) -> Tensor:
     keys = builder.reduced(call.nodes(key), [-1], keep=True).transpose(-2, -1)
     values = builder.reduced(call.nodes(value), [-2], keep=True)
     if rows.shape[:-2] != values.shape[:-2]:
-        raise Refused("its queries and values have different numbers of heads")
+        raise UnfollowableCall("its queries and values have different numbers of heads")
     weights = builder.reduced(builder.paired(rows, keys), [-1], keep=True)
     return builder.paired(weights, values).expand(call.shape)
 
@@ -235,7 +235,7 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     call.only(*inputs)
     builder, heads = call.builder, int(call.argument(4, "num_heads"))
     width = int(call.argument(3, "embed_dim_to_check"))
-    # Positions are mixed anyway; without them each projection is one vector of channels.
+    # Attention mixes all positions, so each projection is reduced to one vector of channels.
     flat = [
         builder.dense(
             builder.reduced(call.nodes(tensor), range(tensor.ndim - 1), keep=True), width
@@ -257,13 +257,13 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     "feature_alpha_dropout", "batch_norm", "instance_norm", "layer_norm", "group_norm",
     "rms_norm", "normalize", "local_response_norm", "softmax", "log_softmax"
 )  # fmt: skip
-def _unmoved(call: ChannelCall) -> Tensor:
-    """Follow operations that keep the place of entries."""
+def _keep_places(call: ChannelCall) -> Tensor:
+    """Follow operations that keep entries in place."""
     source = call.argument(0, "input")
     call.only(source)
     for value in (*call.args[1:], *call.kwargs.values()):
         if isinstance(value, Tensor) and value.numel() > 1:
-            # Factors of channels, which are along the second or the last axes.
+            # Factors for channels, along the second axis or the last axes.
             is_second = call.operation.channels == "second"
             trailing = (1,) * (source.ndim - 2) if is_second else ()
             _distinguish_copies(call, source, value.reshape(*value.shape, *trailing))
@@ -274,20 +274,20 @@ def _unmoved(call: ChannelCall) -> Tensor:
     "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "contiguous",
     "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
 )  # fmt: skip
-def _converted(call: ChannelCall) -> Tensor:
+def _convert(call: ChannelCall) -> Tensor:
     if call.argument(0, "input").is_floating_point() and not call.output.is_floating_point():
-        raise Refused("it rounds to whole numbers")
+        raise UnfollowableCall("it rounds to whole numbers")
     return call.first
 
 
 @graph_rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
-def _reshaped(call: ChannelCall) -> Tensor:
+def _reshape(call: ChannelCall) -> Tensor:
     if any(isinstance(value, torch.dtype) for value in (*call.args, *call.kwargs.values())):
-        raise Refused("it reads the same memory as another type")
-    nodes = tidied(call.first.reshape(call.shape))
+        raise UnfollowableCall("it reads the same memory as another type")
+    nodes = expand_constant(call.first.reshape(call.shape))
     positions = call.builder.positions
     if positions.padded and _count_position_axes(nodes) > _count_position_axes(call.first):
-        positions.joined = True  # Padding may be next to each entry now.
+        positions.joined = True  # Entries and padding may now be positions of one channel.
     return nodes
 
 
@@ -300,29 +300,29 @@ def _count_position_axes(nodes: Tensor) -> int:
     "movedim", "moveaxis", "H", "mH", "select", "narrow", "split", "chunk", "tensor_split",
     "split_with_sizes", "unbind", "roll", "flip"
 )  # fmt: skip
-def _moved(call: ChannelCall) -> Any:
+def _move(call: ChannelCall) -> Any:
     """Move nodes as the call moves entries."""
-    return _likewise(call, call.first)
+    return _move_likewise(call, call.first)
 
 
-def _likewise(call: ChannelCall, numbers: Tensor) -> Any:
+def _move_likewise(call: ChannelCall, numbers: Tensor) -> Any:
     """Move numbers as the call moves the entries of its input."""
     others = call.args[1:]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
     call.fixed((others, kwargs))
-    # A new tensor, since an in-place call changes the shape of its input.
+    # `expand` makes a new tensor, since an in-place call changes the shape of its input.
     moved = call.function(numbers.expand(numbers.shape), *others, **kwargs)
-    return tidied(moved) if isinstance(moved, Tensor) else moved
+    return expand_constant(moved) if isinstance(moved, Tensor) else moved
 
 
 @graph_rule("expand", "expand_as", "broadcast_to")
-def _expanded(call: ChannelCall) -> Tensor:
+def _expand(call: ChannelCall) -> Tensor:
     call.builder.positions.copied = True
-    return tidied(call.broadcast(call.argument(0, "input")))
+    return expand_constant(call.broadcast(call.argument(0, "input")))
 
 
 def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> None:
-    """Note that a constant may make copies of a position differ."""
+    """Record that a constant may make copies of a position differ."""
     nodes, channel = call.nodes(source), call.channel_of(source)
     for axis in range(-constant.ndim, 0):
         place = source.ndim + axis
@@ -333,28 +333,28 @@ def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> 
             call.builder.positions.joined = True
 
 
-def _taken(call: ChannelCall, axes: Iterable[int]) -> Tensor:
+def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
     """Follow selected entries; a channel that is selected again is a new channel."""
     source = call.argument(0, "input")
-    nodes: Tensor = _moved(call)
+    nodes: Tensor = _move(call)
     if not any(call.is_of_channels(source, axis) for axis in axes):
         positions = call.builder.positions
         positions.copied |= any(True for _ in axes)
         positions.joined |= positions.padded
         return nodes
     entries = torch.arange(source.numel()).reshape(source.shape)
-    return call.builder.again(nodes, _earlier_occurrences(_likewise(call, entries)))
+    return call.builder.new_channels(nodes, _earlier_occurrences(_move_likewise(call, entries)))
 
 
 @graph_rule("index_select", "take_along_dim")
-def _selected(call: ChannelCall) -> Tensor:
+def _index_select(call: ChannelCall) -> Tensor:
     named = call.argument(1 if call.name == "index_select" else 2, "dim")
-    return _taken(call, () if named is None else (named,))
+    return _select_entries(call, () if named is None else (named,))
 
 
 @graph_rule("getitem")
-def _indexed(call: ChannelCall) -> Tensor:
-    """Follow ``x[...]``, of which only tensors and lists can select an entry twice."""
+def _getitem(call: ChannelCall) -> Tensor:
+    """Follow ``x[...]``, where only tensors and lists can select an entry twice."""
     source, index = call.args
     parts = index if isinstance(index, tuple) else (index,)
     parts = tuple(torch.as_tensor(p) if isinstance(p, _INDICES) else p for p in parts)
@@ -365,7 +365,7 @@ def _indexed(call: ChannelCall) -> Tensor:
         if isinstance(part, Tensor) and part.dtype not in (torch.bool, torch.uint8):
             axes.append(axis)
         axis += hidden if part is Ellipsis else width
-    return _taken(call, axes)
+    return _select_entries(call, axes)
 
 
 _INDICES = (Tensor, list, np.ndarray)
@@ -387,12 +387,12 @@ def _earlier_occurrences(numbers: Tensor) -> Tensor:
 
 
 def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
-    """Reshape numbers to one axis of a tensor of the same rank."""
+    """Reshape a vector to lie along one axis of a tensor of the rank of `like`."""
     return numbers.reshape([-1 if a == axis else 1 for a in range(like.ndim)])
 
 
 @graph_rule("repeat", "tile")
-def _repeated(call: ChannelCall) -> Tensor:
+def _repeat(call: ChannelCall) -> Tensor:
     """Follow repetition: repeated positions stay one channel, repeated channels are new ones."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
@@ -406,23 +406,23 @@ def _repeated(call: ChannelCall) -> Tensor:
             continue
         size = nodes.shape[axis]
         sizes = [count if a == axis else 1 for a in range(rank)]
-        nodes = side_by_side([nodes] * count, axis) if count else nodes.repeat(sizes)
+        nodes = concatenate([nodes] * count, axis) if count else nodes.repeat(sizes)
         call.builder.positions.copied = True
         if axis >= lead and call.is_of_channels(source, axis - lead):
             times = torch.arange(size * count) // max(size, 1)
-            nodes = call.builder.again(nodes, _along(times, axis, nodes))
-    return tidied(nodes)
+            nodes = call.builder.new_channels(nodes, _along(times, axis, nodes))
+    return expand_constant(nodes)
 
 
 @graph_rule("repeat_interleave")
-def _interleaved(call: ChannelCall) -> Tensor:
+def _repeat_interleave(call: ChannelCall) -> Tensor:
     """Follow repetition with each entry next to its copies."""
     named = call.argument(2, "dim")
-    return _taken(call, range(call.first.ndim) if named is None else (named,))
+    return _select_entries(call, range(call.first.ndim) if named is None else (named,))
 
 
 @graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
-def _shuffled(call: ChannelCall) -> Tensor:
+def _shuffle(call: ChannelCall) -> Tensor:
     """Move nodes with an operation that does not accept integers."""
     # float64 represents node numbers exactly.
     moved: Tensor = call.function(call.first.double(), *call.args[1:], **call.kwargs)
@@ -450,47 +450,47 @@ def _convolution(call: ChannelCall) -> Tensor:
 @graph_rule(
     *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
-def _pooled(call: ChannelCall) -> Tensor:
+def _pool(call: ChannelCall) -> Tensor:
     """Merge positions along the last axes."""
     nodes, axes = call.first, range(-int(call.name[-2]), 0)
     positions = call.builder.positions
     is_dilated = "max" in call.name and call.argument(4, "dilation", 1) not in (1, (1,) * len(axes))
     if "avg" not in call.name and (positions.joined or (positions.padded and is_dilated)):
-        raise Refused(_JOINED_POSITIONS)
+        raise UnfollowableCall(_JOINED_POSITIONS)
     shape = call.shape
     mixed = [axis for axis in axes if varies(nodes, axis)]
     if any(shape[axis] > 1 for axis in mixed):
-        raise Refused("it pools over channels, window by window")
+        raise UnfollowableCall("it pools over channels, window by window")
     if mixed and "avg" not in call.name:
-        raise Refused("it takes the largest of several channels")
+        raise UnfollowableCall("it takes the largest of several channels")
     if "adaptive" in call.name:
         positions.copied = True  # Its output may be larger than its input.
     return call.builder.reduced(nodes, axes, keep=True).expand(shape)
 
 
 @graph_rule("interpolate", "upsample")
-def _interpolated(call: ChannelCall) -> Tensor:
+def _interpolate(call: ChannelCall) -> Tensor:
     nodes = call.first
     call.builder.positions.copied = True
     return call.builder.reduced(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
 
 
 @graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
-def _reduced(call: ChannelCall) -> Tensor:
+def _reduce(call: ChannelCall) -> Tensor:
     nodes = call.first
     axes = call.kwargs.get("dim", call.kwargs.get("axis", call.args[1] if call.args[1:] else None))
     if isinstance(axes, Tensor) or "other" in call.kwargs:
-        raise Refused("it is not known how it mixes channels")
+        raise UnfollowableCall("it is not known how it mixes channels")
     if axes is None or axes == ():
         axes = range(nodes.ndim)
     axes = [axes] if isinstance(axes, int) else list(axes)
     is_extreme = call.operation.reduces == "extreme"
     if is_extreme and any(varies(nodes, axis) for axis in axes):
-        raise Refused("it takes the largest or smallest of several channels")
+        raise UnfollowableCall("it takes the largest or smallest of several channels")
     positions = call.builder.positions
     is_many = any(nodes.shape[axis] > 1 for axis in axes)
     if is_extreme and is_many and (positions.joined or positions.padded):
-        raise Refused(_JOINED_POSITIONS)
+        raise UnfollowableCall(_JOINED_POSITIONS)
     return call.builder.reduced(nodes, axes, keep=len(call.shape) == nodes.ndim)
 
 
@@ -504,20 +504,20 @@ _JOINED_POSITIONS = (
     "add", "div", "divide", "iadd", "imul", "isub", "itruediv", "mul", "multiply", "radd", "rmul",
     "rsub", "rtruediv", "sub", "subtract", "true_divide", "truediv",
 )  # fmt: skip
-def _merged(call: ChannelCall) -> Tensor:
+def _add_or_multiply(call: ChannelCall) -> Tensor:
     """Follow sums and products; a constant adds no branch."""
     first, second = call.argument(0, "input"), call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
-        raise Refused("it rounds to whole numbers")
+        raise UnfollowableCall("it rounds to whole numbers")
     flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
     if not flowing:
-        raise Refused("it is not known how it mixes channels")
+        raise UnfollowableCall("it is not known how it mixes channels")
     combines = call.operation.combines
     if first is second and combines == "product":
-        raise Refused("it squares, as pow does")
+        raise UnfollowableCall("it squares, as pow does")
     divisor = first if call.name == "rtruediv" else second
     if combines == "quotient" and any(value is divisor for value in flowing):
-        raise Refused("its divisor depends on the input")
+        raise UnfollowableCall("its divisor depends on the input")
     branches = [call.broadcast(value) for value in flowing]
     if len(flowing) == 1:
         other = second if flowing[0] is first else first
@@ -527,11 +527,11 @@ def _merged(call: ChannelCall) -> Tensor:
 
 
 @graph_rule("addcmul")
-def _added_product(call: ChannelCall) -> Tensor:
+def _addcmul(call: ChannelCall) -> Tensor:
     """Follow an elementwise product that is added to a tensor."""
     inputs = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
     if inputs[1] is inputs[2] and call.nodes_of(inputs[1]) is not None:
-        raise Refused("it squares, as pow does")
+        raise UnfollowableCall("it squares, as pow does")
     summand, first, second = map(call.broadcast, inputs)
     for value, constant in itertools.permutations(inputs, 2):
         if call.nodes_of(value) is not None and call.nodes_of(constant) is None:
@@ -540,7 +540,7 @@ def _added_product(call: ChannelCall) -> Tensor:
 
 
 @graph_rule("cat", "concat", "concatenate")
-def _concatenated(call: ChannelCall) -> Tensor:
+def _concatenate(call: ChannelCall) -> Tensor:
     """Follow concatenation; a constant next to positions of a channel joins that channel."""
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
@@ -552,35 +552,35 @@ def _concatenated(call: ChannelCall) -> Tensor:
         is_long = any(part.shape[axis] > 1 for part in flowing)
         if (is_long or len(flowing) == 1) and all(((p == pattern) | (p < 0)).all() for p in nodes):
             positions = call.builder.positions
-            is_of_one = all(tensor is tensors[0] for tensor in tensors)
-            positions.copied |= is_of_one
+            are_copies = all(tensor is tensors[0] for tensor in tensors)
+            positions.copied |= are_copies
             positions.padded |= len(flowing) < len(nodes)
-            positions.joined |= len(flowing) > 1 and not is_of_one
+            positions.joined |= len(flowing) > 1 and not are_copies
             return pattern.expand([size if a == axis else -1 for a in range(pattern.ndim)])
-    return side_by_side(_with_new_copies(call.builder, nodes), axis)
+    return concatenate(_with_new_channels(call.builder, nodes), axis)
 
 
 @graph_rule("stack")
-def _stacked(call: ChannelCall) -> Tensor:
+def _stack(call: ChannelCall) -> Tensor:
     """Follow stacking, which makes a channel axis."""
     axis = call.argument(1, "dim", 0) % call.output.ndim
     nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
-    return side_by_side(_with_new_copies(call.builder, nodes), axis)
+    return concatenate(_with_new_channels(call.builder, nodes), axis)
 
 
-def _with_new_copies(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Create new channels for a part that shares channels with an earlier one."""
+def _with_new_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Create new channels for each part that shares channels with an earlier one."""
     results, seen = [], torch.empty(0, dtype=torch.int64)
     for part in parts:
         nodes, _ = distinct(compact(part))
         is_again = bool(torch.isin(nodes[nodes >= 0], seen).any())
-        results.append(builder.again(part, torch.ones(()).long()) if is_again else part)
+        results.append(builder.new_channels(part, torch.ones(()).long()) if is_again else part)
         seen = torch.cat([seen, nodes])
     return results
 
 
 @graph_rule("pad")
-def _padded(call: ChannelCall) -> Tensor:
+def _pad(call: ChannelCall) -> Tensor:
     """Follow padding: padded positions belong to the channel, padded channels are constant."""
     nodes = call.first
     pads = list(call.argument(1, "pad"))
@@ -591,7 +591,7 @@ def _padded(call: ChannelCall) -> Tensor:
         size = nodes.shape[axis] + before + after
         if varies(nodes, axis) or (nodes.shape[axis] == 1 and axis == 1):
             if call.argument(2, "mode", "constant") != "constant":
-                raise Refused("it repeats channels at the edges")
+                raise UnfollowableCall("it repeats channels at the edges")
             pad = [0, 0] * number + [before, after]
             nodes = torch.nn.functional.pad(nodes, pad, value=-1)
         else:
@@ -602,14 +602,14 @@ def _padded(call: ChannelCall) -> Tensor:
 
 
 @graph_rule("setitem")
-def _assigned(call: ChannelCall) -> Tensor:
-    """Follow ``x[index] = value`` by the same assignment of nodes."""
+def _setitem(call: ChannelCall) -> Tensor:
+    """Follow ``x[index] = value`` by assigning nodes in the same way."""
     target, index, value = call.args
     call.fixed(index)
     nodes = call.nodes(target).clone(memory_format=torch.contiguous_format)
     if not isinstance(value, Tensor):
         nodes[index] = -1
-        return tidied(nodes)
+        return expand_constant(nodes)
     new = call.nodes(value)
     nodes[index] = new
     call.builder.positions.joined |= call.nodes_of(value) is not None
@@ -626,22 +626,22 @@ def _assigned(call: ChannelCall) -> Tensor:
         # A channel that also remains elsewhere along the axis occurs twice.
         again = assigned[torch.isin(assigned // nodes.shape[axis], old // nodes.shape[axis])]
         if not torch.isin(again, old).all():
-            nodes[index] = call.builder.again(new, torch.ones(()).long())
+            nodes[index] = call.builder.new_channels(new, torch.ones(()).long())
             break
-    return tidied(nodes)
+    return expand_constant(nodes)
 
 
 @graph_rule("embedding")
-def _embedded(call: ChannelCall) -> Tensor:
+def _embed(call: ChannelCall) -> Tensor:
     index, weight = call.argument(0, "input"), call.argument(1, "weight")
     call.only(index)
     return call.builder.dense(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
 @graph_rule("masked_fill")
-def _masked(call: ChannelCall) -> Tensor:
+def _masked_fill(call: ChannelCall) -> Tensor:
     source, mask, value = call.args[0], call.argument(1, "mask"), call.argument(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
-        raise Refused("its mask or value depends on the input")
+        raise UnfollowableCall("its mask or value depends on the input")
     call.builder.positions.padded = True
     return call.nodes(source).expand(call.shape)

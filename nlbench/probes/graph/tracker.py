@@ -18,7 +18,7 @@ from nlbench.introspection.write_log import WriteLog
 
 from .channel_graph import Builder, ChannelGraph, Units
 from .dependence import DependentMemory
-from .rules import ChannelCall, Refused, unit
+from .rules import ChannelCall, UnfollowableCall, unit
 
 
 class ChannelTracker(SiteNames):
@@ -27,7 +27,7 @@ class ChannelTracker(SiteNames):
     Parameters
     ----------
     real : mapping of int to tensor
-        Parameters by the identity of their placeholders on the meta device.
+        Parameters, keyed by the id of their placeholder on the meta device.
     memory : DependentMemory
         Active in the same pass.
     """
@@ -46,7 +46,7 @@ class ChannelTracker(SiteNames):
         channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
         self.begin(*inputs, channels=channels)
         self._real, self._memory = real, memory
-        # Names are final only at the end of the pass; the units of a call have a key until then.
+        # Names are final only at the end of the pass; until then the units of a call have a key.
         self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
         self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
@@ -114,7 +114,7 @@ class ChannelTracker(SiteNames):
         if is_constant:
             return self._constant(call)
         if operation.truth == "comparison" and not refusals and self._are_tokens(operands):
-            # A mask of padding in a sentence, for example: no number flows through it.
+            # For example a padding mask: no number flows through it.
             output = call.run()
             self._memory.forget(output)
             self._masks[output] = None
@@ -130,7 +130,7 @@ class ChannelTracker(SiteNames):
         return self._dependent(call, site, refusals)
 
     def _constant(self, call: FunctionCall) -> Any:
-        """Run a call on constants; a mask may hide numbers, but not become numbers."""
+        """Run a call on constants, and refuse those that compute with a mask of the input."""
         output, operands, operation = call.run(), call.tensors, call.operation
         if not operation.ignores_values and any(tensor in self._masks for tensor in operands):
             results = list(tensors_in((output,)))
@@ -168,7 +168,7 @@ class ChannelTracker(SiteNames):
             )
             try:
                 self._follow_nodes(channel_call, results)
-            except Refused as error:
+            except UnfollowableCall as error:
                 self._refuse(results, operands, self._refusal(name, str(error)))
         return output
 
@@ -185,19 +185,19 @@ class ChannelTracker(SiteNames):
     def _follow_nodes(self, call: ChannelCall, results: list[Tensor]) -> None:
         rule, operands = call.operation.graph or (unit if call.site else None), call.tensors
         if rule is None:
-            raise Refused("it is not known how it mixes channels")
+            raise UnfollowableCall("it is not known how it mixes channels")
         nodes = rule(call)
         numbers = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
-        for tensor, own in zip(results, numbers, strict=False):
-            changed = any(tensor is t for t in operands) and own is not self._nodes.get(tensor)
-            self._bind(tensor, own, changed)
+        for tensor, new in zip(results, numbers, strict=False):
+            changed = any(tensor is t for t in operands) and new is not self._nodes.get(tensor)
+            self._bind(tensor, new, changed)
         indices = results[len(numbers) :]
         self._refuse(indices, operands, self._refusal(call.name, "it uses the positions of maxima"))
 
     def _refusals(self, operands: Sequence[Tensor]) -> list[UnsupportedOperation]:
-        """Return why tensors can't be followed, including those that no intercepted call made."""
+        """Return why tensors can't be followed, also if no intercepted call created them."""
         for tensor in operands:
-            is_known = any(tensor in seen for seen in (self._nodes, self._inputs, self._refused))
+            is_known = any(tensor in known for known in (self._nodes, self._inputs, self._refused))
             if not is_known and self._memory.reaches(tensor):
                 self._refused[tensor] = self._refusal(
                     "an unknown function",
@@ -208,7 +208,7 @@ class ChannelTracker(SiteNames):
     def _refuse(
         self, results: list[Tensor], operands: list[Tensor], why: UnsupportedOperation
     ) -> None:
-        """Remember why tensors can't be followed; it matters if the output depends on them."""
+        """Record why tensors can't be followed, in case the output depends on them."""
         for tensor in results:
             self._refused[tensor] = why
             if any(tensor is t for t in operands):

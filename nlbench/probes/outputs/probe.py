@@ -42,7 +42,7 @@ class Outputs(Probe):
         return -(-samples // int(options["batch"]))
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return 1: the samples are used in batches."""
+        """Return 1, since samples are read in batches."""
         return 1
 
     def observe(
@@ -61,16 +61,16 @@ class Outputs(Probe):
         from nlbench.introspection.model_state import evaluation_mode
         from nlbench.introspection.precision import exact_by_default
 
-        seen = 0
+        count = 0
         with exact_by_default(), evaluation_mode(model):
             for inputs, labels in samples.labelled(int(options["batch"])):
                 # A copy: a first layer that works in place would change the samples.
                 outputs = validated_tensor(model(inputs.to(resources.device, copy=True)))
                 for listener in listeners:
                     listener.update(OutputBatch(outputs, labels.to(outputs.device)))
-                seen += len(inputs)
+                count += len(inputs)
                 step()
-        facts["samples"] = seen
+        facts["samples"] = count
 
 
 OUTPUTS = Outputs()

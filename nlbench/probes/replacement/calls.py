@@ -1,4 +1,4 @@
-"""The places of a network whose outputs can be replaced."""
+"""Search for the calls of a network whose outputs can be replaced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find_calls(
     select: str = "*",
     on_unseen: Callable[[str], None] = lambda description: None,
 ) -> list[ReplaceableCall]:
-    """Find the calls of a network that can be replaced, named as by the probe `sites`.
+    """Find the calls of a network that can be replaced, with their names in the probe `sites`.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def find_calls(
     example : tensor
         A batch of inputs, on the model's device.
     of : str
-        Kind of places, as for ``sites.of``; see `nlbench.probes.sites.modules.find_places`. Places
-        of several modules are left out.
+        Kind of places, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. Places
+        that span several modules are left out.
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
     on_unseen : callable
@@ -121,12 +121,12 @@ class _NamedCall:
     site: SiteName
     call: CallId
     channel_axis: int
-    x: tuple[int, ...]
+    input_shape: tuple[int, ...]
     batch: int | None
 
     def place(self) -> ReplaceableCall:
-        shape = tuple(n for axis, n in enumerate(self.x) if axis != self.batch)
-        channels = self.x[self.channel_axis] if self.x else 1
+        shape = tuple(n for axis, n in enumerate(self.input_shape) if axis != self.batch)
+        channels = self.input_shape[self.channel_axis] if self.input_shape else 1
         return ReplaceableCall(
             self.site.text, self.site.kind, self.call, self.channel_axis, channels, shape
         )
@@ -140,7 +140,7 @@ class _PlaceNames(SiteNames):
         self._interception = interception
         self.last: CallId | None = None
         self.calls: list[_NamedCall] = []
-        self._begun: dict[int, _NamedCall] = {}
+        self._pending: dict[int, _NamedCall] = {}
 
     def call(self, call: FunctionCall) -> Any:
         if self.current is None:
@@ -161,7 +161,7 @@ class _PlaceNames(SiteNames):
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         batch, channel = self._axes(handwritten.source)
-        self._begun[id(handwritten)] = _NamedCall(
+        self._pending[id(handwritten)] = _NamedCall(
             SiteName("", "", ""),
             self._interception.running,
             channel,
@@ -173,9 +173,9 @@ class _PlaceNames(SiteNames):
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
         """Merge all calls of a handwritten activation into one."""
-        begun = self._begun.pop(id(handwritten), None)
-        if name is not None and begun is not None:
+        pending = self._pending.pop(id(handwritten), None)
+        if name is not None and pending is not None:
             inner = {id(site) for site in handwritten.names}
             self.calls = [call for call in self.calls if id(call.site) not in inner]
-            begun.site = name
-            self.calls.append(begun)
+            pending.site = name
+            self.calls.append(pending)

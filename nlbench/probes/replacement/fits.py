@@ -10,7 +10,7 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 
 MIN_ROWS_PER_COEFFICIENT = 4
-"""Rows per coefficient of an output below which no full map is fitted."""
+"""Fewest rows per coefficient of an output that a full map is fitted on."""
 
 
 def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
@@ -41,7 +41,7 @@ class AffineMap:
     bias: Tensor
 
     def __call__(self, x: Tensor, channel_axis: int) -> Tensor:
-        """Apply the map to a tensor of any layout, in its type.
+        """Apply the map to a tensor of any layout, in the tensor's dtype.
 
         Examples
         --------
@@ -130,7 +130,7 @@ class AffineFit:
         squares, products = (p.diagonal() if self.is_full else p for p in self._products)
         variance = squares / self.rows - centre_x.square()
         covariance = products / self.rows - centre_x * centre_y
-        # Below the spacing of the inputs, in their own type, all variation is rounding.
+        # Variation below the spacing of the inputs, in their own type, is rounding.
         floor = (self._eps * mean_x).square() + torch.finfo(torch.float64).tiny
         slope = torch.where(variance > floor, covariance / variance.clamp(min=floor), 0.0)
         return AffineMap(slope, mean_y - slope * mean_x)
@@ -142,7 +142,7 @@ class AffineFit:
         return MIN_ROWS_PER_COEFFICIENT * (channels + 1)
 
     def full(self) -> AffineMap | None:
-        """Return the best full affine map; None if it was not asked for or rows are too few."""
+        """Return the best full affine map; None if `is_full` is false or rows are too few."""
         if not self.is_full or self.rows < self.min_rows:
             return None
         (mean_x, mean_y), (centre_x, centre_y) = self._means()

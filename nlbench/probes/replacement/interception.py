@@ -1,8 +1,8 @@
 """Intercept calls of a network by their position, to observe or replace their outputs.
 
-A call is identified by the module call that makes it. Unlike its name, which is final only when
-the calling module returns, this is known immediately, even if outputs of earlier modules come
-from a cache.
+A call is identified by the module call that makes it. Unlike a site's name, which is final only
+when the calling module returns, the module call is known immediately, even if outputs of earlier
+modules come from a cache.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ReplaceableCall:
     name : str
         Name of the site, or path of the module.
     channel_axis : int
-        Of input and output, in their own layout.
+        Channel axis of input and output, in their own layout.
     shape : tuple of int
-        Shape of one sample's output, without the batch axis.
+        Shape of one sample's input, without the batch axis.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ReplaceableCall:
 
 
 Replace = Callable[[CallId, Tensor, Callable[[], Any]], Any]
-"""Maps a call's identity, its input, and a function that runs it, to its output."""
+"""Maps a call's identity, its input and a function that runs it to its output."""
 
 
 @dataclass
@@ -117,9 +117,9 @@ class CallInterception(TorchFunctionMode):
         Parameters
         ----------
         inputs : tensor
-            A first layer that works in place may change it.
+            Changed by a first layer that works in place.
         inner : TorchFunctionMode, optional
-            A mode that sees every call before it is passed on.
+            A mode that receives every call first.
         """
         self._begin(replace)
         with self._patched(), self, inner or nullcontext():

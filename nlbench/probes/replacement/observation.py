@@ -32,19 +32,19 @@ from .probe import UNFITTED, parse_maps
 __all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
 
 EXAMPLE_SAMPLES = 2
-"""Samples of the passes that find places and what can be cached."""
+"""Number of samples for finding places and the outputs that can be cached."""
 
 MAX_OUTPUT_BYTES = 2**28
 """Limit on the outputs of a pass, which can be larger than the activations in a language model."""
 
 PASSES_IN_MEMORY = 2
-"""Memory of a pass in forward passes, since outputs and their replacements are kept."""
+"""Memory of a pass relative to a forward pass, since outputs and their replacements are kept."""
 
 MAX_FITTING_SHARE = 0.5
 """Share of the memory for the moments and the full maps of places; the rest is for passes."""
 
 SOLVER_MATRICES = 6
-"""Matrices of a full map's size in memory while it is solved for."""
+"""Matrices of a full map's size that are in memory while the map is fitted."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class ReplacedOutputs:
     primary : str
         Name of the map whose cost is the place's value.
     map : {"channel", "identity", "mean", "affine"}
-        The best slope and intercept per channel; the input itself; the output's mean; the best
+        The best slope and intercept per channel, the input itself, the output's mean, or the best
         full affine map of the channels.
     outputs, replaced : tensor of shape (n, ...)
     labels : tensor of shape (n, ...) or None
     batch : int
-        Number of the batch, from 0.
+        Index of the batch, from 0.
     """
 
     place: str
@@ -87,7 +87,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Fit maps on every other sample, and observe the outputs with each map on the others."""
+    """Fit maps on every other sample, and observe the outputs with each map on the rest."""
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
@@ -121,9 +121,9 @@ def observe(
         if prefix.is_cached and fitting < 1:
             prefix.disable()
         limit = max(1, int(fitting)) if prefix.is_cached else size
-        most_outputs = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
+        max_samples = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
         # Half of a batch is used for fitting, or for evaluation.
-        size, limit = min(size, 2 * most_outputs), min(limit, most_outputs)
+        size, limit = min(size, 2 * max_samples), min(limit, max_samples)
         max_evaluated = int(options["judged"]) or None
         # Modules have no limit: they are few, and by default only a full map replaces them.
         full_channels = int(options["affine"]) if of == "activations" else None
@@ -166,7 +166,7 @@ def observe(
 def _halves(
     samples: Samples, size: int, parity: int, device: torch.device, step: OnStep
 ) -> Iterator[Batch]:
-    """Yield every other sample, those of even number or those of odd number, in batches."""
+    """Yield the samples of even or of odd index, in batches."""
     position = 0
     for inputs, labels in samples.repeatable(size):
         chosen = slice((parity - position) % 2, None, 2)
@@ -199,7 +199,7 @@ def _split(batches: Iterable[Batch], limit: int) -> Iterator[Batch]:
 def _groups(
     places: Sequence[ReplaceableCall], full_channels: int | None, memory: float
 ) -> Iterator[list[ReplaceableCall]]:
-    """Yield places whose full maps fit into memory together, at least one at a time."""
+    """Yield groups of places whose full maps fit into memory together."""
     group: list[ReplaceableCall] = []
     used = 0.0
     for place in places:
@@ -280,7 +280,7 @@ def fit_places(
             return compute()
         called.add(call)
         place = by_call[call]
-        # Copied before the call, which may work in place.
+        # Copied before the call, which may overwrite its input.
         rows = rows_of(x, place.channel_axis)
         index = None
         if place.channel_axis and len(x) == selector.samples:

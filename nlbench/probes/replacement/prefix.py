@@ -1,7 +1,7 @@
 """Repeated passes of a network with one call replaced, which share the computation before it.
 
 The outputs of module calls before the replaced one come from a recorded pass. Operations
-between modules are run again, which is cheap and repeats the effects of those that work in place.
+between modules are run again, which is cheap and repeats their in-place effects.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _ModuleCall:
 
 
 class SharedPrefix:
-    """A network for passes with one call replaced, which share the outputs of earlier calls.
+    """Passes of a network with one call replaced, which share the outputs of earlier calls.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class SharedPrefix:
     Attributes
     ----------
     is_cached : bool
-        False if every pass runs the whole network: it draws random numbers, or a pass with
+        False if every pass runs the whole network, because it draws random numbers or a pass with
         cached outputs differs from one without.
     bytes_per_sample : int
         Size of the cached outputs.

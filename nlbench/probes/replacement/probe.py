@@ -12,8 +12,8 @@ from nlbench.probes.sites.places_and_rows import parse_places
 from nlbench.probes.sites.select import Selection
 
 MAPS = ("channel", "identity", "mean", "affine")
-"""The best slope and intercept of each channel; the input itself; the output's mean; the best full
-affine map of the channels."""
+"""Maps: the best slope and intercept of each channel, the input itself, the output's mean, and the
+best full affine map of the channels."""
 
 
 _CHANNELS = "input and output have different channels"
@@ -27,7 +27,7 @@ UNFITTED = {
 
 
 def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
-    """Parse names of maps, separated by commas, or ``auto`` for those of a kind of places.
+    """Parse names of maps, separated by commas, or ``auto`` for the default of a kind of places.
 
     Raises
     ------
@@ -63,13 +63,13 @@ class Replacements(LazyProbe):
         "batch": Option(128, "samples per batch", minimum=2, maximum=1e9),
         "of": Option(
             "activations",
-            "places to replace: activations, blocks, mlp, attention or modules:GLOB; unless set, "
-            "as sites.of",
+            "places to replace: activations, blocks, mlp, attention or modules:GLOB; the default "
+            "is a value set for sites.of",
         ),
-        "select": Option("*", "sites to replace; unless set, as sites.select"),
+        "select": Option("*", "sites to replace; the default is a value set for sites.select"),
         "maps": Option(
             "auto",
-            f"maps to fit, of {', '.join(MAPS)}, the first for the value; auto: "
+            f"maps to fit, of {', '.join(MAPS)}; the first one gives the value. auto: "
             "channel,identity,affine at activations and affine at other places",
         ),
         "affine": Option(

@@ -21,7 +21,7 @@ from nlbench.probes.graph.channel_graph import (
     compact,
     counted_lengths,
     differs,
-    tidied,
+    expand_constant,
     varies,
     walked_length,
 )
@@ -246,14 +246,14 @@ def merges(builder):
 def test_a_constant_that_occurs_again_stays_constant():
     builder = Builder()
     nodes = torch.cat([builder.inputs(2), torch.tensor([-1])])
-    again = builder.again(nodes.repeat(2), torch.tensor([0, 0, 0, 1, 1, 1]))
+    again = builder.new_channels(nodes.repeat(2), torch.tensor([0, 0, 0, 1, 1, 1]))
     assert again.tolist() == [0, 1, -1, 2, 3, -1]
     assert merges(builder) == [[[0], [1]]]
 
 
 def test_a_third_occurrence_is_another_channel_than_the_second():
     builder = Builder()
-    again = builder.again(builder.inputs(1).repeat(4), torch.tensor([0, 1, 2, 1]))
+    again = builder.new_channels(builder.inputs(1).repeat(4), torch.tensor([0, 1, 2, 1]))
     assert again.tolist() == [0, 1, 2, 1]
 
 
@@ -332,5 +332,5 @@ def test_outputs_are_counted_once_and_constants_not_at_all():
 
 def test_tidied_nodes_are_expanded_along_constant_axes():
     nodes = torch.tensor([[1, 1], [2, 2]])
-    assert torch.equal(tidied(nodes), nodes)
-    assert compact(tidied(nodes)).tolist() == [[1], [2]]
+    assert torch.equal(expand_constant(nodes), nodes)
+    assert compact(expand_constant(nodes)).tolist() == [[1], [2]]
