@@ -65,14 +65,14 @@ def evaluate(
         ``model(*inputs)`` or ``model(**inputs)``. Any other iterable, such as a DataLoader or a
         list, yields batches of these three kinds. Measures of the probe ``sites`` iterate over a
         loader once, with one batch in memory; the others use its first 512 samples (or more if
-        ``lines.number`` requires them). Several arguments are measured as one tensor (n, k) of
-        all their numbers, and must all have one floating type or all be integers.
+        ``lines.number`` requires them). Several arguments are packed into one tensor (n, k), and
+        must all have the same floating dtype or all be integers.
     measures : sequence of str or Measure class
         Registered names, globs or measure classes; or a string of comma-separated names.
     labels : tensor of shape (n,), bool or str, optional
         The labels of a tensor. For a loader: True if the last element of a batch holds labels,
         False if there are none, or the key of the labels in a mapping. By default, a pair is
-        inputs with labels if the model takes one argument, and refused otherwise.
+        (inputs, labels) if the model takes one argument, and an error otherwise.
     settings : mapping, optional
         Options: ``{"affinity.shrinkage": "none", "lines.number": 2}``.
     name : str, optional

@@ -137,8 +137,8 @@ class Option:
         return low if self.above_minimum else f"{low} or more"
 
     def _boolean(self, value: object, label: str) -> bool:
-        if isinstance(value, str) and value.strip().lower() in _TRUE | _FALSE:
-            return value.strip().lower() in _TRUE
+        if isinstance(value, str) and value.strip().lower() in _TRUE_TEXTS | _FALSE_TEXTS:
+            return value.strip().lower() in _TRUE_TEXTS
         if not isinstance(value, bool):
             raise TypeError
         return value
@@ -258,8 +258,8 @@ _KINDS: Mapping[str, _Kind] = {
 }
 _KIND_OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "text"}
 _MAX_TABLE_DEPTH = 8
-_TRUE = {"true", "yes", "on", "1"}
-_FALSE = {"false", "no", "off", "0"}
+_TRUE_TEXTS = {"true", "yes", "on", "1"}
+_FALSE_TEXTS = {"false", "no", "off", "0"}
 
 
 def _value_text(value: object) -> str:

@@ -28,13 +28,13 @@ class Progress(Protocol):
     """Receiver of a run's progress."""
 
     def begin(self, steps: int) -> None:
-        """Start counting to a number of steps."""
+        """Set the number of steps and start counting them."""
 
     def step(self, text: str) -> None:
         """Count one step."""
 
     def warn(self, message: str) -> None:
-        """Show a warning of one line."""
+        """Show a one-line warning."""
 
 
 class ProgressMonitor:
@@ -45,7 +45,7 @@ class ProgressMonitor:
         self._warnings: set[str] = set()
 
     def begin(self, steps: int) -> None:
-        """Start counting to a number of steps."""
+        """Set the number of steps and start counting them."""
         if self._progress:
             self._progress.begin(steps)
 
@@ -55,7 +55,7 @@ class ProgressMonitor:
             self._progress.step(text)
 
     def warn(self, message: str) -> None:
-        """Forward a warning of one line, unless it is a repetition."""
+        """Forward a one-line warning, unless it has been forwarded before."""
         if self._progress and message not in self._warnings:
             self._warnings.add(message)
             self._progress.warn(message)
@@ -137,7 +137,7 @@ class Bar:
         self._progress.update(self._task, description=one_line(text))
 
     def begin(self, steps: int) -> None:
-        """Start counting to a number of steps."""
+        """Set the number of steps and start counting them."""
         self._progress.reset(self._task, total=steps)
 
     def step(self, text: str) -> None:
@@ -145,7 +145,7 @@ class Bar:
         self._progress.update(self._task, advance=1, description=one_line(text))
 
     def warn(self, message: str) -> None:
-        """Show a warning of one line."""
+        """Show a one-line warning."""
         self._progress.console.print(
             f"nlbench: {one_line(message)}", markup=False, highlight=False, soft_wrap=True
         )
@@ -181,7 +181,7 @@ class PlainProgress:
             self._print(text)
 
     def begin(self, steps: int) -> None:
-        """Start counting to a number of steps."""
+        """Set the number of steps and start counting them."""
         self._total, self._count, self._start = steps, 0, time.monotonic()
 
     def step(self, text: str) -> None:
@@ -199,7 +199,7 @@ class PlainProgress:
         )
 
     def warn(self, message: str) -> None:
-        """Show a warning of one line."""
+        """Show a one-line warning."""
         self._print(message)
 
     def _print(self, text: str) -> None:

@@ -188,8 +188,8 @@ def find(group: str, name: str) -> Entry:
         hint = nearest(name, entries(group))
         if group == "models" and hint.startswith("; there are") and "." in name:
             hint = (
-                "; a network of your own is measured by nlbench.evaluate(model, inputs) in Python, "
-                "or named by an entry point of the group nlbench.models"
+                "; to measure your own network, call nlbench.evaluate(model, inputs) in Python, or "
+                "register it in the entry-point group nlbench.models"
             )
         raise RequestError(f"there is no {GROUPS[group]} '{shorten(name)}'{hint}")
     return Entry(group, name, claims)
@@ -209,7 +209,7 @@ def load(group: str, name: str) -> Any:
     if entry.conflict:
         raise PluginError(entry.conflict)
     try:
-        # A family whose import failed before is imported again, for the message.
+        # A family that failed to import is imported again, for its error message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
         return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded

@@ -251,7 +251,7 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
 def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | Path]) -> bool:
     """Copy finished records of other runs; return True if there was any."""
     others = [RunFolder(path) for path in known]
-    candidates = (other.recorded(cell.key) for cell in cells for other in others)
+    candidates = (other.find_record(cell.key) for cell in cells for other in others)
     copied = {r.key: r for r in candidates if r is not None and r.is_done}
     for record in copied.values():
         folder.add(record)
@@ -272,7 +272,7 @@ def _measure(
         expected=expected,
         workers=pool.workers,
     )
-    monitor.begin(_steps(todo.new, request))
+    monitor.begin(_count_steps(todo.new, request))
     has_one_subject = len(todo.plan.subjects) == 1
 
     def missing(cell: Cell, reason: str, trace: str = "", status: Status = "failed") -> Record:
@@ -297,7 +297,7 @@ def _measure(
             check_interruption()
 
 
-def _steps(cells: Sequence[Cell], request: Request) -> int:
+def _count_steps(cells: Sequence[Cell], request: Request) -> int:
     passes = {(cell.subject.key, cell.measure.probe): cell for cell in cells}
     return sum(
         load_probe(cell.measure.probe).steps(request.samples or 1, cell.measure.probe_options)

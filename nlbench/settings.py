@@ -66,7 +66,7 @@ def resolve_settings(
             for option, value in probe.defaults(inputs).items()
         }
         settings = {**defaults, **settings}
-    settings = _follow(settings, probes)
+    settings = _copy_followed_settings(settings, probes)
     owners = {m.name: m.options for m in measures}
     owners |= {name: probe.options for name, probe in probes.items()}
     for name, options in (datasets or {}).items():
@@ -89,7 +89,7 @@ def resolve_settings(
     )
 
 
-def _follow(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
+def _copy_followed_settings(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
     """Set the options that follow those of another probe, unless they are set themselves."""
     followed = {
         f"{name}.{option}": key
@@ -97,9 +97,9 @@ def _follow(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
         for option, key in probe.follows.items()
         if key in settings
     }
-    own = {k: v for k, v in settings.items() if k.partition(".")[0] in probes}
-    rest = {k: v for k, v in settings.items() if k not in own and k not in followed.values()}
-    return {**{option: settings[key] for option, key in followed.items()}, **own, **rest}
+    direct = {k: v for k, v in settings.items() if k.partition(".")[0] in probes}
+    others = {k: v for k, v in settings.items() if k not in direct and k not in followed.values()}
+    return {**{option: settings[key] for option, key in followed.items()}, **direct, **others}
 
 
 def _split_settings(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_NUMBERS = tuple(
+_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
@@ -31,9 +31,9 @@ class _Interruption:
         self.deferrals -= 1
         self.check()
 
-    def check(self, *, again: bool = False) -> None:
-        """Raise a pending interruption, or again one that was raised before."""
-        if (self.is_pending or (again and self.was_raised)) and not self.deferrals:
+    def check(self, *, reraise: bool = False) -> None:
+        """Raise a pending interruption; with `reraise`, also one that was raised before."""
+        if (self.is_pending or (reraise and self.was_raised)) and not self.deferrals:
             self.is_pending, self.was_raised = False, True
             raise KeyboardInterrupt
 
@@ -47,14 +47,14 @@ def interruptible() -> Iterator[None]:
     one that receives signals.
     """
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    before = {number: signal.getsignal(number) for number in _NUMBERS if _is_main_thread()}
+    before = {number: signal.getsignal(number) for number in _SIGNALS if _is_main_thread()}
     replaced = {number: handler for number, handler in before.items() if handler in defaults}
     interruption = _Interruption()
     for number in replaced:
         signal.signal(number, interruption)
     try:
         yield
-        interruption.check(again=True)
+        interruption.check(reraise=True)
     finally:
         # An interruption during the loop would leave some handlers in place.
         interruption.deferrals += 1
@@ -80,7 +80,7 @@ def uninterrupted() -> Iterator[None]:
 def check_interruption() -> None:
     """Raise an interruption of `interruptible` again if other code has swallowed it."""
     for interruption in _active_interruptions():
-        interruption.check(again=True)
+        interruption.check(reraise=True)
 
 
 @contextmanager
@@ -97,13 +97,13 @@ def ignore_interruptions() -> None:
     """Ignore the signals of `interruptible` until the process ends."""
     for interruption in _active_interruptions():
         interruption.deferrals += 1
-    for number in _NUMBERS if _is_main_thread() else ():
+    for number in _SIGNALS if _is_main_thread() else ():
         if isinstance(signal.getsignal(number), _Interruption):
             signal.signal(number, signal.SIG_IGN)
 
 
 def _active_interruptions() -> set[_Interruption]:
-    handlers = map(signal.getsignal, _NUMBERS) if _is_main_thread() else ()
+    handlers = map(signal.getsignal, _SIGNALS) if _is_main_thread() else ()
     return {handler for handler in handlers if isinstance(handler, _Interruption)}
 
 

@@ -200,7 +200,7 @@ def _run_command() -> object:
     An interruption is raised even if other code swallowed it or converted it to another error.
     """
     with interruptions_first():
-        _check_lengths(sys.argv[1:])
+        _check_name_lengths(sys.argv[1:])
         # Without `prog_name` Typer would show the name of a script that imports this module.
         status: object = app(prog_name="nlbench", standalone_mode=False)
         sys.stdout.flush()
@@ -208,7 +208,7 @@ def _run_command() -> object:
     return status
 
 
-def _check_lengths(arguments: list[str]) -> None:
+def _check_name_lengths(arguments: list[str]) -> None:
     """Raise if the name of a command or option is too long.
 
     The parser searches for the nearest name, which takes minutes for a page of text.

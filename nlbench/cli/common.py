@@ -49,7 +49,7 @@ def split_dataset_options(
 
 
 def name_completer(group: str) -> Callable[[str], list[str]]:
-    """Return the shell completer for names of a group; of several names it completes the last.
+    """Return the shell completer for comma-separated names of a group.
 
     Examples
     --------

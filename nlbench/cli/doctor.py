@@ -68,14 +68,14 @@ def diagnose() -> Iterator[Finding]:
     PyTorch and all plugins are imported; a plugin that fails is a broken finding.
     """
     yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
-    yield from _packages()
-    yield from _devices()
-    yield from _machine()
-    yield from _plugins()
-    yield from _data()
+    yield from _check_packages()
+    yield from _check_devices()
+    yield from _check_machine()
+    yield from _check_plugins()
+    yield from _check_data()
 
 
-def _packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Finding]:
     for name in ("nlbench", "torch", "torchvision", "numpy", "scipy", "pandas"):
         try:
             yield Finding(name, "ok", version(name))
@@ -90,7 +90,7 @@ def _packages() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", ", ".join(modules))
 
 
-def _devices() -> Iterator[Finding]:
+def _check_devices() -> Iterator[Finding]:
     import torch
 
     from nlbench.introspection.threads import default_threads
@@ -115,7 +115,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding("mps", "ok", "no double precision: most measures need the CPU")
 
 
-def _machine() -> Iterator[Finding]:
+def _check_machine() -> Iterator[Finding]:
     import psutil
 
     memory = psutil.virtual_memory()
@@ -129,7 +129,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("folder", state, f"{folder}: {detail}")
 
 
-def _plugins() -> Iterator[Finding]:
+def _check_plugins() -> Iterator[Finding]:
     for problem in registry.installed()[1]:
         yield Finding("entry points", "broken", problem)
     for group, kind in registry.GROUPS.items():
@@ -160,7 +160,7 @@ def _plugins() -> Iterator[Finding]:
         yield Finding(group, "ok", detail)
 
 
-def _data() -> Iterator[Finding]:
+def _check_data() -> Iterator[Finding]:
     from nlbench.subjects.data import dataset_info
 
     root = os.environ.get("NLBENCH_DATA", "")

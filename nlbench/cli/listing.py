@@ -75,9 +75,9 @@ def list_(
         flag = "--all" if everything else "--traceable"
         raise RequestError(f"list {what.value} has no option {flag}; use list models {flag}")
     unregistered: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
-        Listing.sites: lambda: _sites(model, data, of or "activations"),
-        Listing.ops: _operations,
-        Listing.commands: lambda: _commands(context),
+        Listing.sites: lambda: _site_rows(model, data, of or "activations"),
+        Listing.ops: _operation_rows,
+        Listing.commands: lambda: _command_rows(context),
     }
     if what in unregistered:
         print_table(unregistered[what](), as_json, has_head=what is Listing.ops)
@@ -88,17 +88,17 @@ def list_(
     if model is not None:
         names = registry.expand("models", split_names([model], "--model"))
     if traceable:
-        print_table(_traceable(_natural_order(names), data), as_json)
+        print_table(_traceability_rows(_natural_order(names), data), as_json)
         return
     if model is not None:
-        rows = [_row(registry.find(what.value, name)) for name in _natural_order(names)]
+        rows = [_plugin_row(registry.find(what.value, name)) for name in _natural_order(names)]
     elif everything:
         costly = [n for n, f in families.items() if f.family is not None and f.family.costly]
         names += [name for prefix in costly for name in _members(prefix)]
-        rows = [_row(registry.find(what.value, name)) for name in _natural_order(names)]
+        rows = [_plugin_row(registry.find(what.value, name)) for name in _natural_order(names)]
     else:
         single = [name for name in _natural_order(entries) if entries[name].family is None]
-        rows = [_row(entries[name]) for name in single]
+        rows = [_plugin_row(entries[name]) for name in single]
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]
     print_table(rows, as_json)
     conflicts = [e.conflict for e in (*entries.values(), *families.values()) if e.conflict]
@@ -109,7 +109,7 @@ def list_(
         raise typer.Exit(2)
 
 
-def _row(entry: registry.Entry) -> dict[str, Any]:
+def _plugin_row(entry: registry.Entry) -> dict[str, Any]:
     row = {"name": entry.name, "description": registry.describe(entry)}
     if entry.group == "studies":
         study = registry.load("studies", entry.name)
@@ -149,7 +149,7 @@ def _natural_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
+def _traceability_rows(names: list[str], data: str) -> list[dict[str, Any]]:
     from nlbench.progress import Bar
 
     with Bar() as bar:
@@ -170,7 +170,7 @@ def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
         ]
 
 
-def _operations() -> list[dict[str, str]]:
+def _operation_rows() -> list[dict[str, str]]:
     """Return a row per operation; print the errors of plugins that register operations."""
     from nlbench.introspection.operations import load_errors
     from nlbench.introspection.operations.listing import supported
@@ -181,7 +181,7 @@ def _operations() -> list[dict[str, str]]:
     return rows
 
 
-def _commands(context: typer.Context) -> list[dict[str, str]]:
+def _command_rows(context: typer.Context) -> list[dict[str, str]]:
     group = context.find_root().command
     commands = group.commands if isinstance(group, TyperGroup) else {}
     return [
@@ -190,7 +190,7 @@ def _commands(context: typer.Context) -> list[dict[str, str]]:
     ]
 
 
-def _sites(model: str | None, data: str, of: str) -> list[dict[str, Any]]:
+def _site_rows(model: str | None, data: str, of: str) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: name a model with --model")
     from nlbench.probes.sites.observation import list_sites

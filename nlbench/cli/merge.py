@@ -10,7 +10,7 @@ def merge(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new run.")],
 ) -> None:
-    """Merge the cells of several runs into a new run; the others are not changed."""
+    """Merge the cells of several runs into a new run; the originals are not changed."""
     from nlbench.store.merge import merge_runs
 
     result = merge_runs(runs, out)

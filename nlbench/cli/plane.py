@@ -52,7 +52,7 @@ def plane(
     from nlbench.serialization.files import make_folder
     from nlbench.store.run import load_run
 
-    numbers = _numbers(samples)
+    numbers = _sample_numbers(samples)
     loaded_run = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
@@ -114,7 +114,7 @@ def _filename_part(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
 
 
-def _numbers(samples: str) -> list[int]:
+def _sample_numbers(samples: str) -> list[int]:
     try:
         numbers = [int(part) for part in samples.split(",")]
     except ValueError:

@@ -22,7 +22,7 @@ def report(
     from nlbench.reporting import load_reports
     from nlbench.store.run import load_run
 
-    loaded = [load_run(path) for given in runs for path in _expand(given)]
+    loaded = [load_run(path) for folder in runs for path in _expand(folder)]
     reports = load_reports()
     is_site = output.is_dir() or not output.suffix
     print((reports.write_site if is_site else reports.write_page)(loaded, output))

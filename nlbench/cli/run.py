@@ -49,7 +49,7 @@ def run(
     from nlbench.progress import create_progress
 
     values = _field_values(config, flags)
-    request, options, execution = (_instance(kind, values) for kind in SECTIONS)
+    request, options, execution = (_create(kind, values) for kind in SECTIONS)
     for name, option in options_of(Request).items():
         if option.group:
             # Unknown names are reported before PyTorch is imported.
@@ -148,7 +148,7 @@ def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _instance(kind: type[Any], values: dict[str, Any]) -> Any:
+def _create(kind: type[Any], values: dict[str, Any]) -> Any:
     return kind(**{name: values[name] for name in options_of(kind) if name in values})
 
 

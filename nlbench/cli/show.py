@@ -85,7 +85,7 @@ def group_of(name: str) -> str:
 
 def source_of(group: str, name: str) -> Source:
     """Return the source of a registered object; a dataset has to be opened for it."""
-    plugin = _load(group, name)
+    plugin = _load_plugin(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info
 
@@ -98,7 +98,7 @@ def source_of(group: str, name: str) -> Source:
     return source
 
 
-def _load(group: str, name: str) -> Any:
+def _load_plugin(group: str, name: str) -> Any:
     if group != "measures":
         return registry.load(group, name)
     from nlbench.plugin_loading import load_measure
@@ -120,7 +120,7 @@ def details(group: str, name: str) -> str:
     recipe    adam (default of nlbench train and linearize)
     <BLANKLINE>
     """
-    plugin = _load(group, name)
+    plugin = _load_plugin(group, name)
     title = f"{name} ({registry.GROUPS[group]})"
     text = inspect.cleandoc(getattr(plugin, "__doc__", "") or "(no description)")
     if group == "measures":
@@ -140,11 +140,11 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
     low, high = measure.bounds
     yield f"bounds    {low:g} to {high:g}"
     yield f"higher    {measure.more_means}"
-    yield from _options("option", measure.options, name)
+    yield from _option_lines("option", measure.options, name)
     from nlbench.plugin_loading import load_probe
 
-    yield from _options("probe", load_probe(measure.probe).options, measure.probe)
-    yield _source(measure.source)
+    yield from _option_lines("probe", load_probe(measure.probe).options, measure.probe)
+    yield _source_line(measure.source)
 
 
 def _model(name: str, build: Any) -> Iterator[str]:
@@ -156,28 +156,28 @@ def _model(name: str, build: Any) -> Iterator[str]:
     if info.data:
         yield f"data      {info.data} (default of nlbench run)"
     yield f"recipe    {info.recipe} (default of nlbench train and linearize)"
-    yield _source(info.source)
+    yield _source_line(info.source)
 
 
 def _dataset(name: str, build: Any) -> Iterator[str]:
     from nlbench.subjects.data import dataset_info
 
-    yield from _options("option", dataset_info(build).options, name)
+    yield from _option_lines("option", dataset_info(build).options, name)
 
 
 def _recipe(name: str, recipe: Any) -> Iterator[str]:
     for entry in fields(recipe):
         if entry.name not in ("name", "source"):
             yield f"setting   {entry.name} = {getattr(recipe, entry.name)}"
-    yield _source(recipe.source)
+    yield _source_line(recipe.source)
 
 
-def _options(kind: str, options: Mapping[str, Option], owner: str) -> Iterator[str]:
+def _option_lines(kind: str, options: Mapping[str, Option], owner: str) -> Iterator[str]:
     for name, option in options.items():
         choices = f" ({', '.join(option.choices)})" if option.choices else ""
         yield f"{kind:<9} {owner}.{name} = {option.default}  {option.help}{choices}"
 
 
-def _source(source: Source) -> str:
+def _source_line(source: Source) -> str:
     parts = (source.citation, source.equation)
     return f"source    {', '.join(filter(None, parts))}".rstrip()

@@ -78,7 +78,7 @@ def _build_without_weights(name: str, dataset: Any) -> Any:
 
 
 def _input_shapes(name: str, dataset: Data) -> Iterator[tuple[int, ...]]:
-    """Yield the dataset's shape, then that of the builder's defaults."""
+    """Yield the dataset's input shape, then the builder's default shape."""
     yield tuple(dataset.shape)
     try:
         parameters = inspect.signature(registry.load("models", name)).parameters

@@ -42,7 +42,7 @@ class Machine:
         """
         arguments = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
         done = subprocess.run(
-            [sys.executable, "-c", _DESCRIBE, *arguments],
+            [sys.executable, "-c", _DESCRIBE_SCRIPT, *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -53,7 +53,7 @@ class Machine:
         return cls(device, json.loads(done.stdout.splitlines()[-1]))
 
 
-_DESCRIBE = """
+_DESCRIBE_SCRIPT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 import torch

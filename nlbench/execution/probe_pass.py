@@ -108,9 +108,9 @@ class _Feed:
         synchronize(self._device)
         # All threads share the global generators, so a thread must not replace them. A wall clock
         # would charge a thread for waiting on the others.
-        is_alone = order is None
-        clock = time.perf_counter if is_alone else time.thread_time
-        stream = self._stream.active() if is_alone else contextlib.nullcontext()
+        is_threaded = order is not None
+        clock = time.thread_time if is_threaded else time.perf_counter
+        stream = contextlib.nullcontext() if is_threaded else self._stream.active()
         start = clock()
         self._monitor.enter(self._name)
         try:
@@ -191,13 +191,13 @@ def _observe_alone(
     resources: Resources,
     monitor: ProgressMonitor,
 ) -> Outcome:
-    """Observe a subject again for one measure, on its device or on the CPU."""
+    """Run another pass for one measure, on the subject's device or on the CPU."""
     release_gpu_cache(resources.device)
-    note = ""
+    remark = ""
     if device != resources.device:
         try:
             subject = subject.converted(cpu_copy(subject.model), Tensor.cpu)
-            note = f"computed on the CPU: {resources.device} is full"
+            remark = f"computed on the CPU: {resources.device} is full"
         except RequestError as error:
             result, trace = result_of_error(error)
             return Outcome(result, 0.0, trace, {})
@@ -205,7 +205,7 @@ def _observe_alone(
     resources = replace(resources, device=device, threads=1)
     with preserve_rng_state(device):
         (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
-    outcome.result = _annotate(outcome.result, {"remark": note})
+    outcome.result = with_remark(outcome.result, remark)
     return outcome
 
 
@@ -247,10 +247,10 @@ def _observe_once(
 
 
 def _annotate(result: Result, facts: Mapping[str, Any]) -> Result:
-    """Add the probe's number of samples or segments, and its notes, to a result."""
-    n, notes = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
+    """Add the probe's number of samples or segments, and its remarks, to a result."""
+    n, remarks = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
     values = tuple(
-        replace(value, n=value.n or n, reason=_join(value.reason, notes.get(value.place, "")))
+        replace(value, n=value.n or n, reason=_join(value.reason, remarks.get(value.place, "")))
         for value in result.values
     )
     places = {value.place for value in values}

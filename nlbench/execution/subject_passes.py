@@ -28,7 +28,7 @@ from nlbench.store.record import (
     RecordedMachine,
     RecordedMeasure,
     RecordedProbe,
-    readable,
+    ensure_readable,
 )
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject
@@ -116,7 +116,7 @@ def records_of(
                 traceback=outcome.traceback,
                 costs=costs,
             )
-            yield readable(record)
+            yield ensure_readable(record)
 
 
 def _changed_weights(names: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ START_SECONDS = 120.0
 POLL_SECONDS = 0.1
 """Interval at which the time limit and the cancellation of a unit are checked."""
 
-_START = (
+_SCRIPT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from nlbench.execution.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
@@ -84,27 +84,27 @@ class Worker:
 
     def __init__(self, threads: int) -> None:
         self.threads, self.last_used = threads, time.monotonic()
-        own_socket, worker_socket = socket.socketpair()
+        supervisor_socket, worker_socket = socket.socketpair()
         # Some libraries start their threads before `torch.set_num_threads` is called.
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # Threads that spin while waiting take CPU time from those that they wait for.
-        waiting = {"OMP_WAIT_POLICY": "PASSIVE"}
-        with own_socket, worker_socket:
+        defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
+        with supervisor_socket, worker_socket:
             handle = worker_socket.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path), str(handle), str(threads)],
+                [sys.executable, "-c", _SCRIPT, json.dumps(sys.path), str(handle), str(threads)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # Plugins print to standard error.
-                env={**waiting, **os.environ, **variables},
+                env={**defaults, **os.environ, **variables},
                 pass_fds=(handle,),
                 # A separate process group: Ctrl-C reaches only the supervisor, and processes
                 # that a plugin starts are killed with the worker.
                 start_new_session=True,
             )
-            self._connection = Connection(own_socket.detach())
+            self._connection = Connection(supervisor_socket.detach())
 
     @property
-    def is_fresh(self) -> bool:
+    def is_reusable(self) -> bool:
         """True if the process is alive and not about to end because it is idle."""
         idle = time.monotonic() - self.last_used
         return self._process.poll() is None and idle < IDLE_SECONDS / 2
@@ -206,10 +206,10 @@ class Supervisor:
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
-        """Measure a unit; every cell gets a record or a reason.
+        """Measure a unit, and yield a record or a reason for each cell.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
-        the process crashes, each remaining cell is retried on its own, so that only the cell
+        the process crashes, each remaining cell is retried separately, so that only the cell
         that causes the crash fails. `is_wanted` is polled; when it returns False, the unit is
         cancelled and `UnitCancelled` is raised.
         """
@@ -258,7 +258,7 @@ class Supervisor:
 
     def _ready(self) -> Worker:
         worker = self._worker
-        if worker is None or worker.threads != self.threads or not worker.is_fresh:
+        if worker is None or worker.threads != self.threads or not worker.is_reusable:
             self.end()
             worker = self._worker = Worker(self.threads)
         return worker

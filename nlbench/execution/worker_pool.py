@@ -42,10 +42,10 @@ class WorkerPool:
 
 MAX_WORKERS = 1024
 
-_idle: list[Supervisor] = []
+_idle_supervisors: list[Supervisor] = []
 """Shared by threads: `list.pop` and `list.append` are atomic."""
 
-_kept_threads: list[ThreadPoolExecutor] = []
+_thread_pools: list[ThreadPoolExecutor] = []
 
 
 @contextmanager
@@ -56,20 +56,20 @@ def keep_workers() -> Iterator[None]:
     it ends.
     """
     with supervising_threads() as threads:
-        _kept_threads.append(threads)
+        _thread_pools.append(threads)
         try:
             yield
         finally:
-            _kept_threads.pop()
-            if not _kept_threads:
+            _thread_pools.pop()
+            if not _thread_pools:
                 end_idle_workers()
 
 
 @contextmanager
 def supervising_threads() -> Iterator[ThreadPoolExecutor]:
     """Yield the kept threads, or new ones for the block."""
-    if _kept_threads:
-        yield _kept_threads[-1]
+    if _thread_pools:
+        yield _thread_pools[-1]
     else:
         with ThreadPoolExecutor(MAX_WORKERS, "nlbench") as threads:
             yield threads
@@ -78,7 +78,7 @@ def supervising_threads() -> Iterator[ThreadPoolExecutor]:
 def take_supervisor(threads: int, timeout: float | None) -> Supervisor:
     """Return an idle supervisor, or a new one."""
     try:
-        supervisor = _idle.pop()
+        supervisor = _idle_supervisors.pop()
     except IndexError:
         return Supervisor(threads, timeout)
     supervisor.threads, supervisor.timeout = threads, timeout
@@ -87,12 +87,12 @@ def take_supervisor(threads: int, timeout: float | None) -> Supervisor:
 
 def keep_supervisor(supervisor: Supervisor) -> None:
     """Keep a supervisor and its worker for the next unit."""
-    _idle.append(supervisor)
+    _idle_supervisors.append(supervisor)
 
 
 def release_supervisor(supervisor: Supervisor) -> None:
     """Keep a supervisor inside `keep_workers`, else end it."""
-    if _kept_threads:
+    if _thread_pools:
         keep_supervisor(supervisor)
     else:
         supervisor.end()
@@ -100,5 +100,5 @@ def release_supervisor(supervisor: Supervisor) -> None:
 
 def end_idle_workers() -> None:
     """End all idle workers."""
-    while _idle:
-        _idle.pop().end()
+    while _idle_supervisors:
+        _idle_supervisors.pop().end()

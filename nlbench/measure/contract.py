@@ -38,7 +38,7 @@ def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
         A class derived from `Measure`; or a torchmetrics metric, its class, or a function
         without parameters that returns one.
     name : str, optional
-        Registered name; by default that of the object itself.
+        Registered name; by default the object's name.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _method_problem(measure: type[Measure]) -> str:
             expected = ", ".join(("self", *arguments))
             declared = ", ".join(inspect.signature(function).parameters)
             return f": {method}({declared}) can't be called; write `def {method}({expected})`"
-    if _returns_nothing(measure.compute):
+    if _returns_none(measure.compute):
         return f": compute() returns nothing; write `{_EXAMPLES['compute'].partition(': ')[2]}`"
     return _function_problem(measure) if issubclass(measure, FunctionMeasure) else ""
 
@@ -169,10 +169,10 @@ def _function_problem(measure: type[FunctionMeasure]) -> str:
             f": {measure.name}({', '.join(signature.parameters)}) can't be called with "
             f"({expected}); write `def {measure.name}({expected})`, with the options declared"
         )
-    return ": the function returns nothing; end it with `return`" * _returns_nothing(function)
+    return ": the function returns nothing; end it with `return`" * _returns_none(function)
 
 
-def _returns_nothing(function: Callable[..., Any]) -> bool:
+def _returns_none(function: Callable[..., Any]) -> bool:
     """Return True if a Python function, other than a generator, always returns None."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
@@ -192,7 +192,7 @@ def _returns_nothing(function: Callable[..., Any]) -> bool:
 
 def _attribute_problem(measure: type[Measure]) -> str:
     """Describe an invalid attribute."""
-    for attribute, (is_valid, expected) in _ATTRIBUTES.items():
+    for attribute, (is_valid, expected) in _ATTRIBUTE_CHECKS.items():
         value = getattr(measure, attribute, None)
         if not is_valid(value):
             return f": {attribute} is {_text(value)}, expected {expected}"
@@ -214,7 +214,7 @@ def _are_functions(value: object) -> bool:
     return isinstance(value, Mapping) and all(callable(function) for function in value.values())
 
 
-_ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_ATTRIBUTE_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "probe": (
         lambda value: isinstance(value, str),
         'a name: `probe = "sites"`, or another of `nlbench list probes`',

@@ -214,7 +214,7 @@ class Result:
         """
         if isinstance(values, Mapping):
             values = [Value(p, {"value": float(v)}, n) for p, v in values.items()]
-        entries = tuple(map(_fail_not_finite, values))
+        entries = tuple(map(_failed_if_not_finite, values))
         n = n or max((v.n for v in entries), default=0)
         scores = [v.statistics["value"] for v in entries if v.status == "ok"]
         failed = [v for v in entries if v.status == "failed"]
@@ -236,7 +236,7 @@ class Result:
         return cls(dict(summary(scores)), entries, n, reason=reason, notes=dict(notes or {}))
 
 
-def _fail_not_finite(value: Value) -> Value:
+def _failed_if_not_finite(value: Value) -> Value:
     if value.status == "ok" and not all(map(math.isfinite, value.numbers.values())):
         return Value.missing(value.place, "failed", "the score is not finite", value.n)
     return value

@@ -92,7 +92,7 @@ class _SiteMetric(Accumulator):
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Update the metric with one batch."""
-        x, y = (_finite_doubles(values, role) for values, role in ((x, "input"), (y, "output")))
+        x, y = (_to_finite_float64(values, role) for values, role in ((x, "input"), (y, "output")))
         try:
             if not self._metrics:
                 self._create_metrics(x, y)
@@ -148,7 +148,7 @@ class _SiteMetric(Accumulator):
         return f"mean of {self._defined} of {self._columns} columns; the others are NaN"
 
 
-def _finite_doubles(values: Tensor, role: str) -> Tensor:
+def _to_finite_float64(values: Tensor, role: str) -> Tensor:
     import torch
 
     values = values.detach()

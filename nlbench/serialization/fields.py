@@ -104,12 +104,12 @@ _JSON: Mapping[Any, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _is(value: object, plain: Any) -> bool:
+def _has_json_type(value: object, plain: Any) -> bool:
     return isinstance(value, _JSON[plain][0]) and (plain is bool or not isinstance(value, bool))
 
 
 def _check_type(value: Any, plain: Any, where: str) -> Any:
-    if not _is(value, plain):
+    if not _has_json_type(value, plain):
         expected = _JSON[plain][1]
         raise ValueError(f"{where} is of type {type(value).__name__}, expected {expected}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -158,7 +158,7 @@ def _union_reader(kinds: Sequence[Any]) -> Reader:
         if value is None and is_optional:
             return None
         for plain, reader in readers:
-            if _is(value, plain):
+            if _has_json_type(value, plain):
                 return reader(value, where)
         expected = " or ".join(_JSON[plain][1] for plain, _ in readers)
         raise ValueError(f"{where} is of type {type(value).__name__}, expected {expected}")

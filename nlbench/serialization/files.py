@@ -14,7 +14,7 @@ from typing import Any
 
 from nlbench.errors import RequestError, one_line, system_text
 
-_PART = re.compile(r"\..+\.\w+\.part")
+_PART_NAME = re.compile(r"\..+\.\w+\.part")
 
 MAX_JSON_DEPTH = 32
 """Maximum nesting of a JSON file; nlbench's own have about six levels."""
@@ -114,7 +114,7 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
         If it is damaged, nested too deeply, or has a number or string that can't be stored.
     """
     parsers: dict[str, Any] = (
-        {"parse_constant": _refuse, "parse_float": _parse_float} if finite else {}
+        {"parse_constant": _reject_constant, "parse_float": _parse_float} if finite else {}
     )
     try:
         content = json.loads(text, parse_int=_parse_int, **parsers)
@@ -145,7 +145,7 @@ def _parse_float(text: str) -> float:
     return number
 
 
-def _refuse(text: str) -> None:
+def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
@@ -215,7 +215,7 @@ def remove_parts(folder: Path) -> None:
 
 def is_part(path: Path) -> bool:
     """Return True for an unfinished file of `write_atomically`."""
-    return _PART.fullmatch(path.name) is not None and path.is_file()
+    return _PART_NAME.fullmatch(path.name) is not None and path.is_file()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -60,7 +60,7 @@ def difference_text(record: Record, key: tuple[object, ...]) -> str:
             )
 
 
-_CONTENT = ("weights_hash", "sample_hash", "preprocessing")
+_CONTENT_FIELDS = ("weights_hash", "sample_hash", "preprocessing")
 
 
 def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
@@ -69,7 +69,7 @@ def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
     for record in records:
         subject = record.subject
         if subject.key and record.is_done:
-            content = {name: getattr(subject, name) for name in _CONTENT}
+            content = {name: getattr(subject, name) for name in _CONTENT_FIELDS}
             facts[subject.key] = {name: fact for name, fact in content.items() if fact is not None}
     return facts
 

@@ -98,12 +98,12 @@ class Manifest(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the manifest's file."""
-        return {name: to_plain(value) for name, value in self._present().items()}
+        return {name: to_plain(value) for name, value in self._written_fields().items()}
 
-    def _present(self) -> Mapping[str, Any]:
+    def _written_fields(self) -> Mapping[str, Any]:
         """Return the fields that are written to the file."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
-        present = {name: value for name, value in values.items() if value or name in _ALWAYS}
+        present = {name: value for name, value in values.items() if value or name in _REQUIRED}
         return {**({"saving": True} if self.saving else present), **self.rest}
 
     @classmethod
@@ -135,16 +135,16 @@ class Manifest(Mapping[str, Any]):
         )
 
     def __getitem__(self, name: str) -> Any:
-        return to_plain(self._present()[name])
+        return to_plain(self._written_fields()[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._present())
+        return iter(self._written_fields())
 
     def __len__(self) -> int:
-        return len(self._present())
+        return len(self._written_fields())
 
 
-_ALWAYS = ("command", "seconds", "order", "dtype", "subjects", "measures", "probes", "cells")
+_REQUIRED = ("command", "seconds", "order", "dtype", "subjects", "measures", "probes", "cells")
 
 
 def make_manifest(

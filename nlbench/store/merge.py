@@ -17,7 +17,7 @@ from .run import Run, load_run
 def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
     """Merge the cells of several runs into a new or empty folder; the runs stay unchanged.
 
-    A cell of several runs is taken once; a finished record replaces a failed one.
+    If several runs have a cell, one of its records is kept: a finished one before a failed one.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
     finished = [record for record in records.values() if record.is_done]
     _check_consistent(finished, origins)
     identities = {record.identity for record in finished}
-    kept = [r for r in records.values() if r.is_done or r.identity not in identities]
+    selected = [r for r in records.values() if r.is_done or r.identity not in identities]
     manifests = [Manifest.from_dict(run.manifest) for run in loaded]
     manifest = replace(
         manifests[0],
@@ -53,20 +53,20 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
         seconds=round(sum(manifest.seconds for manifest in manifests), 3),
         unfinished=False,
     )
-    merged = Run(manifest.of_records(kept), kept)
+    merged = Run(manifest.of_records(selected), selected)
     merged.save(out)
     return merged
 
 
 def _check_consistent(records: Sequence[Record], origins: dict[str, Run]) -> None:
     decisions: dict[tuple[object, ...], object] = {}
-    deciding: dict[tuple[object, ...], Run] = {}
+    first_runs: dict[tuple[object, ...], Run] = {}
     for record in records:
-        run, decided = origins[record.key], decisions_of(record)
-        for key in changed_keys(decided, decisions):
+        run, record_decisions = origins[record.key], decisions_of(record)
+        for key in changed_keys(record_decisions, decisions):
             raise RequestError(
-                f"{deciding[key].path} and {run.path} don't go together: "
+                f"{first_runs[key].path} and {run.path} don't go together: "
                 f"{difference_text(record, key)}"
             )
-        decisions |= decided
-        deciding |= {key: run for key in decided if key not in deciding}
+        decisions |= record_decisions
+        first_runs |= {key: run for key in record_decisions if key not in first_runs}

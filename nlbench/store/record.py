@@ -158,7 +158,7 @@ class Record:
             raise RequestError(f"{origin} is not a record of a cell ({message})") from error
 
 
-def readable(record: Record) -> Record:
+def ensure_readable(record: Record) -> Record:
     """Return the record if it can be read back from its file, else a failed one with the reason.
 
     Results and facts come from plugins. One unreadable file would make the whole run unreadable.
@@ -180,7 +180,7 @@ def is_plain_name(name: object) -> bool:
     >>> is_plain_name("3f2a"), is_plain_name("../3f2a"), is_plain_name("a/b"), is_plain_name("")
     (True, False, False, False)
     """
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")

@@ -161,7 +161,7 @@ class Run:
         return table
 
     def signature(self, subject: str | None = None, measure: str | None = None) -> Signature:
-        """Return the signature of a subject, named by its label, by a measure."""
+        """Return a measure's signature of the subject with this label."""
         signature: Signature = load_reports().signature_of(self, subject, measure)
         return signature
 

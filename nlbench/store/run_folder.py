@@ -75,7 +75,7 @@ class RunFolder(LockedFolder):
             )
         subjects: dict[str | None, SubjectFacts] = {}
         with _garbage_collection_paused():
-            records = [_sharing(self._read_record(file), subjects) for file in self._record_files()]
+            records = [_share_subject(self._read_record(f), subjects) for f in self._record_files()]
         order = {key: position for position, key in enumerate(manifest.order)}
         records.sort(key=lambda record: (order.get(record.key, len(order)), record.identity))
         return manifest, records
@@ -97,7 +97,7 @@ class RunFolder(LockedFolder):
             raise RequestError(f"{file} is not a record of a cell (its key is '{record.key}')")
         return record
 
-    def recorded(self, key: str) -> Record | None:
+    def find_record(self, key: str) -> Record | None:
         """Read the record of a cell; None if there is none."""
         file = self.record_file(key)
         return self._read_record(file) if file.is_file() else None
@@ -106,7 +106,7 @@ class RunFolder(LockedFolder):
     def open(self, decisions: Decisions | None = None) -> Iterator[None]:
         """Create the folder or read its run, and lock it against other writers.
 
-        `decisions` are those of the cells to be added; see `nlbench.store.consistency`.
+        `decisions` are the decisions of the cells to add; see `nlbench.store.consistency`.
         """
         self.holds_a_run()
         with self.locked():
@@ -259,7 +259,7 @@ def _garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _sharing(record: Record, subjects: dict[str | None, SubjectFacts]) -> Record:
+def _share_subject(record: Record, subjects: dict[str | None, SubjectFacts]) -> Record:
     """Return a record with the subject of an earlier one if they are equal, to save memory."""
     subject = subjects.setdefault(record.subject.key, record.subject)
     return replace(record, subject=subject) if subject == record.subject else record

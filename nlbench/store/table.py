@@ -50,10 +50,10 @@ def _rows(record: Record) -> Iterator[tuple[object, ...]]:
 def table_text(table: pd.DataFrame) -> str:
     """Return a table as CSV, with text that a spreadsheet would evaluate escaped."""
     texts = [name for name in table.columns if name not in ("seed", "value", "n")]
-    safe = table.assign(**{name: table[name].map(_cell) for name in texts})
+    safe = table.assign(**{name: table[name].map(_safe_cell) for name in texts})
     text: str = safe.to_csv(index=False)
     return text
 
 
-def _cell(text: str) -> str:
+def _safe_cell(text: str) -> str:
     return spreadsheet_safe(text if text.isprintable() else one_line(text))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
-    """Set batch-norm statistics to those of samples, averaged over batches.
+    """Compute batch-norm statistics from samples, averaged over batches.
 
     The model is in evaluation mode. During the passes only its batch-norm layers are in training
     mode, so that dropout, for example, stays off.
@@ -20,7 +20,7 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     Raises
     ------
     nlbench.RequestError
-        If a batch is too small, or the model can't be run.
+        If a batch is too small, or the model raises.
 
     Examples
     --------

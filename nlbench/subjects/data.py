@@ -110,8 +110,8 @@ class Dataset:
     name : str
         The registered name.
     train, test : torch.utils.data.Dataset
-        Map-style: item ``i`` is ``(image, label)``, the image a float tensor of
-        `shape` in [0, 1], not yet normalised, and the label an int. Three methods are optional:
+        Map-style: item ``i`` is ``(image, label)``, with a float image of `shape` in [0, 1],
+        not yet normalised, and an int label. Three methods are optional:
         ``__getitems__(indices)``, PyTorch's protocol for several items at a time;
         ``read_labels()``, which returns all labels without reading images; and ``check()``,
         which raises for damaged files before training starts.
@@ -176,7 +176,7 @@ class Dataset:
         Parameters
         ----------
         count : int or None
-            Number of images, at least 1; None, or a number beyond the split's size, for all.
+            Number of images, at least 1; all if None or larger than the split.
         split : {"test", "train"}
         seed : int
             Seed of the choice and the order.
@@ -254,7 +254,7 @@ def read_items(items: Items, indices: Sequence[int]) -> list[tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class Sample:
-    """Samples of a dataset.
+    """Samples drawn from a dataset.
 
     Parameters
     ----------

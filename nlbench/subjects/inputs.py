@@ -73,7 +73,7 @@ class Arguments:
             if tensor.ndim == 0 or (tensor.ndim < 2 and len(tensors) == 1):
                 raise RequestError(
                     f"inputs{_position(name, batch)} have shape {tuple(tensor.shape)}, "
-                    "expected (n, ...) with n of at least 1"
+                    "expected (n, ...) with n at least 1"
                 )
         lengths = [len(tensor) for tensor in values]
         if len(set(lengths)) > 1:
@@ -251,7 +251,7 @@ class BatchReader:
             if self._max_arguments is None or self._max_arguments > 1:
                 raise RequestError(
                     "inputs: the loader yields pairs, and the model takes several arguments; pass "
-                    "labels=True if the second are labels, labels=False if both are the model's"
+                    "labels=True if the second is the labels, labels=False if both are arguments"
                 )
             return _first(batch[:-1]), batch[-1]
         if self._labels and len(batch) > 1:

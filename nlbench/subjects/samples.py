@@ -182,7 +182,7 @@ class DrawnBatches(Batches):
     Raises
     ------
     nlbench.RequestError
-        At the end of an iteration, if the samples differ from those of the first.
+        At the end of an iteration, if the samples differ from the first iteration's.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def load_weights(
     a trainer's module holds the network. Other entries of a Lightning checkpoint, such as the
     weights of a loss, are ignored. Values are converted to the model's precision. The counter
     ``num_batches_tracked`` of a batch norm may be missing, as it is in old checkpoints; the
-    model then keeps its own.
+    model then keeps its counter.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the state dict in a file's content, and True if it is that of a Lightning module."""
+    """Return the state dict in a file's content, and True if Lightning wrote it."""
     import torch
 
     is_lightning = False

@@ -158,7 +158,7 @@ def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
     messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
     monkeypatch.setattr(worker, "_receive", lambda: messages.pop(0))
     assert list(worker.ask({}, lambda: True, 1.0)) == []
-    assert not worker.is_fresh
+    assert not worker.is_reusable
     worker.end()
 
 
@@ -225,7 +225,7 @@ def test_worker_with_another_number_of_threads_is_replaced(monkeypatch):
     ended, begun = [], []
 
     class FreshWorker:
-        is_fresh = True
+        is_reusable = True
 
         def __init__(self, threads):
             self.threads = threads

@@ -186,7 +186,7 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
 
 def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
     ids, mask = words()
-    with pytest.raises(RequestError, match="pass labels=True if the second are labels"):
+    with pytest.raises(RequestError, match="pass labels=True if the second is the labels"):
         nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"])
     both = nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"], labels=False)
     assert scores(both).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
