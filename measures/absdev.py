@@ -238,7 +238,7 @@ class AbsoluteDeviation(PathMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds; divided by the range the value is at most 1."""
+        """Return the bounds: 0 and 1 for a value divided by the range."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
     def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:

@@ -112,7 +112,7 @@ class Accuracy(Measure):
         self._correct = self._total = self._samples = 0
 
     def update(self, observation: OutputBatch) -> None:
-        """Count one batch."""
+        """Count the correct labels of one batch."""
         correct, total = _counts(observation.outputs, observation.labels)
         self._correct, self._total = self._correct + correct, self._total + total
         self._samples += len(observation.labels)

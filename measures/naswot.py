@@ -1,4 +1,4 @@
-"""NASWOT: how differently a network's activations act on different samples."""
+"""NASWOT: how distinct a network's activation patterns are on different samples."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class RegionCounts:
         Intervals of one activation pattern, which are also separated by boundaries of units that
         the output doesn't depend on.
     connected : int
-        Longest intervals on which the network is affine.
+        Maximal intervals on which the network is affine.
     affine : int
         Different affine maps; intervals with the same map, wherever they lie, are one region.
     """
@@ -117,7 +117,7 @@ def _passes(
 class Regions(PathMeasure):
     """Number of linear regions that a path crosses, by three definitions from the literature.
 
-    ``value`` and ``connected`` count the longest intervals on which the network is affine,
+    ``value`` and ``connected`` count the maximal intervals on which the network is affine,
     ``activation`` those of one activation pattern (``density`` counts the boundaries between
     them), and ``affine`` the different affine maps of each segment. Consecutive segments share a
     region; an affine network has 1.
@@ -125,7 +125,7 @@ class Regions(PathMeasure):
     Definition
     ----------
     Along a segment, the number of intervals of one activation pattern (activation regions), of
-    longest intervals on which the network is affine (connected regions), and of different affine
+    maximal intervals on which the network is affine (connected regions), and of different affine
     functions of t on these (affine regions).
 
     Units

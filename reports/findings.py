@@ -1,4 +1,4 @@
-"""Findings of a run, as sentences with names and numbers."""
+"""Findings of a run, as sentences."""
 
 from __future__ import annotations
 

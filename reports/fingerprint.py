@@ -129,7 +129,7 @@ def strip(
 
 
 def _mark(kind: int, x: float, width: float) -> str:
-    """Return the path of a kind's mark below the strip: full, left half, right half or middle."""
+    """Return the SVG path of a kind's mark: full width, left half, right half or middle."""
     parts = {1: (0.0, 1.0), 2: (0.0, 0.45), 3: (0.55, 0.45), 4: (0.3, 0.4)}
     begin, share = parts.get(kind, parts[4])
     y = HEIGHT + 2

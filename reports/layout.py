@@ -1,4 +1,4 @@
-"""Dataclasses behind the page's templates."""
+"""Dataclasses that the page's templates render."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def sense_of(info: Mapping[str, Any]) -> int:
 
 
 def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
-    """Return the first measure that has a direction: it orders the rows."""
+    """Return the first measure with a direction, by which rows are ordered."""
     return next((name for name in names if sense_of(measures.get(name, {}))), None)
 
 
@@ -358,7 +358,7 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
     means: NDArray[np.float64] = middle + _widening(len(numbers)) * (
         numbers[drawn].mean(axis=1) - middle
     )
-    with np.errstate(over="ignore"):  # An interval may reach beyond the largest float.
+    with np.errstate(over="ignore"):  # an interval may exceed the largest float
         return scale * means
 
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 STYLE = {
     "svg.hashsalt": "nlbench",  # ids depend on the content alone
-    "svg.fonttype": "none",  # text stays text: searchable, read aloud, set in the page's font
-    "text.parse_math": False,  # a dollar in a model's name is a dollar
+    "svg.fonttype": "none",  # text remains searchable and accessible, in the page's font
+    "text.parse_math": False,  # names of models may have dollar signs
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,

@@ -25,7 +25,7 @@ _DESCRIPTION = "Description"
 def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
     """Load the pictures in a run's folder ``planes`` as data URLs with captions.
 
-    Unreadable ones only cause a warning.
+    Warns about unreadable files and leaves them out.
     """
     pictures = []
     for file in sorted((folder / "planes").glob("*.png")):
@@ -45,7 +45,7 @@ def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
 def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") -> None:
     """Draw the boundaries of all layers and of groups of layers, with the decision boundary.
 
-    A PNG stores the caption.
+    A PNG file stores the caption as metadata.
     """
     import matplotlib as mpl
 
@@ -67,7 +67,7 @@ def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") ->
     decisions = plane.decisions.numpy()
     for axis, (title, part) in zip(axes[0], shown, strict=True):
         counts = plane.boundaries(part).numpy().astype(float)
-        # The last row and column have no neighbour to be compared with.
+        # The last row and column have no neighbour to compare with.
         counts[-1], counts[:, -1] = counts[-2], counts[:, -2]
         largest = max(2.0, float(counts.max()))
         axis.imshow(

@@ -51,7 +51,7 @@ class Remark:
 
     @property
     def networks(self) -> str:
-        """Names of a few networks, or the number of many."""
+        """Names of up to three networks, otherwise their number."""
         names = list(dict.fromkeys(name for name, _ in self.cells))
         return ", ".join(names) if len(names) < 4 else f"{len(names)} networks"
 
@@ -159,13 +159,13 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
 
 
 def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the GPU models that a run used; their rounding differs."""
+    """Return the GPU models that a run used, whose rounding may differ."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
     return list(dict.fromkeys(str(e["device_name"]) for e in known if e.get("capability")))
 
 
 def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
-    """List missing values: of cells first, then of places."""
+    """List the missing values of cells, then those of places."""
     requested = {run.name: set(run.manifest.get("measures") or {}) for run in runs}
     cells = [
         (subject, name, scores[subject.label, name])

@@ -23,7 +23,7 @@ _MAX_DRAWN_PLACES = 60
 
 @dataclass(frozen=True)
 class Card:
-    """One measure of one network."""
+    """Card that shows one measure of a network."""
 
     name: str
     description: str

@@ -1,4 +1,4 @@
-"""The leaderboard in a terminal, cut to its width."""
+"""Printing of the leaderboard in a terminal, limited to its width."""
 
 from __future__ import annotations
 

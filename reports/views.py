@@ -266,7 +266,7 @@ class HeatCell:
 def heatmaps(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Build one heatmap, measures by measures, per coefficient that has a value."""
+    """Build a heatmap of pairs of measures for each coefficient that has a value."""
     maps = []
     for kind, pairs in coefficients.items():
         if not any(math.isfinite(c.value) for c in pairs.values()):

@@ -108,7 +108,7 @@ def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
     # Types shorter than float32 get the spacing of float32: means over positions are that precise.
-    # `prepare` raises it if fewer positions were averaged.
+    # `prepare` uses the batch's own rounding where it is larger, as for means over few positions.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 

@@ -74,7 +74,7 @@ class _Matching(torch.autograd.Function):
 
 def _match(a: Tensor, b: Tensor, precision: float) -> Tensor:
     if a.shape[1] == 1:
-        # On a line the optimal transport matches ranks.
+        # In one dimension optimal transport matches ranks.
         matching = torch.empty(len(a), dtype=torch.int64, device=a.device)
         matching[a[:, 0].argsort(stable=True)] = b[:, 0].argsort(stable=True)
         return matching

@@ -191,7 +191,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class _NotDifferentiable(torch.autograd.Function):
-    """The identity, with an error in place of a derivative."""
+    """Identity whose derivative raises an error."""
 
     @staticmethod
     def forward(values: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
 
 
 class _OptimalMap(torch.autograd.Function):
-    """A as a function of Σx and Σy, with its factors L, V, R and W.
+    """The map A as a function of Σx and Σy, with its factors L, V, R and W.
 
     Its differential solves dA Σx A + A Σx dA = dΣy - A dΣx A. With dA = W Z Wᵀ this is
     Z R + R Z = W⁻¹ (dΣy - A dΣx A) W⁻ᵀ, solved entry by entry. Unlike the derivative of a
@@ -96,7 +96,7 @@ class _OptimalMap(torch.autograd.Function):
 
 
 class _Lyapunov(torch.autograd.Function):
-    """S with M S + S Mᵀ = G for a symmetric G, as a function of G and M = U R Wᵀ, Uᵀ W = 1.
+    """Solution S of M S + S Mᵀ = G for symmetric G, as a function of G and M = U R Wᵀ, Uᵀ W = 1.
 
     Its derivative is another such equation, with the transpose of M, so that it can be
     differentiated any number of times.
