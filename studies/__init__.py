@@ -1,6 +1,6 @@
 """Studies: one file per study, each a published question with the run that answers it.
 
-`framework` defines studies, verdicts and figures; `shared` holds what several studies have in
-common; `networks` holds networks that only studies use. Each study is registered in
-``pyproject.toml``, in the group ``nlbench.studies``.
+`framework` defines studies, verdicts and figures; `shared` holds code used by several studies,
+`networks` the networks used only by studies. Each study is registered in ``pyproject.toml``, in
+the group ``nlbench.studies``.
 """

@@ -16,7 +16,7 @@ from .framework import Findings, Runs, Verdict
 from .framework.figures import draw_groups, page_figure
 from .framework.verdicts import correlates, correlation_text
 from .history import signature_statistics, statistics_of
-from .shared.classifiers import Classifiers, remarks_on, short_name, undecided_if_untrained
+from .shared.classifiers import Classifiers, classifier_remarks, short_name, undecided_if_untrained
 from .shared.site_scores import signatures, site_scores
 from .shared.zoo_networks import zoo_remarks
 
@@ -101,7 +101,7 @@ class Accuracy(Classifiers):
             },
             {"Spread and least score against published accuracy": _figure(networks)},
             [
-                *remarks_on(run),
+                *classifier_remarks(run),
                 *zoo_remarks(runs, self.zoo),
                 "Accuracy, parameters and operations are those that torchvision reports for its "
                 "default weights, which for some networks are better than the paper's.",

@@ -14,7 +14,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.trends import Trend, holm, trend_test
+from .framework.trends import SIGNIFICANCE, Trend, holm, trend_test
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,6 @@ MEASURES = (
     "effective-rank",
     "pathlength",
 )
-SIGNIFICANCE = 0.05
 SAMPLES = 1024
 """More samples than the widest layer has units, as its R² requires."""
 

@@ -16,10 +16,10 @@ from .framework.figures import page_figure
 from .framework.verdicts import within
 from .shared.classifiers import (
     CLASSIFIERS,
-    in_order,
+    classifier_remarks,
     measure_classifiers,
-    remarks_on,
     short_name,
+    sort_classifiers,
     undecided_if_untrained,
 )
 from .shared.site_scores import AFFINITY, site_scores
@@ -149,7 +149,7 @@ class Correlations(Study):
                 )
             },
             [
-                *remarks_on(run),
+                *classifier_remarks(run),
                 *zoo_remarks(runs, ZOO),
                 "Sites with no more samples than inputs have no R²: the fit would be exact.",
             ],
@@ -169,7 +169,7 @@ def correlations_of(run: Run) -> pd.DataFrame:
     for (model, _, seed), sites in table.groupby(level=["model", "weights", "seed"], sort=False):
         values = [_pearson(sites[["affinity", other]].dropna()) for other in OTHERS]
         rows.append((model, seed, int(sites.affinity.notna().sum()), *values))
-    return in_order(pd.DataFrame(rows, columns=["network", "seed", "sites", *OTHERS]))
+    return sort_classifiers(pd.DataFrame(rows, columns=["network", "seed", "sites", *OTHERS]))
 
 
 def _pearson(pairs: pd.DataFrame) -> float:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 OTHERS = ("synthetic", "random")
-UNSEEN = "digits of the training split"
-COLOURS = {UNSEEN: "#009E73", "synthetic": "#0072B2", "random": "#D55E00"}
+TRAINING_DIGITS = "digits of the training split"
+COLOURS = {TRAINING_DIGITS: "#009E73", "synthetic": "#0072B2", "random": "#D55E00"}
 
 
 class Datasets(Study):
@@ -46,12 +46,12 @@ class Datasets(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare each signature with that of the same network on the test digits."""
-        training_digits = site_scores(runs["train"]).assign(data=UNSEEN)
+        training_digits = site_scores(runs["train"]).assign(data=TRAINING_DIGITS)
         table = pd.concat([site_scores(runs["run"]), training_digits], ignore_index=True)
         rows = []
         for (model, seed), sites in table.groupby(["model", "seed"], sort=False):
             by_data = dict(signatures(sites, "data"))
-            for data in (UNSEEN, *OTHERS):
+            for data in (TRAINING_DIGITS, *OTHERS):
                 if data in by_data and DATA in by_data:
                     distance = dtw_distances([by_data[DATA], by_data[data]])[0, 1]
                     change = by_data[data].mean() - by_data[DATA].mean()
@@ -70,7 +70,7 @@ class Datasets(Study):
                 ),
                 _is_farther(
                     wide,
-                    UNSEEN,
+                    TRAINING_DIGITS,
                     "synthetic",
                     "Other pictures move a signature farther than other digits do",
                     "",

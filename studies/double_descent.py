@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
 NOISE = 0.2
-FITTED_ERROR = 0.05
+MAX_FITTED_ERROR = 0.05
 """Largest training error at which the labels, including wrong ones, count as fitted."""
 LINES = {"lines.number": 8, "lines.anchors": 4, "lines.tolerance": 0.01}
 
@@ -35,7 +35,7 @@ class DoubleDescent(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure the accuracy of networks of each width, and the networks along closed paths."""
+        """Measure each width's networks along closed paths, and their test accuracy."""
         data, runs = context.data or DATA, {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
         changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
@@ -116,7 +116,7 @@ def _has_peak(claim: str, means: pd.DataFrame, column: str) -> Verdict:
     place, errors = int(np.argmax(means[column])), means["train error"]
     is_inside = 0 < place < len(means) - 1
     # The first width that fits the labels may be the peak itself.
-    is_crossed = len(means) > 2 and errors.iloc[0] > FITTED_ERROR >= errors.iloc[-2:].max()
+    is_crossed = len(means) > 2 and errors.iloc[0] > MAX_FITTED_ERROR >= errors.iloc[-2:].max()
     return Verdict(
         claim,
         "peak where the training labels are first fitted",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MODEL, DATA = "vgg8", "digits"
 RANDOM_SHARES = (0.2, 0.4, 0.6)
-"""Shares of linear units of the random control."""
+"""Shares of linear units in the random control."""
 MIN_GAP = 0.01
 """Smallest difference of accuracies that counts as a gap."""
 MIN_LINEAR_LOSS = 0.05
@@ -163,7 +163,7 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
 
 
 def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
-    """Return late networks' advantage in accuracy over a mode's at equal `column`, per seed.
+    """Return, per seed, the accuracy advantage of late networks over a mode's at equal `column`.
 
     The curve of a seed's late networks over ω, which begins at the network that they start from,
     is interpolated. Networks of one seed, under several ω or of several depths, are not

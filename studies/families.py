@@ -23,7 +23,7 @@ from .shared.classifiers import (
     CLASSIFIERS,
     FAMILIES,
     Classifiers,
-    remarks_on,
+    classifier_remarks,
     short_name,
     undecided_if_untrained,
 )
@@ -93,7 +93,7 @@ class Families(Classifiers):
                 ),
                 "A map of the signatures": _map(short_names, families, compared),
             },
-            [*remarks_on(run), *zoo_remarks(runs, self.zoo)],
+            [*classifier_remarks(run), *zoo_remarks(runs, self.zoo)],
         )
 
 

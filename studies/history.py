@@ -16,9 +16,9 @@ from .framework.verdicts import correlates, correlation_text, ordered, range_tex
 from .shared.classifiers import (
     CLASSIFIERS,
     Classifiers,
-    in_order,
-    remarks_on,
+    classifier_remarks,
     short_name,
+    sort_classifiers,
     undecided_if_untrained,
 )
 from .shared.site_scores import signatures, site_scores
@@ -56,7 +56,7 @@ def signature_statistics(run: Run) -> pd.DataFrame:
         for model, values in signatures(site_scores(run), "model")
         if model in CLASSIFIERS
     ]
-    return in_order(pd.DataFrame(rows, columns=COLUMNS))
+    return sort_classifiers(pd.DataFrame(rows, columns=COLUMNS))
 
 
 def statistics_of(values: NDArray[np.float64]) -> dict[str, float]:
@@ -107,7 +107,7 @@ class History(Classifiers):
                 "Mean standard deviation of scores over batches": stable,
             },
             {"Least, median and largest affinity of each network, by year": _figure(table)},
-            [*remarks_on(run), *zoo_remarks(runs, self.zoo)],
+            [*classifier_remarks(run), *zoo_remarks(runs, self.zoo)],
         )
 
 

@@ -134,7 +134,7 @@ class Measures(Study):
             FITS: fit_table(runs),
         }
         verdicts = [*_exact_verdicts(exact), *_ladder_verdicts(orders)]
-        verdicts += _claims(orders, cells, tables[FITS])
+        verdicts += _claim_verdicts(orders, cells, tables[FITS])
         return Findings(
             verdicts,
             {title: table for title, table in tables.items() if len(table)},
@@ -310,7 +310,7 @@ _CLAIMS = (
 )
 
 
-def _claims(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> Iterable[Verdict]:
+def _claim_verdicts(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> Iterable[Verdict]:
     """Assess published claims about single measures on the ladders that test them."""
     noise_accuracy = float(fits[fits.ladder == "noise"]["training accuracy"].min())
     for measure, ladder, claim, published in _CLAIMS:

@@ -18,7 +18,7 @@ from nlbench.serialization.fields import to_plain
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import draw_intervals, page_figure
 from .framework.partial_tau import Association, Group, associate
-from .framework.trends import LEVEL, holm
+from .framework.trends import SIGNIFICANCE, holm
 from .framework.verdicts import above
 from .measures import applicable
 
@@ -103,7 +103,7 @@ CLAIMS = (
 
 
 class Prediction(Study):
-    """Measures against generalisation, robustness and removal, over small trained networks."""
+    """Measures as predictors of generalisation, robustness and removal in small networks."""
 
     question = (
         "Does a measure of nonlinearity predict generalisation, robustness or what can be removed, "
@@ -285,7 +285,7 @@ def _associations(table: pd.DataFrame) -> pd.DataFrame:
 def _is_decided(row: pd.Series) -> bool:
     """Return True if an association is significant and has the same sign in all tasks."""
     has_one_sign = above(row[list(TASKS)].dropna().to_numpy(np.float64)) is not None
-    return bool(row["p (Holm)"] < LEVEL) and has_one_sign
+    return bool(row["p (Holm)"] < SIGNIFICANCE) and has_one_sign
 
 
 def _verdicts(table: pd.DataFrame, result: pd.DataFrame) -> list[Verdict]:

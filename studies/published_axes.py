@@ -31,11 +31,11 @@ QUICK = ("vgg8", "transformer-tiny")
 REDUCTIONS = ("spatial", "published")
 ROUNDING = 1e-9
 MIN_DIFFERENCE = 0.05
-RIGHT, WRONG = "score over positions", "score as published"
+OVER_POSITIONS, AS_PUBLISHED = "score over positions", "score as published"
 
 
 class PublishedAxes(Study):
-    """Affinity with tensors averaged over positions, and over the axes in published code."""
+    """Affinity with tensors averaged over positions, or over the axes that published code takes."""
 
     question = "Does it matter that published code always averages over the last axes?"
     source = SOURCE
@@ -65,15 +65,15 @@ class PublishedAxes(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the scores site by site."""
-        table = _sites(runs["spatial"], RIGHT).merge(
-            _sites(runs["published"], WRONG), on=["model", "site"]
+        table = _sites(runs["spatial"], OVER_POSITIONS).merge(
+            _sites(runs["published"], AS_PUBLISHED), on=["model", "site"]
         )
         rows, verdicts = [], []
         for model, sites in table.groupby("model", sort=False):
             layout = NETWORKS[str(model)][2]
-            right, wrong = sites[RIGHT].mean(), sites[WRONG].mean()
-            largest = (sites[RIGHT] - sites[WRONG]).abs().max()
-            tau = kendall(sites[RIGHT], sites[WRONG]).value
+            right, wrong = sites[OVER_POSITIONS].mean(), sites[AS_PUBLISHED].mean()
+            largest = (sites[OVER_POSITIONS] - sites[AS_PUBLISHED]).abs().max()
+            tau = kendall(sites[OVER_POSITIONS], sites[AS_PUBLISHED]).value
             rows.append((model, layout, right, wrong, largest, tau))
             ours = (
                 f"{right:.3f} over positions, {wrong:.3f} as published, mean of {len(sites)} "
@@ -126,7 +126,7 @@ def _figure(table: pd.DataFrame) -> Figure:
     figure, axes = page_figure(3.4)
     axes.plot([0, 1], [0, 1], color="#777777", linewidth=0.8)
     for (model, sites), mark in zip(table.groupby("model", sort=False), "os^D", strict=False):
-        axes.plot(sites[RIGHT], sites[WRONG], mark, markersize=4, label=str(model))
+        axes.plot(sites[OVER_POSITIONS], sites[AS_PUBLISHED], mark, markersize=4, label=str(model))
     axes.set(xlabel="affinity over positions", ylabel="as published")
     axes.legend(fontsize=7.5)
     return figure

@@ -31,10 +31,10 @@ MIN_SEGMENTS = 20
 
 
 def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
-    r"""Integrate the distance to the chord as published code does, which differs from deviation.
+    r"""Integrate the distance to the chord like published code, which differs from the deviation.
 
     On each region the distance is :math:`a + b t`, with t along the whole segment. The code
-    integrates :math:`|a| + |b| t` instead of :math:`|a + b t|`, so terms that cancel are added.
+    integrates :math:`|a| + |b| t` instead of :math:`|a + b t|`, so cancelling terms add up.
 
     Parameters
     ----------

@@ -74,14 +74,15 @@ class PublishedTables(ColumnPaths):
             claims.append(_judge(network, density, deviations))
             tables.append(_networks(network, density, deviations))
             for name, rows in claims[-1].groupby("table"):
-                verdicts.append(_changes(f"{network}, {name}", rows))
-            verdicts += [_nearer(network, tables[-1]), _enlarges(network, tables[-1])]
+                verdicts.append(_is_unchanged(f"{network}, {name}", rows))
+            verdicts += [_is_nearer(network, tables[-1]), _enlarges_effect(network, tables[-1])]
             remarks += [
                 size_remark(density, network),
                 *unfitted_remarks(runs[part]),
                 _error_remark(network, runs[part + AS_PUBLISHED]),
             ]
         judged = pd.concat(claims, ignore_index=True)
+        overall = _is_unchanged("", judged)
         return Findings(
             verdicts,
             {
@@ -96,7 +97,7 @@ class PublishedTables(ColumnPaths):
                 "Whether published code's integral made the published figures is decided by the "
                 "paper's own networks alone; with --data cifar10 the study trains such VGG8s.",
             ],
-            [f"By the definition and by published code's integral {_changes('', judged).ours}."],
+            [f"By the definition and by published code's integral {overall.ours}."],
         )
 
 
@@ -137,7 +138,7 @@ def _judge(network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFram
     return pd.DataFrame(rows, columns=["table", "network", "claim", "published", *results])
 
 
-def _changes(name: str, claims: pd.DataFrame) -> Verdict:
+def _is_unchanged(name: str, claims: pd.DataFrame) -> Verdict:
     """Test whether both integrals decide all decidable claims alike."""
     first, second = (claims[f"{name}: agrees"] for name in INTEGRALS)
     differ = first != second
@@ -179,7 +180,7 @@ def _networks(
     )
 
 
-def _nearer(network: str, table: pd.DataFrame) -> Verdict:
+def _is_nearer(network: str, table: pd.DataFrame) -> Verdict:
     distances = [
         (table[f"ρ {name}"] - table["published ρ"]).abs().groupby(table.seed).mean()
         for name in INTEGRALS
@@ -196,7 +197,7 @@ def _nearer(network: str, table: pd.DataFrame) -> Verdict:
     )
 
 
-def _enlarges(network: str, table: pd.DataFrame) -> Verdict:
+def _enlarges_effect(network: str, table: pd.DataFrame) -> Verdict:
     ratio = table.set_index(["setting", "seed"]).ratio
     noisy = [name for name in sorted_settings(table.setting) if "noise" in name]
     claim = f"{network}: published code's integral enlarges the effect of wrong labels"

@@ -62,7 +62,7 @@ CONTRASTS = {
 
 
 class Redshift(Study):
-    """Random ReLU and tanh perceptrons under weights × 1 and × 6, as drawn and shifted."""
+    """Random ReLU and tanh perceptrons with weights × 1 and × 6, original and shifted."""
 
     question = "Do larger weights make random networks more nonlinear, and tanh more than ReLU?"
     source = Source(

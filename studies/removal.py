@@ -15,7 +15,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import bootstrap_mean, holm
+from .framework.trends import SIGNIFICANCE, bootstrap_mean, holm
 from .framework.verdicts import above
 from .shared.small_networks import trained_network
 
@@ -35,8 +35,6 @@ LESS_NONLINEAR = ("affinity", "r2", "cka", "linear-units")
 SCALE_FREE = ("affinity", "r2", "cka")
 SAMPLES = 512
 MASKS_OMEGA = 0.001
-
-SIGNIFICANCE = 0.05
 
 LABELS = {
     "activation-state": "activation-state entropy (EASIER)",
@@ -214,7 +212,7 @@ def _criteria(
     for name in next(iter(record.result.values)).statistics:
         if name != "value":
             table[name] = _places(remaining, "removal-criteria", statistic=name)
-    masks = _places_of_masks(runs[f"masks-{task}"], seed)
+    masks = _mask_places(runs[f"masks-{task}"], seed)
     if set(masks) >= set(table["size"]):
         table["linear-units"] = masks
     complete = {name: values for name, values in table.items() if set(values) >= set(table["size"])}
@@ -224,7 +222,7 @@ def _criteria(
     }
 
 
-def _places_of_masks(run: Run, seed: int) -> dict[str, float]:
+def _mask_places(run: Run, seed: int) -> dict[str, float]:
     for record in run.records:
         if record.subject.weights.endswith(f"-seed{seed}.safetensors"):
             return _places(run, "linear-units", record.subject.weights)
@@ -346,12 +344,12 @@ def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFra
 
 
 def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
-    def against_zero(claim: str, criterion: str) -> Verdict:
+    def predicts(claim: str, criterion: str) -> Verdict:
         values = correlations[correlations.criterion == criterion].spearman.to_numpy()
         ours = f"{_with_interval(values)}, {len(values)} networks"
         return Verdict(claim, "", ours, is_positive(values), "mean Spearman above 0")
 
-    def against(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
+    def compare(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
         frame = correlations if column == "spearman" else areas
         values = _differences(frame, first, second, column)
         ours = _with_interval(values)
@@ -359,27 +357,27 @@ def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
         return Verdict(claim, "", ours, is_positive(values), f"paired difference of {kind}")
 
     return [
-        *(against_zero(f"{LABELS.get(c, c)} predicts the cost", c) for c in SCALE_FREE),
-        against_zero("Activation-state entropy predicts the cost", "activation-state"),
-        against_zero("SENet's sensitivity predicts the cost", "senet"),
-        against_zero("The Fisher term predicts the cost", "fisher"),
-        against("Unexplained variance predicts the cost better than R²", "residual", "r2"),
-        against("The Fisher term predicts better than affinity", "fisher", "affinity"),
-        against("Learned masks predict better than affinity", "linear-units", "affinity"),
-        against("Learned masks predict better than the depth of a call", "linear-units", "depth"),
-        against(
+        *(predicts(f"{LABELS.get(c, c)} predicts the cost", c) for c in SCALE_FREE),
+        predicts("Activation-state entropy predicts the cost", "activation-state"),
+        predicts("SENet's sensitivity predicts the cost", "senet"),
+        predicts("The Fisher term predicts the cost", "fisher"),
+        compare("Unexplained variance predicts the cost better than R²", "residual", "r2"),
+        compare("The Fisher term predicts better than affinity", "fisher", "affinity"),
+        compare("Learned masks predict better than affinity", "linear-units", "affinity"),
+        compare("Learned masks predict better than the depth of a call", "linear-units", "depth"),
+        compare(
             "Removal by substitution keeps more accuracy than removal by affinity",
             "substitution",
             "affinity",
             "accuracy",
         ),
-        against(
+        compare(
             "Removal by substitution keeps more accuracy than random removal",
             "substitution",
             "random",
             "accuracy",
         ),
-        against(
+        compare(
             "Removal by activation-state entropy keeps more accuracy than random removal",
             "activation-state",
             "random",

@@ -19,7 +19,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.trends import MIN_NETWORKS, network_interval, sign_test
+from .framework.trends import MIN_NETWORKS, SIGNIFICANCE, network_interval, sign_test
 from .framework.verdicts import above, below, range_text, share_above, share_text
 from .shared.site_scores import site_scores
 
@@ -35,8 +35,7 @@ RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
 """Held-out R² of the most and the least linear MLPs of one published network (Whipp 2026)."""
 MAX_PERPLEXITY_COST = 0.037
 """Published cost of the best affine map of any MLP of GPT-2 Large (Balogh 2026)."""
-SIGNIFICANCE = 0.05
-DECIDED_ERRORS = 2.0
+MIN_STANDARD_ERRORS = 2.0
 """Standard errors by which two costs must differ for one to count as larger."""
 
 COLUMNS = {
@@ -310,7 +309,7 @@ def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]
     """Yield, for each pair whose costs differ, whether the score orders it differently."""
     values = zip(sign * blocks[name], blocks.cost, blocks.error, strict=True)
     for (score, cost, error), (other, other_cost, other_error) in combinations(list(values), 2):
-        if abs(cost - other_cost) > DECIDED_ERRORS * math.hypot(error, other_error):
+        if abs(cost - other_cost) > MIN_STANDARD_ERRORS * math.hypot(error, other_error):
             yield bool((score - other) * (cost - other_cost) < 0)
 
 
@@ -363,7 +362,7 @@ def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
         f"{order.text}; {row.changed} of {row.pairs} pairs in another order",
         order.agrees,
         f"τ of the score's order with that of the cost of the best affine map; {order.criterion}; "
-        f"pairs whose costs differ by more than {DECIDED_ERRORS:g} standard errors",
+        f"pairs whose costs differ by more than {MIN_STANDARD_ERRORS:g} standard errors",
     )
 
 
@@ -473,7 +472,7 @@ def _figure(blocks: pd.DataFrame) -> Figure:
         x = np.arange(len(rows))
         for colour, name in zip(COLOURS, ("published", "held out", "after norm"), strict=False):
             upper.plot(x, rows[name], ".-", color=colour, label=name)
-        lower.errorbar(x, rows.cost, DECIDED_ERRORS * rows.error, fmt=".", color=COLOURS[4])
+        lower.errorbar(x, rows.cost, MIN_STANDARD_ERRORS * rows.error, fmt=".", color=COLOURS[4])
         upper.set_title(label)
         lower.set(xlabel="block", yscale="log")
     panels[0, 0].set_ylabel("linearity")

@@ -133,7 +133,7 @@ def _is_nearer(pairs: pd.DataFrame, names: Sequence[str]) -> Verdict:
 def _moves_less_than_training(
     distances: NDArray[np.float64], moved: Mapping[int, float]
 ) -> Verdict:
-    """Compare the distance between seeds with the distance that training moves a signature."""
+    """Compare the distance between seeds with the distance from before to after training."""
     between_seeds = distances[np.ix_(list(moved), list(moved))]
     others = between_seeds.sum(0) / max(1, len(moved) - 1)
     by_training = np.array(list(moved.values()))

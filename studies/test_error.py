@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _CRITERION = "Spearman's ρ over networks with its 95 % interval"
 MAX_UNRELATED = 0.5
-"""Largest end of a correlation's interval, in size, that counts as no correlation."""
+"""Largest absolute correlation in an interval that counts as no correlation."""
 
 
 class TestError(ClosedPaths):

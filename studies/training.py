@@ -62,8 +62,8 @@ class Training(Study):
         columns = ["network", "seed", "mean before", "mean after", "change of min", "last after"]
         verdicts = [
             *_before_training(by_network),
-            *_more_nonlinear(pairs),
-            _not_monotone(pairs),
+            *_is_more_nonlinear(pairs),
+            _is_not_monotone(pairs),
         ]
         return Findings(
             verdicts,
@@ -104,7 +104,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
     ]
 
 
-def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
+def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
     verdicts = []
     for network in dict.fromkeys(model for model, _ in pairs):
         changes = np.array(
@@ -127,7 +127,7 @@ def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
     return verdicts
 
 
-def _not_monotone(pairs: Pairs) -> Verdict:
+def _is_not_monotone(pairs: Pairs) -> Verdict:
     steps = [np.diff(after - before) for before, after in pairs.values()]
     turns = [bool((step > 0).any() and (step < 0).any()) for step in steps]
     share = np.mean([float((step > 0).mean()) for step in steps])

@@ -11,5 +11,5 @@ if TYPE_CHECKING:
     from .study import Study as Study
     from .verdicts import Verdict as Verdict
 
-# The command line imports the command without NumPy.
+# Lazy, so that the command line loads without NumPy.
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

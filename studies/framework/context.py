@@ -182,7 +182,7 @@ class Context:
         options : mapping, optional
             Options of the dataset.
         **changes
-            Changed fields of the recipe.
+            Fields of the recipe to override.
 
         Raises
         ------
@@ -226,10 +226,10 @@ class Context:
         """
         if not self.pending:
             return
-        from nlbench.models.training.parallel import run_trainings
+        from nlbench.models.training.parallel import train_networks
 
         in_processes = self.execution.executor == "processes"
-        run_trainings(
+        train_networks(
             self.pending,
             workers=self.execution.workers or 1 if in_processes else 1,
             progress=self.progress,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from .trends import LEVEL
+from .trends import SIGNIFICANCE
 
 MIN_NETWORKS = 4
 RESIDUAL_DECIMALS = 10
@@ -148,7 +148,7 @@ def associate(groups: Sequence[Group]) -> Association:
         by_cluster = np.bincount([places[label] for label in labels], np.concatenate(influences))
         error = math.sqrt(max((by_cluster**2).sum(), null_variance)) / len(influences)
         student = stats.t(len(places) - 1)
-        half = float(student.ppf(1 - LEVEL / 2)) * error
+        half = float(student.ppf(1 - SIGNIFICANCE / 2)) * error
         low, high = max(mean - half, -1.0), min(mean + half, 1.0)
         p = float(2 * student.sf(abs(mean) / error))
     return Association(mean, low, high, p, tuple(values), len(labels), len(places))

@@ -36,7 +36,7 @@ class Findings:
     remarks : sequence of str
         Caveats for the reader: random weights, small data.
     headline : sequence of str
-        The answer in prose. Figures and the first table then precede the verdicts.
+        The answer in prose. If given, figures and the first table precede the verdicts.
     """
 
     verdicts: Sequence[Verdict]

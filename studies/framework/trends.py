@@ -20,7 +20,7 @@ from scipy import stats
 from nlbench.reports.agreement import Correlation
 from nlbench.reports.leaderboard import mean_interval
 
-LEVEL = 0.05
+SIGNIFICANCE = 0.05
 RESAMPLES = 4000
 MIN_NETWORKS = 3
 """Smallest number of networks, or of pairs of them, with which an interval can decide a claim."""
@@ -177,7 +177,7 @@ def network_interval(values: ArrayLike) -> Interval:
     array = np.asarray(values, dtype=np.float64)
     if len(array) < MIN_NETWORKS:
         return math.nan, math.nan
-    half = float(stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * stats.sem(array))
+    half = float(stats.t.ppf(1 - SIGNIFICANCE / 2, len(array) - 1) * stats.sem(array))
     return float(array.mean()) - half, float(array.mean()) + half
 
 
@@ -204,7 +204,7 @@ def network_share(shares: ArrayLike, networks: int) -> Correlation:
     if networks < MIN_NETWORKS:
         value = float(array.mean()) if len(array) else math.nan
         return Correlation(value, math.nan, math.nan, len(array), networks)
-    value, z = float(array.mean()), stats.norm.ppf(1 - LEVEL / 2)
+    value, z = float(array.mean()), stats.norm.ppf(1 - SIGNIFICANCE / 2)
     middle = (value + z**2 / (2 * networks)) / (1 + z**2 / networks)
     spread = value * (1 - value) / networks + z**2 / (4 * networks**2)
     half = float(z / (1 + z**2 / networks) * math.sqrt(spread))
@@ -246,8 +246,8 @@ def intraclass(table: ArrayLike) -> tuple[float, float, float]:
     if not between + within > 0:
         return math.nan, math.nan, math.nan
     freedom = groups - 1, groups * (k - 1)
-    low = between / stats.f.ppf(1 - LEVEL / 2, *freedom)
-    high = between / stats.f.ppf(LEVEL / 2, *freedom)
+    low = between / stats.f.ppf(1 - SIGNIFICANCE / 2, *freedom)
+    high = between / stats.f.ppf(SIGNIFICANCE / 2, *freedom)
     shares = ((b - within) / (b + (k - 1) * within) for b in (between, low, high))
     value, lower, upper = (float(share) for share in shares)
     return value, lower, upper

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .trends import LEVEL
+from .trends import SIGNIFICANCE
 
 if TYPE_CHECKING:
     from nlbench.reports.agreement import Correlation
@@ -183,7 +183,7 @@ def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
 
 def _if_enough(answer: bool, chance: float, share: Correlation) -> bool | None:
     """Return the answer if all networks are unlikely to agree by chance (two-sided), else None."""
-    return answer if 2 * chance ** (share.groups or share.n) < LEVEL else None
+    return answer if 2 * chance ** (share.groups or share.n) < SIGNIFICANCE else None
 
 
 def _array(values: ArrayLike) -> np.ndarray:

@@ -44,7 +44,7 @@ class Functions(Family):
     [[8.0, -1.0]]
     """
 
-    description = "one activation and nothing else; power-K for any whole K"
+    description = "one activation without weights; power-K for any integer K from 1 to 999"
 
     def names(self) -> Sequence[str]:
         """Return the names of the activations and of some powers."""

@@ -1,1 +1,1 @@
-"""Parts that several studies share: networks, datasets, requests and tables."""
+"""Code shared by several studies: networks, datasets, requests and tables."""

@@ -14,7 +14,7 @@ from nlbench.serialization.files import write_atomically
 from .ladder_tables import ICC_COLUMNS, ORDER_COLUMNS
 
 FILE = Path(__file__).with_name("benchmark_results.json")
-DIGITS = 4
+SIGNIFICANT_DIGITS = 4
 _TABLES = {
     "orders": ("order-kendall-s-tau-by-ladder.csv", [*ORDER_COLUMNS, *ICC_COLUMNS, "what it does"]),
     "precision": (
@@ -28,7 +28,7 @@ _TABLES = {
 
 
 def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the shipped orders of the measures not measured now, and all shipped precisions.
+    """Return the shipped orders of measures that were not measured, and all shipped precisions.
 
     The tables are those of `order_table` and `precision_table`.
     """
@@ -45,7 +45,7 @@ def save_results(study: Path, file: Path) -> None:
     stored = {}
     for name, (table, columns) in _TABLES.items():
         rows = pd.read_csv(study / table)[columns]
-        floats = rows.select_dtypes("float").map(lambda x: float(f"{x:.{DIGITS}g}"))
+        floats = rows.select_dtypes("float").map(lambda x: float(f"{x:.{SIGNIFICANT_DIGITS}g}"))
         stored[name] = json.loads(rows.assign(**floats).to_json(orient="values"))
     lines = (
         f'"{name}": [\n' + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"

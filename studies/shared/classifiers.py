@@ -81,7 +81,7 @@ _TRAINED_ONLY = ("torchvision/vit_h_14",)
 """Left out with random weights: 632 million parameters, and image sides divisible by 14."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
-_IMAGE_SIDE = 96  # The smallest that the other networks accept: some have patches of 32 pixels.
+_IMAGE_SIDE = 96  # Smallest side that all but one network accept, given patches of 32 pixels.
 
 
 def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
@@ -171,7 +171,7 @@ def _is_untrained(run: Run) -> bool:
     return any(record.subject.weights in _WEIGHTS[1:] for record in run.records)
 
 
-def remarks_on(run: Run) -> list[str]:
+def classifier_remarks(run: Run) -> list[str]:
     """Return remarks on the weights, the data and the networks of a run."""
     models = {r.subject.model for r in run.records if r.result.status == "ok"}
     data = ", ".join(dict.fromkeys(record.subject.data for record in run.records))
@@ -220,7 +220,7 @@ def undecided_if_untrained(run: Run, verdicts: Sequence[Verdict]) -> list[Verdic
     ]
 
 
-def in_order(table: pd.DataFrame) -> pd.DataFrame:
+def sort_classifiers(table: pd.DataFrame) -> pd.DataFrame:
     """Sort a table with the column ``network`` by the order of the classifiers."""
     places = {name: place for place, name in enumerate(CLASSIFIERS)}
     return table.sort_values(

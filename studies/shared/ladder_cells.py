@@ -54,10 +54,10 @@ def cells_of(runs: Runs) -> pd.DataFrame:
             key = (name, variant, rung, seed)
             for measure, value in _values(record):
                 is_empty = status == "ok" and math.isnan(value)
-                shown = "undefined" if is_empty else status
-                why = "nothing to divide by" if is_empty else reason
-                number = value if shown == "ok" else math.nan
-                rows.append((*key, measure, number, shown, why, seconds))
+                row_status = "undefined" if is_empty else status
+                row_reason = "nothing to divide by" if is_empty else reason
+                number = value if row_status == "ok" else math.nan
+                rows.append((*key, measure, number, row_status, row_reason, seconds))
             if record.measure.name == "affine-residual" and record.subject.parameters:
                 parameters = float(record.subject.parameters)
                 rows.append((*key, PARAMETERS, parameters, "ok", "", math.nan))

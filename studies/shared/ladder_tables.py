@@ -56,13 +56,13 @@ def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame
         row: dict[str, Any] = {"measure": measure}
         for question in QUESTIONS:
             names = [n for n, ladder in LADDERS.items() if ladder.question == question]
-            row[question] = _count(group[group.ladder.isin(names)]["what it does"])
+            row[question] = _count_text(group[group.ladder.isin(names)]["what it does"])
         row["seconds to 2 %"] = seconds.get(measure, math.nan)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _count(words: pd.Series[Any]) -> str:
+def _count_text(words: pd.Series[Any]) -> str:
     """Summarise verdicts as text: ladders seen, recovered, inverted and not judged."""
     counts = Counter(words)
     total = sum(counts[word] for word in WORDS)

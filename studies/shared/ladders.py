@@ -62,7 +62,7 @@ class Rung:
     model: str
     weights: str = "init"
 
-    def has(self, subject: SubjectFacts) -> bool:
+    def contains(self, subject: SubjectFacts) -> bool:
         """Return True if a recorded subject is on this rung, with any seed."""
         if subject.model != self.model:
             return False
@@ -108,7 +108,7 @@ class Ladder:
     def rung_of(self, subject: SubjectFacts) -> int:
         """Return the number of a recorded subject's rung, from 0 for the least nonlinear."""
         for number, rung in enumerate(self.rungs):
-            if rung.has(subject):
+            if rung.contains(subject):
                 return number
         raise ValueError(f"{subject.model} with {subject.weights} is on no rung")
 

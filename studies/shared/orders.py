@@ -13,8 +13,8 @@ from scipy import stats
 
 from nlbench.reports.leaderboard import sense_of
 from nlbench.studies.framework.trends import (
-    LEVEL,
     MIN_NETWORKS,
+    SIGNIFICANCE,
     bootstrap_mean,
     holm,
     intraclass,
@@ -79,10 +79,10 @@ class Order:
         """
         if self.mark:
             return self.mark
-        if self.p_rises < LEVEL:
-            is_significant = sign_test(self.recovered, self.seeds) < LEVEL
+        if self.p_rises < SIGNIFICANCE:
+            is_significant = sign_test(self.recovered, self.seeds) < SIGNIFICANCE
             return "recovers" if is_significant else "sees"
-        return "inverts" if self.p_falls < LEVEL else "can't tell"
+        return "inverts" if self.p_falls < SIGNIFICANCE else "can't tell"
 
     @property
     def text(self) -> str:

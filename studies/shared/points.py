@@ -48,7 +48,7 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
 @dataset(
     options={
         "target": Option("sine", "sine: sin(π k x); kinks: a zigzag", choices=TARGETS),
-        "k": Option(1, "periods of the sine; kinks of the zigzag", minimum=0, maximum=64),
+        "k": Option(1, "periods of the sine or kinks of the zigzag", minimum=0, maximum=64),
     }
 )
 def curves(target: str = "sine", k: int = 1) -> Dataset:
@@ -74,7 +74,7 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
     from nlbench.models.datasets.regression import RegressionDataset
 
     if target == "sine" and k == 0:
-        raise RequestError("curves.k: a sine of no period is constant, expected at least 1")
+        raise RequestError("curves.k: a sine without a period is constant; expected at least 1")
     edges = torch.linspace(-1, 1, CURVE_POINTS + 1)[:, None]
     return RegressionDataset(
         name="curves",
@@ -94,12 +94,12 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
 @dataset(
     options={
         "turns": Option(1.0, "turns of each arm", minimum=0, maximum=16),
-        "arms": Option(3, "arms, each a class", minimum=2, maximum=100),
+        "arms": Option(3, "number of arms, each a class", minimum=2, maximum=100),
         "spread": Option(0.25, "standard deviation of angles in radians", minimum=0, maximum=4),
     }
 )
 def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
-    """Points of the plane on spiral arms, which are the classes; without turns, on rays.
+    """Points on spiral arms in the plane, one arm per class; with 0 turns the arms are rays.
 
     The radius r is uniform on [0.1, 1] and the angle normal around 2π (arm / arms + turns r). The
     points are multiplied by 1.7 for a variance near 1. There are 512 to train on and 1,024 to test
@@ -137,19 +137,19 @@ def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
 
 
 DISTRIBUTION_OPTIONS = {
-    "count": Option(1000, "points", minimum=2, maximum=10**7),
+    "count": Option(1000, "number of points", minimum=2, maximum=10**7),
     "spacing": Option(
         "even",
-        "even: at equal steps of probability, for one number per point; random: drawn",
+        "even: at equal steps of probability, for scalar points; random: drawn",
         choices=("even", "random"),
     ),
-    "shape": Option("1", "of one point, whose numbers are independent, as 1, 16 or 3x8x8"),
+    "shape": Option("1", "shape of one point of independent values: 1, 16 or 3x8x8"),
     "seed": SEED,
 }
 
 
 class _Distribution(Family):
-    """Points of independent numbers from one distribution with two parameters.
+    """Points of independent values from one distribution with two parameters.
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ class _Distribution(Family):
 
 
 class Interval(_Distribution):
-    """Points of the interval from LOW to HIGH; even points include both ends.
+    """Points in the interval from LOW to HIGH; even points include both ends.
 
     Both splits hold all points, in a random order that depends on the run's seed.
     ``--samples 0`` takes all of them.

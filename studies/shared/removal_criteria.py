@@ -49,7 +49,7 @@ def call_criteria(
         square of y − ŷ. ``change``: mean of ‖y − x‖ / ‖x‖. ``taylor``: |E g·(ŷ − y)|, the
         first-order change of the loss. ``fisher``: E (g·(ŷ − y))². ``senet``: 1 − the share of
         large weights in the preceding layer, SENet's sensitivity with magnitude pruning.
-        ``depth``: number of calls that follow. ``size``: number of channels. ``random``.
+        ``depth``: number of calls that follow. ``size``: number of channels. ``random``: a draw.
     """
     recorded = gradients_at_calls(model, calls, inputs, labels)
     draws = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Single activations: their settings, their recorded scores, and their theoretical scores."""
+"""Settings, recorded scores and theoretical scores of single activations."""
 
 from __future__ import annotations
 

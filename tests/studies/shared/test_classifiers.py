@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 from PIL import Image
 from torchvision import models
 
@@ -28,18 +28,18 @@ def test_all_36_networks_are_in_torchvision():
 
 def test_random_weights_leave_claims_undecided():
     claim = Verdict("ViTs are the most nonlinear", "yes", "0.9", False, "looked twice")
-    random = made_signatures({("torchvision/alexnet", "init", "synthetic", 0): [0.5]})
-    trained = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5]})
+    random = make_signatures({("torchvision/alexnet", "init", "synthetic", 0): [0.5]})
+    trained = make_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5]})
     assert classifiers.undecided_if_untrained(trained, [claim]) == [claim]
     (left,) = classifiers.undecided_if_untrained(random, [claim])
     assert left.agrees is None
     assert left.remark == "random weights, which would give: no; looked twice"
-    assert classifiers.remarks_on(random)[0].startswith("Random weights")
-    assert not classifiers.remarks_on(trained)[0].startswith("Random weights")
+    assert classifiers.classifier_remarks(random)[0].startswith("Random weights")
+    assert not classifiers.classifier_remarks(trained)[0].startswith("Random weights")
 
 
 def test_networks_without_a_value_are_named():
-    run = made_signatures(
+    run = make_signatures(
         {
             ("torchvision/alexnet", "init", "cifar10", 0): [],
             ("torchvision/vgg11", "init", "cifar10", 0): [0.5],
@@ -48,7 +48,7 @@ def test_networks_without_a_value_are_named():
     failed = dataclasses.replace(run.records[0].result, status="failed", reason="too small")
     nothing = dataclasses.replace(run.records[0].probe, facts={})
     run.records[0] = dataclasses.replace(run.records[0], result=failed, probe=nothing)
-    said = classifiers.remarks_on(run)
+    said = classifiers.classifier_remarks(run)
     assert said[1].startswith("1 of the 36 networks, on cifar10, ")
     assert said[2] == "No value of alexnet (too small)."
 

@@ -7,7 +7,7 @@ import pytest
 
 from nlbench import registry
 from nlbench.studies.framework import Context
-from nlbench.studies.framework.trends import LEVEL, trend_test
+from nlbench.studies.framework.trends import SIGNIFICANCE, trend_test
 from nlbench.studies.measures import requests_of
 from nlbench.studies.shared.ladders import LADDERS, QUESTIONS, Rung, weights_of
 from nlbench.subjects.facts import SubjectFacts
@@ -34,7 +34,7 @@ def test_an_order_of_all_networks_can_be_significant():
         ladders = [ladder for ladder in LADDERS.values() if ladder.kind == kind]
         for ladder in ladders:
             least = trend_test([range(len(ladder.rungs))] * len(ladder.seeds)).p_rises
-            assert 2 * least * len(ladders) < LEVEL
+            assert 2 * least * len(ladders) < SIGNIFICANCE
 
 
 def test_seeds_have_their_own_samples():
