@@ -14,7 +14,7 @@ Criterion = Annotated[
     str,
     typer.Option(
         help="A measure with values at sites, or random, depth (last first) or size (smallest "
-        "first); the most nearly affine calls go first.",
+        "first); the most nearly affine calls are removed first.",
         autocompletion=name_completer("measures"),
     ),
 ]
@@ -42,7 +42,7 @@ Out = Annotated[
     typer.Option("--out", "-o", help="Folder for curve.csv and left.safetensors. [MODEL-removed]"),
 ]
 Weights = Annotated[
-    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if it ships.")
+    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
 ]
 Samples = Annotated[
     int, typer.Option(help="Samples of the test split to measure on; 0: all.", min=0)

@@ -64,7 +64,7 @@ def list_(
         bool, typer.Option("--traceable", help="Show which models can be traced exactly.")
     ] = False,
 ) -> None:
-    """List measures, models, datasets, … the sites of a model, or supported operations."""
+    """List measures, models, datasets, …, the sites of a model, or supported operations."""
     if what not in (Listing.sites, Listing.models) and model is not None:
         raise RequestError(
             f"list {what.value} has no option --model; use list sites --model {model}"

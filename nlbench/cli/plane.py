@@ -16,7 +16,7 @@ MAX_PIXELS = 16384
 
 Samples = Annotated[str, typer.Option(help="Two or three samples, by number, separated by commas.")]
 Weights = Annotated[
-    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if it ships.")
+    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the initialisation and the samples.", min=0)]
 Size = Annotated[int, typer.Option(min=2, max=MAX_PIXELS, help="Width and height in pixels.")]

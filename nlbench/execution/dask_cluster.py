@@ -31,10 +31,10 @@ def measure_on_cluster(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | UnmeasuredCells]:
     """Measure units on a cluster; results arrive as Dask events."""
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
     topic = f"nlbench-{uuid.uuid4().hex}"
     with _cluster(pool) as client:
-        client.subscribe_topic(topic, lambda event: answers.put(json.loads(event[1])))
+        client.subscribe_topic(topic, lambda event: arrivals.put(json.loads(event[1])))
         pending = {f"{topic}-{number}": unit for number, unit in enumerate(units)}
         missing = {cell.key: cell for unit in units for cell in unit.cells}
         futures = [
@@ -43,16 +43,16 @@ def measure_on_cluster(
         ]
         try:
             for future in futures:
-                future.add_done_callback(answers.put)
+                future.add_done_callback(arrivals.put)
             while pending:
-                answer = answers.get()
-                if isinstance(answer, dict):
-                    yield from _new_results(answer, missing, progress)
+                arrival = arrivals.get()
+                if isinstance(arrival, dict):
+                    yield from _new_results(arrival, missing, progress)
                     continue
                 # Events arrive before the task ends, except those lost with a connection.
-                unit = pending.pop(answer.key)
-                problem = _problem(answer)
-                for event in [] if problem else answer.result():
+                unit = pending.pop(arrival.key)
+                problem = _problem(arrival)
+                for event in [] if problem else arrival.result():
                     yield from _new_results(json.loads(event), missing, progress)
                 unmeasured = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
                 if unmeasured:
@@ -71,7 +71,7 @@ def _stop(client: Any, futures: Sequence[Any]) -> None:
 
 
 CONNECT_SECONDS = 10.0
-"""Time limit for the scheduler of a user's cluster to answer."""
+"""Time limit for the scheduler of a user's cluster to arrival."""
 
 CLOSE_SECONDS = 10.0
 """Time limit for stopping a cluster, which may be gone or hang."""
@@ -174,7 +174,7 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                     )
                 stack.enter_context(cluster)
                 address = cluster.scheduler_address
-            # A local scheduler is up, but a busy machine may delay its answer.
+            # A local scheduler is up, but a busy machine may delay its arrival.
             timeout = CONNECT_SECONDS if pool.execution.address else START_SECONDS
             client = distributed.Client(address, timeout=timeout, set_as_default=False)
             stack.enter_context(client)

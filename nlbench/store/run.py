@@ -111,7 +111,7 @@ class Run:
         """
         folder = Path(path)
         manifest = Manifest.from_dict(self.manifest)
-        RunFolder(folder).save(manifest, self.records, own=folder == self.path)
+        RunFolder(folder).save(manifest, self.records, is_own=folder == self.path)
         self.path = folder
         return folder
 

@@ -129,7 +129,7 @@ class RunFolder(LockedFolder):
                 )
 
     def forget_failures(self, keys: Collection[str], identities: Collection[object]) -> None:
-        """Remove unfinished cells that are now requested under another key."""
+        """Remove failed and skipped cells that are now requested under another key."""
         for record in list(self.records.values()):
             if not record.is_done and record.key not in keys and record.identity in identities:
                 del self.records[record.key]
@@ -193,13 +193,13 @@ class RunFolder(LockedFolder):
     def _write_scores(self, records: Iterable[Record]) -> None:
         self.write(self.table_file, table_text(tidy_table(records)))
 
-    def save(self, manifest: Manifest, records: Collection[Record], *, own: bool) -> None:
-        """Write a whole run; `own` if the folder is the run's already. See `nlbench.Run.save`."""
-        self._check_free(own)
+    def save(self, manifest: Manifest, records: Collection[Record], *, is_own: bool) -> None:
+        """Write a whole run; `is_own` if the folder already holds it. See `nlbench.Run.save`."""
+        self._check_free(is_own)
         with self.locked():
             # Another process may have saved its run before this one got the lock.
-            self._check_free(own)
-            if not own or self._is_half_saved():
+            self._check_free(is_own)
+            if not is_own or self._is_half_saved():
                 self.write_manifest(Manifest(saving=True).to_dict())
                 for file in self._record_files():
                     file.unlink()
@@ -208,8 +208,8 @@ class RunFolder(LockedFolder):
             self._write_scores(records)
             self.write_manifest(manifest.to_dict())
 
-    def _check_free(self, own: bool) -> None:
-        if not (own or self._is_free() or self._is_half_saved()):
+    def _check_free(self, is_own: bool) -> None:
+        if not (is_own or self._is_free() or self._is_half_saved()):
             raise RequestError(
                 f"{self.path} holds something else, such as an earlier run; "
                 "choose another folder or delete it"

@@ -59,7 +59,7 @@ class Batches:
         return self._reader.arguments
 
     def head(self, count: int) -> Tensor:
-        """Return the first `count` samples or fewer, and keep them for the iteration.
+        """Return the first samples, at most `count`, and keep them for the iteration.
 
         Raises
         ------

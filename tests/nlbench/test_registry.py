@@ -381,7 +381,5 @@ def test_numbers_of_options_have_bounds_on_both_sides():
 
 
 def test_a_file_in_place_of_a_model_is_answered_with_the_ways_to_measure_it():
-    with pytest.raises(
-        RequestError, match=r"'net\.py:cnn'; to measure your own network, .*evaluate\("
-    ):
+    with pytest.raises(RequestError, match=r"'net\.py:cnn'; to measure your own .*evaluate\("):
         registry.find("models", "net.py:cnn")
