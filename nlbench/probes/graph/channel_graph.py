@@ -236,7 +236,7 @@ class Builder:
     Examples
     --------
     >>> builder = Builder()
-    >>> nodes = builder.dense(builder.inputs(3)[None], 2)
+    >>> nodes = builder.mix(builder.inputs(3)[None], 2)
     >>> nodes, builder.graph(nodes).nodes
     (tensor([[3, 4]]), 5)
     """
@@ -255,7 +255,7 @@ class Builder:
         """Add nodes of input channels; return (count,)."""
         return self._add(Inputs(count))
 
-    def reduced(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
+    def reduce(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
         """Merge entries along axes; entries of a single channel keep their node."""
         axes = sorted(axis % nodes.ndim for axis in axes)
         full = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
@@ -265,7 +265,7 @@ class Builder:
         result = merged.reshape(shape).expand(full)
         return result if keep else result.reshape([s for a, s in enumerate(full) if a not in axes])
 
-    def dense(self, nodes: Tensor, outputs: int, axis: int = -1) -> Tensor:
+    def mix(self, nodes: Tensor, outputs: int, axis: int = -1) -> Tensor:
         """Mix all channels along an axis into new ones, as a linear layer does."""
         axis %= nodes.ndim
         small, rows = _rows(nodes, [axis])
@@ -274,7 +274,7 @@ class Builder:
         mixed = mixed.reshape(*lead, outputs).movedim(-1, axis)
         return mixed.expand([outputs if a == axis else s for a, s in enumerate(nodes.shape)])
 
-    def convolved(self, nodes: Tensor, groups: int, shape: Sequence[int]) -> Tensor:
+    def convolve(self, nodes: Tensor, groups: int, shape: Sequence[int]) -> Tensor:
         """Mix the channels of axis 1 within each group into those of an output's shape."""
         small = compact(nodes)
         if small.shape[1] < nodes.shape[1]:  # All its channels are one node.
@@ -284,7 +284,7 @@ class Builder:
         mixed = mixed.reshape(len(small), shape[1], *(1,) * (len(shape) - 2))
         return mixed.expand(*shape)
 
-    def paired(self, first: Tensor, second: Tensor) -> Tensor:
+    def merge(self, first: Tensor, second: Tensor) -> Tensor:
         """Merge two tensors entry by entry, as an addition does; a constant adds no branch."""
         shape = _broadcast(first, second)[0].shape
         a, b = _broadcast(compact(first), compact(second))
@@ -311,7 +311,7 @@ class Builder:
         result[again] = self._add(Merge(pairs[:, :1], 1))[inverse]
         return result.reshape(small.shape).expand(nodes.shape)
 
-    def activated(
+    def activate(
         self,
         nodes: Tensor,
         site: str,

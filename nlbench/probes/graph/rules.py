@@ -75,7 +75,7 @@ class ChannelCall(FunctionCall):
         output = self.output if isinstance(self.output, Tensor) else self.output[0]
         return tuple(output.shape)
 
-    def is_of_channels(self, tensor: Tensor, axis: int) -> bool:
+    def holds_channels(self, tensor: Tensor, axis: int) -> bool:
         """Return True if an axis holds channels: they differ along it, or a layer put them there.
 
         Any other axis holds positions.
@@ -97,13 +97,13 @@ class ChannelCall(FunctionCall):
             expanded, _along(torch.arange(self.shape[after]), after, expanded)
         )
 
-    def only(self, *values: Any) -> None:
+    def require_only(self, *values: Any) -> None:
         """Raise if an argument other than these depends on the input."""
         allowed = {id(value) for value in values}
         if any(id(t) not in allowed and self.nodes_of(t) is not None for t in self.tensors):
             raise UnfollowableCall("its weights depend on the input")
 
-    def fixed(self, values: Any) -> None:
+    def require_constant(self, values: Any) -> None:
         """Raise if indices or counts depend on the input or have no values."""
         for tensor in tensors_in((values,)):
             if self.nodes_of(tensor) is not None:
@@ -116,34 +116,34 @@ class ChannelCall(FunctionCall):
 
 def unit(call: ChannelCall) -> Tensor:
     """Add a unit to each channel, for an activation without a rule of its own."""
-    return call.builder.activated(call.first, call.site)
+    return call.builder.activate(call.first, call.site)
 
 
 @graph_rule("glu")
 def _glu(call: ChannelCall) -> Tensor:
     half, gate = call.first.chunk(2, call.argument(1, "dim", -1))
-    return call.builder.paired(half, call.builder.activated(gate, call.site))
+    return call.builder.merge(half, call.builder.activate(gate, call.site))
 
 
 @graph_rule("prelu")
 def _prelu(call: ChannelCall) -> Tensor:
     """Follow PReLU, whose units are linear where the slope is 1."""
     nodes, weight = call.first, call.real(call.argument(1, "weight"))
-    call.only(call.argument(0, "input"))
+    call.require_only(call.argument(0, "input"))
     if weight.is_meta:
         raise Undefined(f"{call.site}: its slopes have no numbers, the model is on the device meta")
     active = (weight.detach().reshape(-1) != 1).double().cpu()
     index = None
     if len(active) > 1:
         index = torch.arange(len(active)).reshape(-1, *(1,) * (nodes.ndim - 2))
-    return call.builder.activated(nodes, call.site, active, index)
+    return call.builder.activate(nodes, call.site, active, index)
 
 
 @graph_rule("leaky_relu")
 def _leaky_relu(call: ChannelCall) -> Tensor:
     bends = call.argument(1, "negative_slope", 0.01) != 1
     active = torch.full((1,), float(bends), dtype=torch.float64)
-    return call.builder.activated(call.first, call.site, active)
+    return call.builder.activate(call.first, call.site, active)
 
 
 @graph_rule("matmul", "rmatmul", "mm", "bmm")
@@ -159,20 +159,20 @@ def product(call: ChannelCall) -> Tensor:
 def addmm(call: ChannelCall) -> Tensor:
     """Follow a matrix product that is added to a tensor."""
     product = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
-    return call.builder.paired(call.nodes(call.argument(0, "input")), product).expand(call.shape)
+    return call.builder.merge(call.nodes(call.argument(0, "input")), product).expand(call.shape)
 
 
 def _matrix_product(call: ChannelCall, first: Tensor, second: Tensor) -> Tensor:
     left, right = call.nodes_of(first), call.nodes_of(second)
     if left is None and right is not None and first.ndim > 1 and right.ndim > 1:
-        return call.builder.dense(right, call.shape[-2], axis=-2).expand(call.shape)
+        return call.builder.mix(right, call.shape[-2], axis=-2).expand(call.shape)
     if right is None and left is not None and second.ndim > 1:
-        return call.builder.dense(left, call.shape[-1]).expand(call.shape)
+        return call.builder.mix(left, call.shape[-1]).expand(call.shape)
     if left is None or right is None or left.ndim < 2 or right.ndim < 2:
         raise UnfollowableCall("it is not known how a product with a vector mixes channels")
-    rows = call.builder.reduced(left, [-1], keep=True)
-    columns = call.builder.reduced(right, [-2], keep=True)
-    return call.builder.paired(rows, columns)
+    rows = call.builder.reduce(left, [-1], keep=True)
+    columns = call.builder.reduce(right, [-2], keep=True)
+    return call.builder.merge(rows, columns)
 
 
 @graph_rule("einsum")
@@ -197,11 +197,11 @@ def einsum(call: ChannelCall) -> Tensor:
         summed = [axis for axis, label in enumerate(term) if label not in result]
         remaining = [label for label in term if label in result]
         new = [label for label in labels[1 - position] if label in result and label not in term]
-        nodes = call.builder.reduced(nodes, summed) if summed else nodes
+        nodes = call.builder.reduce(nodes, summed) if summed else nodes
         if call.nodes_of(operands[1 - position]) is None and (new or summed):
             # A constant mixes channels: each entry along its own axes is a new channel.
             sizes = [call.shape[result.index(label)] for label in new]
-            nodes = call.builder.dense(nodes[..., None], math.prod(sizes))
+            nodes = call.builder.mix(nodes[..., None], math.prod(sizes))
             nodes = nodes.reshape(*nodes.shape[:-1], *sizes)
             remaining += new
         order = [remaining.index(label) for label in result if label in remaining]
@@ -210,46 +210,46 @@ def einsum(call: ChannelCall) -> Tensor:
         for axis in missing:
             nodes = nodes.unsqueeze(axis)
         parts.append(nodes.expand(call.shape))
-    return parts[0] if len(parts) == 1 else call.builder.paired(*parts)
+    return parts[0] if len(parts) == 1 else call.builder.merge(*parts)
 
 
 @graph_rule("scaled_dot_product_attention")
 def attention(call: ChannelCall) -> Tensor:
     """Follow scaled dot-product attention of (..., tokens, channels) tensors."""
     query, key, value = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
-    call.only(query, key, value)
+    call.require_only(query, key, value)
     builder = call.builder
-    rows = builder.reduced(call.nodes(query), [-1], keep=True)
-    keys = builder.reduced(call.nodes(key), [-1], keep=True).transpose(-2, -1)
-    values = builder.reduced(call.nodes(value), [-2], keep=True)
+    rows = builder.reduce(call.nodes(query), [-1], keep=True)
+    keys = builder.reduce(call.nodes(key), [-1], keep=True).transpose(-2, -1)
+    values = builder.reduce(call.nodes(value), [-2], keep=True)
     if rows.shape[:-2] != values.shape[:-2]:
         raise UnfollowableCall("its queries and values have different numbers of heads")
-    weights = builder.reduced(builder.paired(rows, keys), [-1], keep=True)
-    return builder.paired(weights, values).expand(call.shape)
+    weights = builder.reduce(builder.merge(rows, keys), [-1], keep=True)
+    return builder.merge(weights, values).expand(call.shape)
 
 
 @graph_rule("multi_head_attention_forward")
 def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     """Follow attention with its projections, of (tokens, batch, channels) tensors."""
     inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
-    call.only(*inputs)
+    call.require_only(*inputs)
     builder, heads = call.builder, int(call.argument(4, "num_heads"))
     width = int(call.argument(3, "embed_dim_to_check"))
     # Attention mixes all positions, so each projection is reduced to one vector of channels.
     flat = [
-        builder.dense(
-            builder.reduced(call.nodes(tensor), range(tensor.ndim - 1), keep=True), width
+        builder.mix(
+            builder.reduce(call.nodes(tensor), range(tensor.ndim - 1), keep=True), width
         ).reshape(heads, -1)
         for tensor in inputs
     ]
-    rows, keys = (builder.reduced(nodes, [-1], keep=True) for nodes in flat[:2])
-    weights = builder.paired(rows, keys)
-    mixed = builder.paired(weights, flat[2]).reshape(-1)
+    rows, keys = (builder.reduce(nodes, [-1], keep=True) for nodes in flat[:2])
+    weights = builder.merge(rows, keys)
+    mixed = builder.merge(weights, flat[2]).reshape(-1)
     output, attention_weights = call.output
-    nodes = builder.dense(mixed, output.shape[-1]).expand(tuple(output.shape))
+    nodes = builder.mix(mixed, output.shape[-1]).expand(tuple(output.shape))
     if attention_weights is None:
         return nodes
-    return nodes, builder.reduced(weights, [0, 1]).expand(tuple(attention_weights.shape))
+    return nodes, builder.reduce(weights, [0, 1]).expand(tuple(attention_weights.shape))
 
 
 @graph_rule(
@@ -260,7 +260,7 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
 def _keep_places(call: ChannelCall) -> Tensor:
     """Follow operations that keep entries in place."""
     source = call.argument(0, "input")
-    call.only(source)
+    call.require_only(source)
     for value in (*call.args[1:], *call.kwargs.values()):
         if isinstance(value, Tensor) and value.numel() > 1:
             # Factors for channels, along the second axis or the last axes.
@@ -309,7 +309,7 @@ def _move_likewise(call: ChannelCall, numbers: Tensor) -> Any:
     """Move numbers as the call moves the entries of its input."""
     others = call.args[1:]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
-    call.fixed((others, kwargs))
+    call.require_constant((others, kwargs))
     # `expand` makes a new tensor, since an in-place call changes the shape of its input.
     moved = call.function(numbers.expand(numbers.shape), *others, **kwargs)
     return expand_constant(moved) if isinstance(moved, Tensor) else moved
@@ -337,7 +337,7 @@ def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
     """Follow selected entries; a channel that is selected again is a new channel."""
     source = call.argument(0, "input")
     nodes: Tensor = _move(call)
-    if not any(call.is_of_channels(source, axis) for axis in axes):
+    if not any(call.holds_channels(source, axis) for axis in axes):
         positions = call.builder.positions
         positions.copied |= any(True for _ in axes)
         positions.joined |= positions.padded
@@ -396,7 +396,7 @@ def _repeat(call: ChannelCall) -> Tensor:
     """Follow repetition: repeated positions stay one channel, repeated channels are new ones."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
-    call.fixed(counts)
+    call.require_constant(counts)
     source, nodes = call.argument(0, "input"), call.first
     rank = max(len(counts), nodes.ndim)
     lead = rank - nodes.ndim
@@ -408,7 +408,7 @@ def _repeat(call: ChannelCall) -> Tensor:
         sizes = [count if a == axis else 1 for a in range(rank)]
         nodes = concatenate([nodes] * count, axis) if count else nodes.repeat(sizes)
         call.builder.positions.copied = True
-        if axis >= lead and call.is_of_channels(source, axis - lead):
+        if axis >= lead and call.holds_channels(source, axis - lead):
             times = torch.arange(size * count) // max(size, 1)
             nodes = call.builder.new_channels(nodes, _along(times, axis, nodes))
     return expand_constant(nodes)
@@ -432,19 +432,19 @@ def _shuffle(call: ChannelCall) -> Tensor:
 @graph_rule("linear")
 def _linear(call: ChannelCall) -> Tensor:
     source = call.argument(0, "input")
-    call.only(source)
-    return call.builder.dense(call.nodes(source), call.shape[-1])
+    call.require_only(source)
+    return call.builder.mix(call.nodes(source), call.shape[-1])
 
 
 @graph_rule(*in_each_dimension("conv", "conv_transpose"))
 def _convolution(call: ChannelCall) -> Tensor:
     source = call.argument(0, "input")
-    call.only(source)
+    call.require_only(source)
     groups = int(call.argument(6, "groups", 1))
     nodes = call.nodes(source)
     if nodes.ndim == call.argument(1, "weight").ndim:
-        return call.builder.convolved(nodes, groups, call.shape)
-    return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
+        return call.builder.convolve(nodes, groups, call.shape)
+    return call.builder.convolve(nodes[None], groups, (1, *call.shape))[0]
 
 
 @graph_rule(
@@ -465,14 +465,14 @@ def _pool(call: ChannelCall) -> Tensor:
         raise UnfollowableCall("it takes the largest of several channels")
     if "adaptive" in call.name:
         positions.copied = True  # Its output may be larger than its input.
-    return call.builder.reduced(nodes, axes, keep=True).expand(shape)
+    return call.builder.reduce(nodes, axes, keep=True).expand(shape)
 
 
 @graph_rule("interpolate", "upsample")
 def _interpolate(call: ChannelCall) -> Tensor:
     nodes = call.first
     call.builder.positions.copied = True
-    return call.builder.reduced(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
+    return call.builder.reduce(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
 
 
 @graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
@@ -491,7 +491,7 @@ def _reduce(call: ChannelCall) -> Tensor:
     is_many = any(nodes.shape[axis] > 1 for axis in axes)
     if is_extreme and is_many and (positions.joined or positions.padded):
         raise UnfollowableCall(_JOINED_POSITIONS)
-    return call.builder.reduced(nodes, axes, keep=len(call.shape) == nodes.ndim)
+    return call.builder.reduce(nodes, axes, keep=len(call.shape) == nodes.ndim)
 
 
 _JOINED_POSITIONS = (
@@ -523,7 +523,7 @@ def _add_or_multiply(call: ChannelCall) -> Tensor:
         other = second if flowing[0] is first else first
         if isinstance(other, Tensor):
             _distinguish_copies(call, flowing[0], other)
-    return branches[0] if len(branches) == 1 else call.builder.paired(*branches)
+    return branches[0] if len(branches) == 1 else call.builder.merge(*branches)
 
 
 @graph_rule("addcmul")
@@ -536,7 +536,7 @@ def _addcmul(call: ChannelCall) -> Tensor:
     for value, constant in itertools.permutations(inputs, 2):
         if call.nodes_of(value) is not None and call.nodes_of(constant) is None:
             _distinguish_copies(call, value, constant)
-    return call.builder.paired(summand, call.builder.paired(first, second))
+    return call.builder.merge(summand, call.builder.merge(first, second))
 
 
 @graph_rule("cat", "concat", "concatenate")
@@ -546,7 +546,7 @@ def _concatenate(call: ChannelCall) -> Tensor:
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]
     size = call.output.shape[axis]
-    if not any(call.is_of_channels(t, axis) for t in tensors):
+    if not any(call.holds_channels(t, axis) for t in tensors):
         flowing = [part for part in nodes if (part >= 0).any()]
         pattern = flowing[0].narrow(axis, 0, 1)
         is_long = any(part.shape[axis] > 1 for part in flowing)
@@ -605,7 +605,7 @@ def _pad(call: ChannelCall) -> Tensor:
 def _setitem(call: ChannelCall) -> Tensor:
     """Follow ``x[index] = value`` by assigning nodes in the same way."""
     target, index, value = call.args
-    call.fixed(index)
+    call.require_constant(index)
     nodes = call.nodes(target).clone(memory_format=torch.contiguous_format)
     if not isinstance(value, Tensor):
         nodes[index] = -1
@@ -634,8 +634,8 @@ def _setitem(call: ChannelCall) -> Tensor:
 @graph_rule("embedding")
 def _embed(call: ChannelCall) -> Tensor:
     index, weight = call.argument(0, "input"), call.argument(1, "weight")
-    call.only(index)
-    return call.builder.dense(call.nodes(index)[..., None], int(weight.shape[1]))
+    call.require_only(index)
+    return call.builder.mix(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
 @graph_rule("masked_fill")

@@ -88,7 +88,7 @@ class ChannelTracker(SiteNames):
         if nodes is None or not isinstance(output, Tensor) or output not in self._refused:
             return
         if name is not None and known_kind(handwritten.module):
-            nodes = self._builder.activated(nodes, self._site(name))
+            nodes = self._builder.activate(nodes, self._site(name))
         elif not is_root_mean_square_norm(handwritten.module, output.shape[-1]):
             return
         if nodes.shape == output.shape:

@@ -37,7 +37,7 @@ EXAMPLE_SAMPLES = 2
 MAX_OUTPUT_BYTES = 2**28
 """Limit on the outputs of a pass, which can be larger than the activations in a language model."""
 
-PASSES_IN_MEMORY = 2
+PASS_MEMORY_FACTOR = 2
 """Memory of a pass relative to a forward pass, since outputs and their replacements are kept."""
 
 MAX_FITTING_SHARE = 0.5
@@ -99,7 +99,7 @@ def observe(
         "samples of replaced passes",
         first,
         resources.memory,
-        times=PASSES_IN_MEMORY,
+        times=PASS_MEMORY_FACTOR,
     ).limit:
         size = min(size, 2 * memory_limit)
     try:
@@ -135,7 +135,9 @@ def observe(
             for half in (0, 1) if options["crossed"] else (0,):
                 fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
                 fits = fit_places(model, group, fitted, full_channels=full_channels)
-                reasons += (_why_unfitted(names[0], place, fits[place.name]) for place in group)
+                reasons += (
+                    _missing_map_reason(names[0], place, fits[place.name]) for place in group
+                )
                 # The moments of a place are freed as soon as its maps are computed.
                 maps = [
                     (place, name, new)
@@ -146,7 +148,7 @@ def observe(
                 for part in _split(batches, limit) if maps else ():
                     number = next(numbers)
                     evaluated[number] = len(part[0])
-                    for observation in _with_maps(prefix, maps, names[0], part, number):
+                    for observation in _observe_maps(prefix, maps, names[0], part, number):
                         for listener in listeners:
                             listener.update(observation)
     if not evaluated:
@@ -214,7 +216,7 @@ def _groups(
     yield group
 
 
-def _with_maps(
+def _observe_maps(
     prefix: SharedPrefix,
     maps: Sequence[tuple[ReplaceableCall, str, Replacement]],
     primary: str,
@@ -230,7 +232,7 @@ def _with_maps(
         yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, number)
 
 
-def _why_unfitted(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
+def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
     """Return why a place has no map of the given name; empty if it has one."""
     if name in ("channel", "identity"):
         return "" if fit.keeps_channels else UNFITTED[name]

@@ -220,7 +220,7 @@ def _copy(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> S
     """Copy a batch for a listener, with the results of its functions under their own names."""
     unreduced = observation.unreduced
     if isinstance(unreduced, Unreduced):
-        unreduced = unreduced.renamed(names).mapped(torch.clone)
+        unreduced = unreduced.rename(names).map(torch.clone)
     return replace(
         observation,
         x=observation.x.clone(),
@@ -251,7 +251,7 @@ def _to_host(observation: SiteBatch) -> _Item:
 
     unreduced = observation.unreduced
     if isinstance(unreduced, Unreduced):
-        unreduced = unreduced.mapped(to_cpu)
+        unreduced = unreduced.map(to_cpu)
     owners = observation.owners
     moved = replace(
         observation,

@@ -15,7 +15,7 @@ from nlbench.introspection.model_state import preserve_attributes
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .module_calls import ModuleInterceptor
-from .reduce import Side, joined
+from .reduce import Side, join
 
 Interceptor = CallInterceptor | ModuleInterceptor
 """Runs a model and reports the calls of its sites."""
@@ -80,7 +80,7 @@ class Microbatches:
                 [_shift(side, start) for side in pair]
                 for pair, start in zip(sides, starts, strict=False)
             ]
-            return joined([x for x, _ in shifted]), joined([y for _, y in shifted])
+            return join([x for x, _ in shifted]), join([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
         if len(self._sizes) == 1 or (not call.pending.sampled and set(rows) == {1}):
             # Positional embeddings, for example, are the same row in all microbatches.
@@ -93,7 +93,7 @@ class Microbatches:
                 f"{call.name}: the batch axis is unknown, and the batch does not fit "
                 "into memory as a whole"
             )
-        return joined([x for x, _ in sides]), joined([y for _, y in sides])
+        return join([x for x, _ in sides]), join([y for _, y in sides])
 
 
 def _shift(side: Side, start: int) -> Side:

@@ -231,7 +231,7 @@ def _places_of(
     name: str, model: nn.Module, example: Tensor, calls: Sequence[_Call]
 ) -> list[tuple[int, Place]]:
     if name.startswith("modules:"):
-        return _matching(name.removeprefix("modules:"), model, calls)
+        return _match_modules(name.removeprefix("modules:"), model, calls)
     blocks = _blocks(model, calls)
     if not blocks:
         raise Undefined(
@@ -253,7 +253,7 @@ def _places_of(
     return places
 
 
-def _matching(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:
+def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:
     matching = [call for call in calls if call.path and fnmatch.fnmatchcase(call.path, glob)]
     if not matching:
         paths = [path for path, _ in model.named_modules() if path]

@@ -149,7 +149,7 @@ def capture(
         reduced = reduce_site(chunk, axis, reduction)
         numbers = {name: _apply(function, chunk) for name, function in functions.items()}
         sides.append(Side(reduced, numbers, rounding=_rounding(chunk, reduced.numel())))
-    return joined(sides)
+    return join(sides)
 
 
 def _rounding(tensor: Tensor, reduced: int) -> float:
@@ -222,7 +222,7 @@ def _apply(function: Function, tensor: Tensor) -> Tensor | Exception:
         return error.with_traceback(None)
 
 
-def joined(sides: Sequence[Side]) -> Side:
+def join(sides: Sequence[Side]) -> Side:
     """Concatenate the samples of several sides."""
     if len(sides) == 1:
         return sides[0]
@@ -268,7 +268,7 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._x)
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Unreduced:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Unreduced:
         """Apply a function to all results."""
         x, y = (
             {k: v if isinstance(v, Exception) else function(v) for k, v in side.items()}
@@ -276,7 +276,7 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
         )
         return Unreduced(x, y)
 
-    def renamed(self, names: Mapping[str, str]) -> Unreduced:
+    def rename(self, names: Mapping[str, str]) -> Unreduced:
         """Rename the results, by a mapping from new to existing names."""
         return Unreduced(
             {new: self._x[name] for new, name in names.items()},

@@ -269,17 +269,17 @@ def test_a_channel_that_is_repeated_in_a_sum_is_one_branch():
     builder = Builder()
     builder.inputs(4)
     rows = torch.tensor([[2, 1, 2, -1], [1, 2, 1, 1], [3, 3, 3, 0], [3, -1, 3, 3]])
-    reduced = builder.reduced(rows, [1])
+    reduced = builder.reduce(rows, [1])
     assert merges(builder) == [[[2, 1], [3, 0]]]
     assert reduced.tolist() == [4, 4, 5, 3]
-    assert builder.reduced(rows[:1], [1]).tolist() == [6]
+    assert builder.reduce(rows[:1], [1]).tolist() == [6]
     assert merges(builder)[1:] == [[[1, 2]]]
 
 
 def test_a_mix_of_constants_is_constant():
     builder = Builder()
     nodes = torch.stack([builder.inputs(2), torch.tensor([-1, -1]), torch.tensor([0, -1])])
-    mixed = builder.dense(nodes, 2)
+    mixed = builder.mix(nodes, 2)
     assert mixed.tolist()[1] == [-1, -1]
     assert merges(builder) == [[[0, -1], [1, 0]]]
     assert {tuple(mixed.tolist()[i]) for i in (0, 2)} == {(2, 3), (4, 5)}
@@ -290,7 +290,7 @@ def test_a_constant_adds_no_branch_to_a_pair():
     builder = Builder()
     a = torch.cat([builder.inputs(3), torch.tensor([-1, -1])])
     b = torch.tensor([2, -1, 2, 1, -1])
-    assert builder.paired(a, b).tolist() == [3, 1, 4, 1, -1]
+    assert builder.merge(a, b).tolist() == [3, 1, 4, 1, -1]
     assert merges(builder) == [[[0, 2], [2, 2]]]
 
 
@@ -298,7 +298,7 @@ def test_units_are_distinct_by_node_and_slope():
     builder = Builder()
     nodes = torch.cat([builder.inputs(2), torch.tensor([-1])]).expand(2, 3)
     active = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    units = builder.activated(nodes, "act", active, torch.tensor([[0], [1]]))
+    units = builder.activate(nodes, "act", active, torch.tensor([[0], [1]]))
     (step,) = builder.graph(units).units
     assert step.sources.tolist() == [0, 0, 1, 1]
     assert step.active.tolist() == [1, 0, 1, 0]
@@ -309,7 +309,7 @@ def test_units_are_distinct_by_node_and_slope():
 
 def test_a_channel_for_all_groups_is_convolved_by_each():
     builder = Builder()
-    convolved = builder.convolved(builder.inputs(1).expand(2, 4, 3), 2, (2, 6, 3))
+    convolved = builder.convolve(builder.inputs(1).expand(2, 4, 3), 2, (2, 6, 3))
     assert convolved.shape == (2, 6, 3)
     assert merges(builder) == [[[0]]]
     assert compact(convolved).flatten().tolist() == [1, 2, 3, 1, 2, 3]
@@ -317,7 +317,7 @@ def test_a_channel_for_all_groups_is_convolved_by_each():
 
 def test_groups_mix_their_own_channels():
     builder = Builder()
-    convolved = builder.convolved(builder.inputs(4)[None, :, None].expand(1, 4, 5), 2, (1, 6, 3))
+    convolved = builder.convolve(builder.inputs(4)[None, :, None].expand(1, 4, 5), 2, (1, 6, 3))
     assert merges(builder) == [[[1, 0], [3, 2]]]
     assert convolved[0, :, 0].tolist() == [4, 5, 6, 7, 8, 9]
 

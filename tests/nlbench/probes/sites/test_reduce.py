@@ -43,7 +43,7 @@ def test_an_error_of_a_function_is_raised_where_its_result_is_read():
     with pytest.raises(ValueError, match="expected one number per sample"):
         unreduced["shape"]
     assert unreduced["sum"][0].tolist() == [3, 3, 3, 3]
-    assert list(unreduced.renamed({"mine": "sum"})) == ["mine"]
+    assert list(unreduced.rename({"mine": "sum"})) == ["mine"]
     with pytest.raises(KeyError):
         unreduced["unknown"]
 
