@@ -13,7 +13,7 @@ from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
-FOLDER = Option("", "folder of the files; by default in the folder that NLBENCH_DATA names")
+FOLDER = Option("", "folder of the files; default: a subfolder of NLBENCH_DATA")
 
 IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Preprocessing of most ImageNet networks."""
@@ -283,8 +283,8 @@ def _files_by_class(name: str, root: Path) -> tuple[LabelledFiles, list[str]]:
     if empty:
         others = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         raise RequestError(
-            f"{name}: the class folder {root / empty[0]}{others} holds no image; supported are "
-            f"{', '.join(folder.IMG_EXTENSIONS)}"
+            f"{name}: the class folder {root / empty[0]}{others} holds no images; supported "
+            f"formats are {', '.join(folder.IMG_EXTENSIONS)}"
         )
     files = [(file, label) for label, each in enumerate(classes) for file in files_of[each]]
     return files, classes
@@ -304,15 +304,15 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     def fail(error: OSError) -> None:
         raise error
 
-    seen = _with_parents(folder)
+    visited = _with_parents(folder)
     images: list[tuple[str, list[str]]] = []
     for root, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
         images.append((root, sorted(n for n in names if n.lower().endswith(extensions))))
         unread = {}
         for name in sorted(subfolders):
             target = Path(root, name).resolve()
-            if target not in seen:
-                seen.add(target)
+            if target not in visited:
+                visited.add(target)
                 unread[name] = target
         subfolders[:] = unread
     return [os.path.join(root, name) for root, names in sorted(images) for name in names]  # noqa: PTH118

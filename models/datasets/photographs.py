@@ -74,7 +74,7 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 
 @dataset(
     options={
-        "count": Option(128, "crops of each split", minimum=2, maximum=100_000),
+        "count": Option(128, "crops per split", minimum=2, maximum=100_000),
         "seed": Option(0, "seed of positions and scales", minimum=0, maximum=2**31 - 1),
     }
 )

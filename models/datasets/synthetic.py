@@ -25,7 +25,7 @@ SEED = Option(0, "seed of the data, independent of the run's", minimum=0, maximu
     options={
         "shape": Option("3x32x32", "shape of one tensor, such as 3x224x224 or 16"),
         "classes": Option(10, "number of classes", minimum=1, maximum=1_000_000),
-        "size": Option(2048, "tensors in each split", minimum=1, maximum=MAX_ITEMS),
+        "size": Option(2048, "tensors per split", minimum=1, maximum=MAX_ITEMS),
         "seed": SEED,
     }
 )
@@ -42,7 +42,7 @@ def random_tensors(
     shape : str
         Lengths of the axes of one tensor, separated by ``x``.
     classes, size, seed : int
-        `size` is the number of tensors in each split.
+        `size` is the number of tensors per split.
 
     Raises
     ------

@@ -30,7 +30,7 @@ GROUP_COUNTS = (20, 4, 2, 1)
 """Numbers of groups to try; 20 suits the folds of `r2` (5), `linearity` (4), `substitution` (2)."""
 
 TEST_PERIOD = 4
-"""Every fourth file is for testing."""
+"""Every fourth file belongs to the test split."""
 
 PARTS_OF_ONE_FILE = GROUP_COUNTS[0] * TEST_PERIOD
 MAX_CHARACTERS = 2**23
@@ -38,7 +38,7 @@ MAX_CHARACTERS = 2**23
 
 OPTIONS = {
     "windows": Option(40, "maximum number of windows per split", minimum=2, maximum=100_000),
-    "length": Option(64, "tokens of a window", minimum=4, maximum=2**17),
+    "length": Option(64, "tokens per window", minimum=4, maximum=2**17),
 }
 
 
@@ -122,15 +122,16 @@ def _glob(pattern: str) -> list[Path]:
 class TextWindows:
     """Windows of equal length from packed text files, ordered so that folds share no file.
 
-    Every fourth file is for testing. The files of a split form g groups of about equal size, whose
-    texts are joined and cut into windows. Sample i is from group i mod g, so that folds i mod k
-    hold different files for each k that divides g. There are 20 groups unless there is little text
-    or there are few files. A single file is cut into 80 parts, which are treated as files.
+    Every fourth file belongs to the test split. The files of a split form g groups of about equal
+    size, whose texts are joined and cut into windows. Sample i is from group i mod g, so that folds
+    i mod k hold different files for each k that divides g. There are 20 groups unless there is
+    little text or there are few files. A single file is cut into 80 parts, which are treated as
+    files.
 
     Parameters
     ----------
     windows : int
-        Maximum number of windows of each split, spread evenly over each group.
+        Maximum number of windows per split, spread evenly over each group.
     length : int
         Tokens per window, including special tokens.
     """

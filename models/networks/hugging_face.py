@@ -39,7 +39,7 @@ VOCABULARIES = (
 IMAGE_SETTINGS = "preprocessor_config.json"
 
 INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Names of interpolation modes by Pillow's numbers."""
+"""Names of Pillow's interpolation modes, keyed by number."""
 
 INSTALL = "pip install 'nlbench[transformers]'"
 

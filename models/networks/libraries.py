@@ -66,8 +66,7 @@ _version = cache(version_of)
 def _check_size(image_size: int, minimum: int) -> None:
     if image_size < minimum:
         raise RequestError(
-            f"it takes images of at least {minimum}x{minimum} pixels, these are "
-            f"{image_size}x{image_size}"
+            f"it takes images of at least {minimum}x{minimum} pixels, not {image_size}x{image_size}"
         )
 
 
@@ -134,16 +133,14 @@ def _build_torchvision(name: str, in_channels: int, num_classes: int, image_size
     from torchvision import models
 
     if in_channels != 3:
-        raise RequestError(
-            f"torchvision's networks take images of 3 channels, these have {in_channels}"
-        )
+        raise RequestError(f"torchvision's networks take images of 3 channels, not {in_channels}")
     arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     patch = _patch(name)
     if patch:
         if image_size < patch or image_size % patch:
             raise RequestError(
-                f"it takes images whose side is a multiple of {patch} pixels, so at least "
-                f"{patch}x{patch}; these are {image_size}x{image_size}"
+                f"it takes images whose side is a multiple of {patch} pixels, at least "
+                f"{patch}x{patch}, not {image_size}x{image_size}"
             )
         size = "input_size" if name.startswith("maxvit") else "image_size"
         arguments[size] = (image_size, image_size) if size == "input_size" else image_size
@@ -221,7 +218,7 @@ _RENAMED: Mapping[str, tuple[str, Any]] = {
 
 
 class Timm(_Library):
-    """Image classifiers of timm, whose thousand names are listed on request only."""
+    """Image classifiers of timm, listed only on request, since there are over a thousand."""
 
     library = "timm"
     description = "timm's image classifiers (extra: pip install 'nlbench[timm]')"
@@ -289,7 +286,7 @@ def _build_timm(name: str, in_channels: int, num_classes: int, image_size: int) 
         side = config.input_size[-1]
         raise RequestError(
             f"timm can't build it for images of {image_size}x{image_size} pixels and "
-            f"{in_channels} channels ({' '.join(str(error).split())[:120]}); its own size is "
+            f"{in_channels} channels ({' '.join(str(error).split())[:120]}); its default size is "
             f"{side}x{side}"
         ) from error
     return network

@@ -114,7 +114,7 @@ def _declare(
         check_numbers(name, in_channels=in_channels, num_classes=num_classes)
         if image_size != 32:
             raise RequestError(
-                f"{name} takes images of 32x32 pixels, these are {image_size}x{image_size}"
+                f"{name} takes images of 32x32 pixels, not {image_size}x{image_size}"
             )
         return VGG(depth, in_channels, num_classes)
 

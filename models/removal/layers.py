@@ -100,7 +100,7 @@ class AffineModule(nn.Module):
         return f"{len(self.weight)}, {len(self.bias)}, axis={self.axis}"
 
 
-class _Tracking(nn.Module):
+class _CountingModule(nn.Module):
     """Base class of modules with removed calls, and of modules that contain them.
 
     The counts of a pass are reset around the call, not in hooks, which an interrupt would skip.
@@ -113,31 +113,31 @@ class _Tracking(nn.Module):
         try:
             if REMOVED not in self._modules:
                 return super().__call__(*args, **kwargs)
-            with _Removal(self):
+            with _CallReplacement(self):
                 return super().__call__(*args, **kwargs)
         finally:
             if token is not None:
                 _CALLS.reset(token)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _new_tracking, (self.original,), self.__getstate__()  # type: ignore[no-untyped-call]
+        return _new_counting, (self.original,), self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 @cache
-def _tracking_class(original: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a module's class that tracks calls, under the original's name."""
+def _counting_class(original: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a module's class that counts calls, under the original's name."""
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(original, name) for name in names} | {"original": original}
-    return type(original.__name__, (_Tracking, original), attributes)
+    return type(original.__name__, (_CountingModule, original), attributes)
 
 
-def _new_tracking(original: type[nn.Module]) -> nn.Module:
+def _new_counting(original: type[nn.Module]) -> nn.Module:
     """Create an empty module for `copy` and `pickle`."""
-    kind = _tracking_class(original)  # type: ignore[arg-type]
+    kind = _counting_class(original)  # type: ignore[arg-type]
     return kind.__new__(kind)
 
 
-class _Removal(TorchFunctionMode):
+class _CallReplacement(TorchFunctionMode):
     """Replaces activation calls in a module's own forward."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -169,7 +169,7 @@ def track_calls(model: nn.Module) -> None:
     """Make every module that contains removed calls count its calls, in place."""
     for module in list(model.modules()):
         if any(REMOVED in inner._modules for inner in module.modules()):
-            module.__class__ = _tracking_class(type(module))  # type: ignore[arg-type]
+            module.__class__ = _counting_class(type(module))  # type: ignore[arg-type]
         # PyTorch's fused kernel of this layer would apply its activation.
         if isinstance(module, nn.TransformerEncoderLayer) and REMOVED in module._modules:
             module.activation_relu_or_gelu = 0

@@ -24,7 +24,7 @@ class SparsePReLU(nn.PReLU):
     weight : parameter of shape (units,), or (1,) if layerwise
         The slopes, initially 0.
     frozen : bool buffer of the same shape
-        True where the slope is fixed to 1, whatever `weight` is; it gets no gradient there.
+        True where the slope is 1 regardless of `weight`, which gets no gradient there.
 
     Examples
     --------

@@ -277,10 +277,10 @@ def linearize(
 
     with create_progress(progress) as bar:
         bar.show_status("loading")
-        from .linearise import LinearisingRequest, linearise
+        from .linearise import LinearisationRequest, linearise
         from .training_request import resolve_recipe
 
-        request = LinearisingRequest(
+        request = LinearisationRequest(
             model,
             data,
             mode="from-start" if from_start else "post-training",

@@ -26,7 +26,7 @@ from nlbench.store.run import Run
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights, training_failure
 
-from .parallel import run_trainings
+from .parallel import train_networks
 from .train import check_training, finished_training
 from .training_folder import record_failure
 from .training_request import TrainingRequest
@@ -35,7 +35,7 @@ MEASURES = ("accuracy", "linear-units", "pathlength")
 
 
 @dataclass(frozen=True)
-class LinearisingRequest:
+class LinearisationRequest:
     """A request to linearise a network for several ω and seeds.
 
     Parameters
@@ -125,7 +125,7 @@ class LinearisingRequest:
 
 
 def linearise(
-    request: LinearisingRequest,
+    request: LinearisationRequest,
     out: str | Path,
     *,
     settings: Mapping[str, OptionValue | str] | None = None,
@@ -157,7 +157,7 @@ def linearise(
     Raises
     ------
     nlbench.RequestError
-        If the request can't be carried out, or the folder holds something else.
+        If the request can't be carried out, or the folder doesn't belong to such a run.
     nlbench.NotFinite
         If no network could be trained.
     """
@@ -177,12 +177,12 @@ def linearise(
 
     # Raises for an invalid request before the first network is trained.
     preview(measurement(("init",)), folder)
-    weights = _train_networks(request, folder / "checkpoints", progress, command)
+    weights = _train_all(request, folder / "checkpoints", progress, command)
     return nlbench.run(measurement(tuple(weights)), folder, progress=progress, command=command)
 
 
-def _train_networks(
-    request: LinearisingRequest, folder: Path, progress: Progress | None, command: str
+def _train_all(
+    request: LinearisationRequest, folder: Path, progress: Progress | None, command: str
 ) -> list[str]:
     """Train the networks; return their weights, references first, including those that failed."""
     if not folder.is_dir():
@@ -220,7 +220,7 @@ def _train_networks(
 
 
 def _starts(
-    request: LinearisingRequest, folder: Path
+    request: LinearisationRequest, folder: Path
 ) -> tuple[dict[int, str], dict[Path, TrainingRequest]]:
     """Return the initial weights for each seed, and the training requests that they require."""
     start = request.weights if request.starts_trained else "init"
@@ -250,7 +250,9 @@ def _train(
 ) -> list[NotFinite]:
     """Train networks; if any diverges, warn and return the first error."""
     try:
-        run_trainings(requests, threads=torch.get_num_threads(), progress=progress, command=command)
+        train_networks(
+            requests, threads=torch.get_num_threads(), progress=progress, command=command
+        )
     except NotFinite as error:
         ProgressMonitor(progress).warn(str(error))
         return [error]

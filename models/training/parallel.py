@@ -29,7 +29,7 @@ from .training_request import TrainingRequest, load_recipe
 Message = dict[str, Any]
 Send = Callable[[Message], object]
 
-THREADS_PER_TRAINING = 1
+THREADS_PER_NETWORK = 1
 """Threads per network; more help little, and their number affects the weights' last bits."""
 
 
@@ -42,11 +42,11 @@ _ERROR_CLASSES = {
 }
 
 
-def run_trainings(
+def train_networks(
     requests: Mapping[Path, TrainingRequest],
     *,
     workers: int = 1,
-    threads: int = THREADS_PER_TRAINING,
+    threads: int = THREADS_PER_NETWORK,
     progress: Progress | None = None,
     command: str = "",
 ) -> None:

@@ -153,7 +153,7 @@ class Recipe:
         return self.stops_early and (not self.until_loss or loss < self.until_loss)
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Return the network to train, which may be the given one, modified.
+        """Return the network to train, which may be `model`, modified in place.
 
         Parameters
         ----------

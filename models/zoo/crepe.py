@@ -121,7 +121,7 @@ def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tens
 
 @dataset(
     options={
-        "count": Option(128, "tones of each split", minimum=1, maximum=100_000),
+        "count": Option(128, "tones per split", minimum=1, maximum=100_000),
         "seed": Option(0, "seed of pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
     }
 )

@@ -57,7 +57,7 @@ def _distribution(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @dataset(
     options={
-        "count": Option(512, "airfoils of each split", minimum=1, maximum=1_000_000),
+        "count": Option(512, "airfoils per split", minimum=1, maximum=1_000_000),
         "seed": Option(0, "seed of the draws", minimum=0, maximum=2**32 - 1),
     }
 )

@@ -94,7 +94,7 @@ _REACTIONS = (
 
 @dataset(
     options={
-        "count": Option(256, "reactions of each split", minimum=1, maximum=1000),
+        "count": Option(256, "reactions per split", minimum=1, maximum=1000),
         "length": Option(63, "tokens per reaction, with start and end", minimum=24, maximum=100),
         "seed": Option(0, "seed of the reactions", minimum=0, maximum=2**32 - 1),
     }

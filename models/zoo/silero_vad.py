@@ -76,8 +76,8 @@ def read(path: Path) -> dict[str, Tensor]:
 
 @dataset(
     options={
-        "count": Option(256, "sounds of each split", minimum=1, maximum=100_000),
-        "steps": Option(4, "steps of 512 samples in a sound", minimum=1, maximum=1000),
+        "count": Option(256, "sounds per split", minimum=1, maximum=100_000),
+        "steps": Option(4, "steps of 512 samples per sound", minimum=1, maximum=1000),
         "seed": Option(0, "seed of the sounds", minimum=0, maximum=2**32 - 1),
     }
 )

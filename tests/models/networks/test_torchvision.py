@@ -109,7 +109,7 @@ def test_inception_gives_logits_alone_while_it_trains():
 
 
 def test_images_without_three_channels_are_refused():
-    with pytest.raises(RequestError, match="3 channels, these have 1"):
+    with pytest.raises(RequestError, match="3 channels, not 1"):
         build_model("torchvision/resnet18", data_of((1, 32, 32)), seed=0)
 
 

@@ -130,5 +130,5 @@ def test_a_deep_one_maps_images_to_logits():
 
 @pytest.mark.parametrize("build", [vgg8, *STAGES])
 def test_images_of_another_size_are_refused(build):
-    with pytest.raises(RequestError, match="takes images of 32x32 pixels, these are 28x28"):
+    with pytest.raises(RequestError, match="takes images of 32x32 pixels, not 28x28"):
         build(image_size=28)

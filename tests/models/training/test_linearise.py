@@ -12,7 +12,7 @@ from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training import parallel
-from nlbench.models.training.linearise import LinearisingRequest, linearise
+from nlbench.models.training.linearise import LinearisationRequest, linearise
 from nlbench.progress import ProgressMonitor
 from nlbench.store.locked_folder import LockedFolder
 from nlbench.subjects.load import load_dataset, load_subject
@@ -33,7 +33,7 @@ def request(**changes):
         "options": OPTIONS,
         "device": "cpu",
     }
-    return LinearisingRequest(**{**given, **changes})
+    return LinearisationRequest(**{**given, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +368,7 @@ def test_a_translator_is_linearised(tmp_path):
         ),
         file,
     )  # fmt: skip
-    grid = LinearisingRequest(
+    grid = LinearisationRequest(
         "transformer-tiny",
         "number-words",
         "post-training",

@@ -9,7 +9,7 @@ import torch
 from nlbench.errors import NlbenchError, NotFinite, RequestError
 from nlbench.execution.worker_pool import keep_workers
 from nlbench.models.training import parallel
-from nlbench.models.training.parallel import run_trainings
+from nlbench.models.training.parallel import train_networks
 from nlbench.models.training.training_request import TrainingRequest
 from nlbench.progress import ProgressMonitor
 
@@ -70,19 +70,19 @@ def others():
 def serial(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serial")
     before = torch.get_num_threads()
-    run_trainings(requests(folder), command="c")
+    train_networks(requests(folder), command="c")
     assert torch.get_num_threads() == before
     return content(folder)
 
 
 def test_parallel_checkpoints_match_serial_ones(tmp_path, serial):
     monitor = RecordingMonitor()
-    run_trainings(requests(tmp_path), workers=2, progress=monitor, command="c")
+    train_networks(requests(tmp_path), workers=2, progress=monitor, command="c")
     assert content(tmp_path) == serial
     assert len(serial) == 3
     assert len(monitor.steps) == 6
     # Another time nothing is trained.
-    run_trainings(requests(tmp_path), workers=2, progress=monitor, command="another")
+    train_networks(requests(tmp_path), workers=2, progress=monitor, command="another")
     assert len(monitor.steps) == 6
     assert content(tmp_path) == serial
 
@@ -94,7 +94,7 @@ def test_a_failure_is_named_and_the_others_are_trained(tmp_path, serial, workers
     first = next(iter(wanted))
     wanted[first] = TrainingRequest(**{**TINY, "changes": {"epochs": 2, "learning_rate": 1e30}})
     with pytest.raises(NotFinite, match=r"^training one: .*learning rate") as caught:
-        run_trainings(wanted, workers=workers, progress=monitor, command="c")
+        train_networks(wanted, workers=workers, progress=monitor, command="c")
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("; skipped, as they start from failed ones: next")
     assert not monitor.lines
@@ -103,23 +103,23 @@ def test_a_failure_is_named_and_the_others_are_trained(tmp_path, serial, workers
 
 def test_interrupted_trainings_resume_and_finished_ones_stay(tmp_path, serial):
     with pytest.raises(KeyboardInterrupt):
-        run_trainings(
+        train_networks(
             requests(tmp_path), workers=2, progress=RecordingMonitor(after=5), command="c"
         )
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.safetensors")}
     assert kept
-    run_trainings(requests(tmp_path), command="c")
+    train_networks(requests(tmp_path), command="c")
     assert content(tmp_path) == serial
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
 
 
 def test_another_training_of_the_same_name_is_refused(tmp_path, serial):
     (tmp_path / "before").mkdir()
-    run_trainings(requests(tmp_path / "before"))
+    train_networks(requests(tmp_path / "before"))
     monitor = RecordingMonitor()
     changes = {"epochs": 3, "learning_rate": 0.01}
     with pytest.raises(RequestError, match="trained differently"):
-        run_trainings(requests(tmp_path / "before", changes=changes), progress=monitor)
+        train_networks(requests(tmp_path / "before", changes=changes), progress=monitor)
     assert not monitor.steps
 
 
@@ -134,7 +134,7 @@ def test_a_killed_process_is_reported_with_its_network(tmp_path, others):
     monitor = Killing()
     endless = requests(tmp_path, changes={"epochs": 10**6})
     with pytest.raises(NlbenchError, match=r"^training (one|other): the worker was killed by SIGK"):
-        run_trainings(endless, workers=2, progress=monitor)
+        train_networks(endless, workers=2, progress=monitor)
     assert any("the worker was killed" in line for line in monitor.lines)
     assert not any("training next: " in line for line in monitor.lines)
 
@@ -150,9 +150,9 @@ def test_a_dependent_training_reports_the_failed_one(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "run_training", failing)
     monitor, error = RecordingMonitor(), RequestError("no room")
     with pytest.raises(RequestError, match=r"^training one: no room; skipped, as .*: next$"):
-        run_trainings(requests(tmp_path), progress=monitor)
+        train_networks(requests(tmp_path), progress=monitor)
     assert not monitor.lines
     # Unexpected exceptions are not caught.
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match=r"^a bug$"):
-        run_trainings(requests(tmp_path / "again"))
+        train_networks(requests(tmp_path / "again"))
