@@ -9,7 +9,7 @@ import torch
 from nlbench.errors import RequestError
 from nlbench.measures.affinity import Affinity, affinity_score
 
-from streams import shown
+from streams import site_batch
 
 
 def batch(seed, n=40, d=3):
@@ -20,7 +20,7 @@ def result(observations, **settings):
     measure = Affinity(**settings)
     measure.reset()
     for index, (place, x, y) in enumerate(observations):
-        measure.update(shown(place, x, y, index))
+        measure.update(site_batch(place, x, y, index))
     return measure.compute()
 
 
@@ -92,7 +92,7 @@ def test_starting_again_forgets_the_subject_before():
     measure = Affinity()
     for place in ("first", "second"):
         measure.reset()
-        measure.update(shown(place, x, x.relu()))
+        measure.update(site_batch(place, x, x.relu()))
     assert [v.place for v in measure.compute().values] == ["second"]
 
 

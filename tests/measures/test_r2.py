@@ -16,7 +16,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
 import published
-from streams import batches_of, read, shown
+from streams import batches_of, read, site_batch
 
 
 def normal(seed, n, d):
@@ -270,7 +270,7 @@ def test_a_reading_lists_sites_in_order_with_their_sample_counts():
     x = normal(0, 40, 3)
     for batch in x.split(15):
         for place, activation in (("b", torch.relu), ("a", torch.tanh), ("dead", torch.zeros_like)):
-            measure.update(shown(place, batch, activation(batch)))
+            measure.update(site_batch(place, batch, activation(batch)))
     found = measure.compute()
     assert [v.place for v in found.values] == ["b", "a", "dead"]
     assert [v.status for v in found.values] == ["ok", "ok", "undefined"]
@@ -298,7 +298,7 @@ def test_a_batch_that_is_overwritten_later_was_copied():
     measure.reset()
     for a, b in batches_of(x, y, 2):
         a, b = a.clone(), b.clone()
-        measure.update(shown("act", a, b))
+        measure.update(site_batch("act", a, b))
         a.zero_()
         b.zero_()
     assert measure.compute().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)

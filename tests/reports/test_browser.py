@@ -21,7 +21,7 @@ from nlbench.store.run import Run
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-from made_runs import made_run  # noqa: E402
+from made_runs import make_run  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -51,9 +51,9 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    write_page(made_run(8, seeds=2), folder / "eight.html")
-    write_page(made_run(1, seeds=2), folder / "one.html")
-    run = made_run(2, measures=("affinity", "r2", "absdev", "density"))
+    write_page(make_run(8, seeds=2), folder / "eight.html")
+    write_page(make_run(1, seeds=2), folder / "one.html")
+    run = make_run(2, measures=("affinity", "r2", "absdev", "density"))
     renamed = [_renamed(record) for record in run.records]
     manifest = {**run.manifest, **Manifest().of_records(renamed)}
     write_page(Run(manifest, renamed), folder / "hostile.html")
@@ -513,7 +513,7 @@ def test_axe_finds_nothing(browser, files, page, scheme):
 
 
 def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
-    run = made_run(1, measures=("pathlength",))
+    run = make_run(1, measures=("pathlength",))
     seen = Seen(browser, write_page(run, tmp_path / "one.html"))
     assert seen.page.locator(".gauge h3").inner_text().split() == ["pathlength", "8"]
     assert not seen.page.locator("#board").count()
@@ -523,7 +523,7 @@ def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
-    run = made_run(1, measures=("affinity", "r2", "absdev", "pathlength"))
+    run = make_run(1, measures=("affinity", "r2", "absdev", "pathlength"))
     path = write_page(run, tmp_path / "one.html")
     seen = Seen(browser, path, viewport={"width": width, "height": 900})
     text = seen.page.locator("header").inner_text()
@@ -543,7 +543,7 @@ def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
 
 
 def test_of_many_networks_the_first_are_laid_out_and_the_rest_on_demand(browser, tmp_path):
-    path = write_page(made_run(130, measures=("pathlength", "units")), tmp_path / "many.html")
+    path = write_page(make_run(130, measures=("pathlength", "units")), tmp_path / "many.html")
     seen = Seen(browser, path)
     page = seen.page
     assert len(seen.names()) == 60

@@ -19,7 +19,7 @@ from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-from made_runs import made_run
+from made_runs import make_run
 
 
 def changed(run, measure, change, **facts):
@@ -43,7 +43,7 @@ def shifted(by):
 
 @pytest.fixture
 def before():
-    run = made_run(3, measures=("affinity", "absdev", "pathlength"))
+    run = make_run(3, measures=("affinity", "absdev", "pathlength"))
     return Run(run.manifest, run.records, Path("runs/before"))
 
 
@@ -162,7 +162,7 @@ def test_a_condition_that_cannot_be_read_is_refused_in_one_line(before, conditio
 
 
 def test_runs_of_one_subject_each_are_aligned_by_measure():
-    first, second = made_run(1, measures=("absdev",)), made_run(2, measures=("absdev",))
+    first, second = make_run(1, measures=("absdev",)), make_run(2, measures=("absdev",))
     other = Run(second.manifest, second.records[1:])
     (found,) = compare_runs(first, other).differences
     assert "→" in found.subject
@@ -170,7 +170,7 @@ def test_runs_of_one_subject_each_are_aligned_by_measure():
 
 @pytest.mark.parametrize(("first", "second"), [(2, 2), (1, 2), (2, 1)])
 def test_different_subjects_are_compared_in_runs_of_one_subject_only(first, second):
-    run = made_run(first + second, measures=("absdev",))
+    run = make_run(first + second, measures=("absdev",))
     one, other = (Run(run.manifest, r) for r in (run.records[:first], run.records[first:]))
     with pytest.raises(RequestError, match="share no cell"):
         compare_runs(one, other)
@@ -178,7 +178,7 @@ def test_different_subjects_are_compared_in_runs_of_one_subject_only(first, seco
 
 def test_runs_that_share_nothing_are_refused(before):
     with pytest.raises(RequestError, match="share no cell"):
-        compare_runs(before, made_run(3, measures=("density",)))
+        compare_runs(before, make_run(3, measures=("density",)))
 
 
 def test_cells_of_one_run_alone_are_said(before):

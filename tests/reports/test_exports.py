@@ -21,7 +21,7 @@ from nlbench.reports.exports import (
 from nlbench.serialization.files import spreadsheet_text
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-from made_runs import made_run
+from made_runs import make_run
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=8)
 
@@ -51,7 +51,7 @@ def test_latex_prints_names_as_they_are() -> None:
 
 
 def test_latex_and_markdown_have_a_line_a_network_and_a_column_a_measure() -> None:
-    run = made_run(4, measures=("affinity", "r2", "density"))
+    run = make_run(4, measures=("affinity", "r2", "density"))
     latex = to_latex(run).splitlines()
     assert latex[0] == r"\begin{tabular}{lrrr}"
     rows = latex[4:-2]
@@ -73,7 +73,7 @@ def has_booktabs():
 
 @pytest.mark.skipif(not has_booktabs(), reason="there is no LaTeX with booktabs on this machine")
 def test_latex_takes_the_table(tmp_path) -> None:
-    table = to_latex(made_run(4))
+    table = to_latex(make_run(4))
     head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
     text = head + table + r"\end{document}"
     (tmp_path / "t.tex").write_text(text)

@@ -18,12 +18,12 @@ from nlbench.reports.population import FILE
 from nlbench.store.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-from made_runs import made_run
+from made_runs import make_run
 
 
 @pytest.fixture(scope="module")
 def run():
-    return made_run(4, measures=("affinity", "r2", "absdev"), seeds=2)
+    return make_run(4, measures=("affinity", "r2", "absdev"), seeds=2)
 
 
 def test_the_leaderboard_is_a_frame_with_ranks(run):
@@ -138,7 +138,7 @@ def test_a_notebook_shows_a_run_and_a_reading_with_their_names_escaped(run):
     assert any("<script>alert(1)</script>" in text for text in shown.texts)
     result = Cells(first.result._repr_html_())
     assert "layer0.0.act1" in result.texts
-    missing = next(r.result for r in made_run(4).records if r.result.status == "undefined")
+    missing = next(r.result for r in make_run(4).records if r.result.status == "undefined")
     assert missing.reason in "".join(Cells(missing._repr_html_()).texts)
 
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
-from made_records import made_record
-from made_runs import MEASURES, made_run
+from made_records import make_record
+from made_runs import MEASURES, make_run
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -334,7 +334,7 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
         ]
     )
     about = {"name": "affinity", "probe": "sites", "more_means": "less nonlinear"}
-    record = made_record(
+    record = make_record(
         key="0",
         subject={"model": "net", "weights": "init", "data": "digits", "seed": 3},
         measure={**about, "bounds": [0.0, 1.0], "version": "1", "options": {}},
@@ -393,7 +393,7 @@ def test_a_folder_or_no_run_is_refused_in_one_line(run, tmp_path) -> None:
 
 def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.page.MAX_SUBJECTS", 8)
-    run = made_run(20, measures=("absdev", "nlc"), seeds=2, paths=3)
+    run = make_run(20, measures=("absdev", "nlc"), seeds=2, paths=3)
     page = write_page(run, tmp_path / "page.html")
     text = page.read_text()
     assert "the 6 most and the 2 least nonlinear of 20 networks; scores.csv has all." in text
@@ -408,14 +408,14 @@ def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, 
 
 def test_a_page_leaves_the_places_of_the_last_networks_to_the_table(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3)
-    page = write_page(made_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
+    page = write_page(make_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
     assert "Values by place of 3 networks are in scores.csv only." in page.read_text()
     places = read_page(page).query("place != ''")
     assert places["model"].nunique() == 5
 
 
 def test_a_manifest_is_serialized_once_for_a_page(monkeypatch, tmp_path) -> None:
-    run = made_run(12, measures=("absdev",))
+    run = make_run(12, measures=("absdev",))
     reads = Counter()
     original = Manifest.__getitem__
     monkeypatch.setattr(

@@ -12,14 +12,14 @@ from nlbench.errors import RequestError
 from nlbench.reports.page import write_site
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-from made_runs import made_run
+from made_runs import make_run
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for number in (1, 2):
-        made_run(number, measures=("affinity", "pathlength")).save(folder / f"run {number}")
+        make_run(number, measures=("affinity", "pathlength")).save(folder / f"run {number}")
     return folder
 
 
@@ -41,14 +41,14 @@ def test_a_folder_of_runs_becomes_an_index_and_a_page_each(runs, tmp_path):
 
 
 def test_runs_of_one_name_have_pages_of_their_own(tmp_path):
-    write_site([made_run(1, measures=("affinity",)) for _ in range(2)], tmp_path)
+    write_site([make_run(1, measures=("affinity",)) for _ in range(2)], tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", "run.html", "run--2.html"}
 
 
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(RequestError, match="is a file; expected the name of a folder"):
-        write_site(made_run(1, measures=("affinity",)), tmp_path / "x")
+        write_site(make_run(1, measures=("affinity",)), tmp_path / "x")
 
 
 def test_a_folder_of_runs_on_one_page(runs, tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from made_runs import made_run
+from made_runs import make_run
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -63,7 +63,7 @@ def test_places_keep_the_order_of_call(conftest) -> None:
 
 
 def test_records_are_indexed_as_their_tidy_table_is() -> None:
-    records = made_run(5, seeds=2, paths=3).records
+    records = make_run(5, seeds=2, paths=3).records
     records[0] = replace(records[0], result=Result.missing("undefined", "constant output", n=4))
     values = [Value("a", {"value": 1.0}), Value.missing("b", "undefined", "dead")]
     records[1] = replace(records[1], result=Result.of(values, n=3))
@@ -80,7 +80,7 @@ def test_records_are_indexed_as_their_tidy_table_is() -> None:
 
 
 def test_records_of_one_cell_and_places_of_one_name_are_refused() -> None:
-    records = made_run(1).records
+    records = make_run(1).records
     with pytest.raises(RequestError, match="two records of vgg8, affinity"):
         Scores.of_records([*records, records[0]])
     result = Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2)

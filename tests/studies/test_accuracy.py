@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.accuracy import Accuracy, airfoil_networks, pearson, with_accuracy
 from nlbench.studies.airfoils import SIZES
@@ -13,12 +13,12 @@ from nlbench.studies.shared.classifiers import CLASSIFIERS
 
 @pytest.fixture(scope="module")
 def stated():
-    run = made_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
+    run = make_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
     return with_accuracy(signature_statistics(run)).set_index("network")
 
 
 def answers(stated, signature):
-    run = made_signatures(
+    run = make_signatures(
         {
             (name, "trained", "imagenet", 0): signature(CLASSIFIERS[name], row.accuracy)
             for name, row in stated.iterrows()
@@ -50,12 +50,12 @@ def test_the_published_pattern_agrees_and_its_opposite_does_not(stated):
 
 
 def test_airfoils_follow_the_statistic_that_made_them(stated):
-    run = made_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
+    run = make_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
     zoo = {
         (f"zoo/neuralfoil-{size}", "trained", "airfoils", 0): [0.5, 0.5 - math.log(error) / 10]
         for size, (_, error) in SIZES.items()
     }
-    runs = {"run": run, "zoo": made_signatures(zoo)}
+    runs = {"run": run, "zoo": make_signatures(zoo)}
     table = airfoil_networks(runs)
     assert table.accuracy.iloc[-1] == pytest.approx(-math.log(0.020))
     spread, closest = Accuracy().analyse(runs).verdicts[-2:]

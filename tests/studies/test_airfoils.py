@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.measure import Result
 from nlbench.store.manifest import Manifest
@@ -14,7 +14,7 @@ from nlbench.studies.airfoils import SIZES, Airfoils
 def findings(measures, drawn=None):
     """Findings for ``{measure: (direction, values by size)}``, two draws each."""
     records = [
-        made_record(
+        make_record(
             key=f"{measure}-{weights}-{size}-{seed}",
             subject={
                 "model": f"zoo/neuralfoil-{size}",

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made_signatures import made_signatures, together
+from made_signatures import make_signatures, merge_runs
 
 from nlbench.studies.correlations import (
     AVERAGE,
@@ -21,7 +21,7 @@ def made(names, mixture):
     """Every measure with what `mixture` says of affinity in it, and noise else."""
     rng = np.random.default_rng(0)
     affinity = {(name, "trained", "imagenet", 0): rng.normal(0, 1, 40) for name in names}
-    runs = [made_signatures(affinity)]
+    runs = [make_signatures(affinity)]
     for other, statistic in OTHERS.items():
         mixed = {}
         for key, values in affinity.items():
@@ -30,8 +30,8 @@ def made(names, mixture):
             noise /= noise.std()
             r = mixture(key[0], other)
             mixed[key] = r * (values - values.mean()) / values.std() + np.sqrt(1 - r * r) * noise
-        runs.append(made_signatures(mixed, other, statistic))
-    return together(*runs)
+        runs.append(make_signatures(mixed, other, statistic))
+    return merge_runs(*runs)
 
 
 def as_published(name, other):
@@ -56,9 +56,9 @@ def test_correlations_are_pearson_s_over_sites():
 
 def test_an_undefined_site_is_left_out_of_its_pair_alone():
     keys = ("vgg8", "file", "digits", 0)
-    affinity = made_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5, "e": 0.2}})
-    cka = made_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0, "e": 0.1}}, "cka")
-    (row,) = correlations_of(together(affinity, cka)).to_dict("records")
+    affinity = make_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5, "e": 0.2}})
+    cka = make_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0, "e": 0.1}}, "cka")
+    (row,) = correlations_of(merge_runs(affinity, cka)).to_dict("records")
     assert row["sites"] == 4
     assert row["cka"] == pytest.approx(
         np.corrcoef([0.1, 0.3, 0.5, 0.2], [0.3, 0.2, 0.0, 0.1])[0, 1]

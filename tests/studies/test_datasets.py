@@ -1,6 +1,6 @@
 """The same network on several datasets."""
 
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.datasets import Datasets
 
@@ -11,7 +11,7 @@ def answers(noise=0.5, pictures=0.2, unseen=0.01, seeds=6):
         ("run", {"digits": 0.0, "synthetic": pictures, "random": noise}),
         ("train", {"digits": unseen}),
     ):
-        runs[split] = made_signatures(
+        runs[split] = make_signatures(
             {
                 ("vgg8", "file", data, seed): [0.3 + move, 0.3 + move]
                 for seed in range(seeds)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 import nlbench
 from nlbench.studies.families import Families, _compare_depths, _compare_patches
@@ -11,7 +11,7 @@ from nlbench.studies.shared.classifiers import CLASSIFIERS, FAMILIES
 
 
 def test_one_network_is_refused_in_a_line():
-    run = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5, 0.6]})
+    run = make_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5, 0.6]})
     with pytest.raises(nlbench.RequestError, match="only torchvision/alexnet has a signature here"):
         Families().analyse({"run": run})
 
@@ -30,7 +30,7 @@ def test_families_of_the_zoo_are_compared_with_initialised_networks(by_family, a
         apart = i if family == "neuralfoil" else i - 8 + 0.4
         zoo[f"zoo/{name}", "trained", "own", 0] = [level if by_family else apart, 0.0]
         zoo[f"zoo/{name}", "init", "own", 0] = [0.5 + 0.01 * i, 0.0]
-    runs = {"run": made_signatures(classifiers), "zoo": made_signatures(zoo)}
+    runs = {"run": make_signatures(classifiers), "zoo": make_signatures(zoo)}
     verdict = Families().analyse(runs).verdicts[-1]
     assert "initialised" in verdict.ours
     assert (verdict.agrees is True) is agrees
@@ -38,7 +38,7 @@ def test_families_of_the_zoo_are_compared_with_initialised_networks(by_family, a
 
 def answers(level):
     rng = np.random.default_rng(0)
-    run = made_signatures(
+    run = make_signatures(
         {
             (name, "trained", "imagenet", 0): level(one) + rng.normal(0, 0.002, 6)
             for name, one in CLASSIFIERS.items()

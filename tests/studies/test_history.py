@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.history import History, signature_statistics
 from nlbench.studies.shared.classifiers import CLASSIFIERS
@@ -10,7 +10,7 @@ from nlbench.studies.shared.classifiers import CLASSIFIERS
 
 def made(top, vit=0.1, weights="trained"):
     """Each network from 0.5 up to what `top` says of its year; ViTs around `vit`."""
-    return made_signatures(
+    return make_signatures(
         {
             (name, weights, "imagenet", 0): [vit, vit + 0.1]
             if one.family == "ViT"
@@ -32,7 +32,7 @@ def test_transformers_of_the_zoo_are_compared_with_its_other_networks(mean, agre
         (f"zoo/{name}", "trained", "own", 0): [mean - 0.1, None, mean + 0.1]
         for name, mean in means.items()
     }
-    runs = {"run": made(lambda year: 0.8), "zoo": made_signatures(zoo)}
+    runs = {"run": made(lambda year: 0.8), "zoo": make_signatures(zoo)}
     findings = History().analyse(runs)
     verdict = findings.verdicts[-1]
     assert verdict.agrees is agrees
@@ -53,7 +53,7 @@ def test_random_weights_decide_nothing():
 
 
 def test_the_statistics_are_those_of_a_signature():
-    run = made_signatures({("torchvision/swin_t", "trained", "imagenet", 0): [0.2, None, 0.8, 0.5]})
+    run = make_signatures({("torchvision/swin_t", "trained", "imagenet", 0): [0.2, None, 0.8, 0.5]})
     (row,) = signature_statistics(run).to_dict("records")
     assert (row["year"], row["group"], row["sites"]) == (2021, "post-ViT", 3)
     kept = [row[name] for name in ("min", "median", "mean", "max", "spread")]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.residual import Residual, bic_gain, separation
 
@@ -21,7 +21,7 @@ def blocks(first, second):
 
 
 def answers(second_residual=0.95, second_plain=0.6, before=0.6, seeds=6):
-    run = made_signatures(
+    run = make_signatures(
         {
             (model, weights, "digits", seed): blocks(0.6, second)
             for seed in range(seeds)
@@ -65,7 +65,7 @@ def test_two_networks_do_not_tell(changed):
 
 def test_sites_outside_blocks_do_not_count():
     # The stem's score of 0.5 would widen the first ReLUs' mode.
-    run = made_signatures(
+    run = make_signatures(
         {(m, "file", "digits", 0): blocks(0.6, 0.9) for m in ("resnet20", "plain20")}
     )
     table = (

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
@@ -34,7 +34,7 @@ def blocks(costs, published, **changed):
 def run_of(networks):
     """A run of ``{(model, weights, seed): blocks}``."""
     records = [
-        made_record(
+        make_record(
             key=f"{model}-{weights}-{seed}-{measure}".replace("/", "-"),
             subject={
                 "model": model,

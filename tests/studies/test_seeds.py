@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.seeds import Seeds
 
@@ -16,7 +16,7 @@ def answers(step=0.0, moved=0.3, apart=0.2, others=3):
         found["vgg8", "calibrated", "digits", seed] = np.full(7, 0.6 + moved)
     for seed in range(others):
         found["resnet20", "file", "digits", seed] = 0.6 + apart + rng.normal(0, 0.002, 9)
-    findings = Seeds().analyse({"run": made_signatures(found)})
+    findings = Seeds().analyse({"run": make_signatures(found)})
     table = findings.tables["Distances of signatures"]
     assert len(table) == math.comb(6 + others, 2)
     assert table.same.sum() == 15 + math.comb(others, 2)

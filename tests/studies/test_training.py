@@ -1,6 +1,6 @@
 """Before and after training."""
 
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.training import Training
 
@@ -13,7 +13,7 @@ def answers(*deep, before=(0.9, 0.9, 0.9), after=(0.8, 0.7, 0.85), seeds=3):
         found["vgg16", "calibrated", "digits", seed] = deep[seed % len(deep)] if deep else RISING
         found["vgg8", "calibrated", "digits", seed] = before
         found["vgg8", "file", "digits", seed] = after
-    findings = Training().analyse({"run": made_signatures(found)})
+    findings = Training().analyse({"run": make_signatures(found)})
     (table,) = findings.tables.values()
     assert list(table.seed) == list(range(seeds))
     rises, linear, nonlinear, uneven = (v.agrees for v in findings.verdicts)

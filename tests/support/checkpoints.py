@@ -1,4 +1,4 @@
-"""Small networks and checkpoints of theirs."""
+"""Small networks and their checkpoints."""
 
 import torch
 from safetensors.torch import save
@@ -15,6 +15,6 @@ def linear():
     return nn.Linear(3, 2)
 
 
-def saved_with_torch(path, content, **options):
+def save_with_torch(path, content, **options):
     torch.save(content, path, **options)
     return path

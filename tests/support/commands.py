@@ -1,7 +1,7 @@
 """Commands and scripts in processes forked from one with all libraries imported.
 
-Importing PyTorch and its company takes seconds of each process; here they are imported once, by
-a process that computes nothing and only forks.
+Importing PyTorch and the other libraries takes seconds. Here they are imported once, in a process
+that only forks.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ def _run(arguments, cwd, environment, paths, out, error, script):
 
 
 @contextlib.contextmanager
-def started(*arguments, cwd, out, error, paths=(), environment=None, script=None):
+def running(*arguments, cwd, out, error, paths=(), environment=None, script=None):
     """Run ``nlbench ARGUMENTS`` during the block, with output to the files ``out`` and ``error``.
 
-    With ``script`` it is that file of Python which runs. The process leads a group of its own.
+    With ``script``, that Python file runs instead. The process leads its own process group.
     """
     environment = {**os.environ, "NO_COLOR": "1", **(environment or {})}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, *sys.path]))
@@ -59,10 +59,10 @@ def started(*arguments, cwd, out, error, paths=(), environment=None, script=None
 
 
 def call(*arguments, cwd, **options):
-    """Run ``nlbench ARGUMENTS`` to its end, as `subprocess.run` does; options of `started`."""
-    with tempfile.TemporaryDirectory() as place:
-        said = Path(place, "out"), Path(place, "error")
-        with started(*arguments, cwd=cwd, out=said[0], error=said[1], **options) as process:
+    """Run ``nlbench ARGUMENTS`` like `subprocess.run`, with the options of `running`."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder, "out"), Path(folder, "error")
+        with running(*arguments, cwd=cwd, out=files[0], error=files[1], **options) as process:
             process.join()
-        out, error = (file.read_text(encoding="utf-8") for file in said)
+        out, error = (file.read_text(encoding="utf-8") for file in files)
         return subprocess.CompletedProcess(arguments, process.exitcode, out, error)

@@ -1,7 +1,7 @@
-"""Breakpoints of small networks in extended precision, found without the tracer.
+"""Breakpoints of small networks in extended precision, computed without the tracer.
 
-A network is a list of layers. Values are computed from the input anew at every place that is
-looked at, in 64 bits of mantissa; nothing is estimated, rounded to zero or interpolated.
+A network is a list of layers. Values are recomputed from the input at every point, with 64 bits of
+mantissa; nothing is estimated, rounded to zero or interpolated.
 """
 
 import itertools
@@ -14,7 +14,7 @@ MIN_BREAKPOINT_GAP = 1e-12
 
 
 class Layers(nn.Module):
-    """A list of functions of one tensor, as a network; each has a twin in NumPy."""
+    """A network of layers, each implemented in PyTorch and in NumPy."""
 
     def __init__(self, layers):
         super().__init__()
@@ -54,7 +54,7 @@ class Affine:
 
 
 class Relu:
-    """Written in one of several ways."""
+    """A ReLU, implemented by one of several operations."""
 
     def __init__(self, by="relu", slope=0.0):
         self.by, self.slope = by, slope
@@ -81,7 +81,7 @@ class Relu:
 
 
 class Maxout:
-    """The larger of neighbours, or the largest of windows of some members."""
+    """The maximum of adjacent pairs or larger windows."""
 
     def __init__(self, members=2, by="maximum"):
         self.members, self.by = members, by
@@ -100,9 +100,7 @@ class Maxout:
         return x.reshape(len(x), -1, self.members).max(-1)
 
     def margins(self, x):
-        # A change of the largest is a change of sign of some pair's difference, at the top.
-        parts = x.reshape(len(x), -1, self.members)
-        return parts.argmax(-1)
+        return x.reshape(len(x), -1, self.members).argmax(-1)
 
 
 def values(layers, x):
@@ -111,12 +109,12 @@ def values(layers, x):
     return x
 
 
-def boundaries(layers, start, end, resolution=512):
-    """Where units change pieces: by layers; between samples by bisection on signs, exactly.
+def boundaries(layers, start, end):
+    """Find the points of a segment at which units change pieces, layer by layer.
 
-    A layer's margins are affine between the boundaries of the layers before, so each interval
-    between those has at most one zero of each unit: it is where the line through its ends is
-    zero. (For windows of more than two the intervals are searched by bisection.)
+    A layer's margins are affine between the boundaries of earlier layers, so each unit has at most
+    one zero in each interval, which linear interpolation finds. Windows have no margins, only
+    leaders, whose changes are found by bisection.
     """
     start, end = (v.numpy().astype(np.longdouble) for v in (start.double(), end.double()))
 
@@ -129,35 +127,35 @@ def boundaries(layers, start, end, resolution=512):
         z = layer.margins(at(depth, t))
         if z is None:
             continue
-        found = []
         if np.issubdtype(z.dtype, np.floating):
             left, right = z[:-1], z[1:]
             row, unit = np.nonzero((left > 0) & (right < 0) | (left < 0) & (right > 0))
-            share = left[row, unit] / (left[row, unit] - right[row, unit])
-            found = t[row] + share * (t[row + 1] - t[row])
+            weight = left[row, unit] / (left[row, unit] - right[row, unit])
+            changes = t[row] + weight * (t[row + 1] - t[row])
         else:
-            found = _bisected(lambda s, d=depth, y=layer: y.margins(at(d, s)), t)
-        t = np.unique(np.concatenate([t, np.asarray(found, dtype=np.longdouble)]))
-    # The ends, and one of those that are closer than a trace can tell apart.
+            changes = _bisect(lambda s, d=depth, y=layer: y.margins(at(d, s)), t)
+        t = np.unique(np.concatenate([t, np.asarray(changes, dtype=np.longdouble)]))
+    # A trace doesn't distinguish points that are closer than this.
     inner = t[(t > MIN_BREAKPOINT_GAP) & (t < 1 - MIN_BREAKPOINT_GAP)]
-    kept = np.concatenate([[True], np.diff(inner) > MIN_BREAKPOINT_GAP]) if len(inner) else []
-    return inner[np.asarray(kept, dtype=bool)]
+    is_new = np.concatenate([[True], np.diff(inner) > MIN_BREAKPOINT_GAP]) if len(inner) else []
+    return inner[np.asarray(is_new, dtype=bool)]
 
 
-def _bisected(leaders, t):
-    """Where leaders of windows change between neighbouring places: convex, so by halving."""
-    found = []
+def _bisect(leaders, t):
+    """Find the points between consecutive t at which leaders of windows change."""
+    changes = []
     for a, b in itertools.pairwise(t):
         first, last = leaders([a + (b - a) * 1e-15, b - (b - a) * 1e-15])
-        found += _between(leaders, a, b, first, last)
-    return found
+        changes += _between(leaders, a, b, first, last)
+    return changes
 
 
 def _between(leaders, a, b, first, last):
+    # A maximum of affine functions is convex, so a leader that is overtaken never returns.
     if (first == last).all():
         return []
     if b - a < 1e-17:
         return [(a + b) / 2]
     middle = (a + b) / 2
-    seen = leaders([middle])[0]
-    return _between(leaders, a, middle, first, seen) + _between(leaders, middle, b, seen, last)
+    inner = leaders([middle])[0]
+    return _between(leaders, a, middle, first, inner) + _between(leaders, middle, b, inner, last)

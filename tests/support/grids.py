@@ -1,4 +1,4 @@
-"""Grids of quick cells: a small network, measures that compute almost nothing."""
+"""A grid of quick cells: a small network and measures that compute almost nothing."""
 
 import sys
 from pathlib import Path
@@ -50,13 +50,13 @@ QUICK = ("first", "second", "third", "fourth")
 
 
 def write_grid_plugin(folder):
-    """Write the plugin into a folder and put it onto the path."""
+    """Write the plugin to a folder, and add the folder to the Python path."""
     write_plugin(Path(folder), CODE, QUICK, ("small",), "grid")
     sys.path.insert(0, str(folder))
 
 
 def quick_request(seeds):
-    """Four cells a seed."""
+    """Return a request with four cells per seed."""
     from nlbench.request import Request
 
     return Request(

@@ -1,4 +1,4 @@
-"""A plugin with all kinds of failures, written as a distribution."""
+"""A plugin whose measures and models fail in various ways, as a distribution."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def drawing(x, y):
 
 
 def _hang():
-    """Never return, and leave the number of this process next to this module."""
+    """Write the process ID to a file next to this module, and hang."""
     with open(os.path.join(os.path.dirname(__file__), "hanging"), "w") as file:
         file.write(str(os.getpid()))
     time.sleep(600)
@@ -85,7 +85,7 @@ def exiting(x, y):
 
 @nlbench.site_measure()
 def killed(x, y):
-    """Is killed with SIGKILL, as for lack of memory."""
+    """Is killed with SIGKILL, as when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
 
@@ -130,7 +130,7 @@ def mini(in_channels=3, num_classes=10):
 
 
 def mini2(in_channels=3, num_classes=10):
-    """The same, wider."""
+    """Like mini, with eight channels."""
     return nn.Sequential(
         nn.Conv2d(in_channels, 8, 3, stride=4),
         nn.ReLU(),
@@ -146,7 +146,7 @@ def deadly(in_channels=3, num_classes=10):
 
 
 def endless(in_channels=3, num_classes=10):
-    """Is never built."""
+    """Hangs while it is built."""
     _hang()
 '''
 
@@ -156,7 +156,7 @@ MODELS = ("mini", "mini2", "deadly", "endless")
 
 
 def write_plugin(folder, code=CODE, measures=MEASURES, models=MODELS, name="hostile"):
-    """Write the distribution to a folder that belongs on the path."""
+    """Write the distribution to a folder, which must be on the Python path."""
     folder = Path(folder)
     module = f"nlbench_{name}"
     (folder / f"{module}.py").write_text(code)

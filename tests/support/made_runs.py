@@ -1,7 +1,7 @@
-"""Runs of made-up networks of any number, with real records."""
+"""Runs of any number of made-up networks."""
 
 import numpy as np
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
@@ -26,26 +26,26 @@ MEASURES = {
 }
 
 
-def about(name):
+def measure_facts(name):
     probe, more_means, bounds = MEASURES[name]
     return {
         "name": name,
-        "description": f"What {name} says of a network.",
+        "description": f"Made-up values of {name}.",
         "probe": probe,
         "bounds": list(bounds),
         "more_means": more_means,
         "version": "1",
         "options": {},
         "source": {
-            "citation": f"Somebody, {name.title()}, 2024",
+            "citation": f"A. Author. {name.title()}. 2024.",
             "equation": "eq. 1",
             "bibtex": f"@article{{{name},\n  title = {{{name.title()}}}\n}}",
         },
     }
 
 
-def made_run(networks=8, measures=tuple(MEASURES), seeds=1, sites=None, paths=8):
-    """Build a run in memory; the same arguments give the same numbers."""
+def make_run(networks=8, measures=tuple(MEASURES), seeds=1, sites=None, paths=8):
+    """Build a run in memory, with numbers that depend only on the arguments."""
     random = np.random.default_rng(networks)
     records = []
     for number in range(networks):
@@ -88,7 +88,7 @@ def _record(model, family, seed, name, scores, paths, random):
     kind = KINDS.get(family, "relu")
     names = [f"layer{i // 6}.{i % 6 // 2}.act{i % 2 + 1}" for i in range(depth)]
     kinds = {site: "relu" if i % 4 == 0 else kind for i, site in enumerate(names)}
-    return made_record(
+    return make_record(
         key=f"{model}-{seed}-{name}".replace("/", "-"),
         subject={
             "model": model,
@@ -102,15 +102,15 @@ def _record(model, family, seed, name, scores, paths, random):
             "preprocessing": "8x8 grey images",
             "split": "test",
         },
-        measure=about(name),
+        measure=measure_facts(name),
         probe={"name": probe, "options": {}, **({"kinds": kinds} if probe == "sites" else {})},
         machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11.9"}},
-        result=_reading(name, family, names, scores, paths, random),
+        result=_result(name, family, names, scores, paths, random),
         seconds=0.25,
     )
 
 
-def _reading(name, family, names, scores, paths, random):
+def _result(name, family, names, scores, paths, random):
     if MEASURES[name][0] == "sites":
         if name == "r2" and family == "vit":
             return Result.missing("undefined", "512 samples for 768 features: the fit is exact")

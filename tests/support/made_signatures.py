@@ -1,35 +1,35 @@
-"""Runs with the signatures that a test defines, with real records."""
+"""Runs with the signatures that a test defines."""
 
-from made_records import made_record
-from made_runs import about
+from made_records import make_record
+from made_runs import measure_facts
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
 
 
-def made_signatures(found, measure="affinity", statistic="value"):
+def make_signatures(signatures, measure="affinity", statistic="value"):
     """Build a run from ``{(model, weights, data, seed): {place: value}}``.
 
-    Weights other than init and calibrated were trained under that seed, and say so; a plain
-    sequence of values stands for sites ``0``, ``1``, ….
+    The seed of weights other than init and calibrated is that of their training. A sequence of
+    values is for the sites ``0``, ``1``, ….
     """
     records = []
-    for (model, weights, data, seed), values in found.items():
+    for (model, weights, data, seed), values in signatures.items():
         if not isinstance(values, dict):
             values = {str(place): value for place, value in enumerate(values)}
-        drawn = weights in ("init", "calibrated")
+        is_random = weights in ("init", "calibrated")
         records.append(
-            made_record(
+            make_record(
                 key=f"{model}-{weights}-{data}-{seed}-{measure}".replace("/", "-"),
                 subject={
                     "model": model,
-                    "weights": weights if drawn else f"{weights}-{seed}",
+                    "weights": weights if is_random else f"{weights}-{seed}",
                     "data": data,
-                    "seed": seed if drawn else 0,
-                    "weights_metadata": {} if drawn else {"seed": str(seed)},
+                    "seed": seed if is_random else 0,
+                    "weights_metadata": {} if is_random else {"seed": str(seed)},
                 },
-                measure=about(measure),
+                measure=measure_facts(measure),
                 probe={"name": "sites", "options": {}, "samples": 8, "kinds": {}},
                 result=Result.of(
                     [
@@ -44,7 +44,7 @@ def made_signatures(found, measure="affinity", statistic="value"):
     return Run(Manifest().of_records(records), records)
 
 
-def together(*runs):
+def merge_runs(*runs):
     """Merge runs of the same subjects by several measures."""
     records = [record for run in runs for record in run.records]
     return Run(Manifest().of_records(records), records)

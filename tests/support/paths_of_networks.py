@@ -1,6 +1,6 @@
-"""Runs like those of the studies of linear regions, with made-up numbers."""
+"""Made-up runs like those of the linear-regions studies."""
 
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
@@ -8,7 +8,7 @@ from nlbench.store.run import Run
 
 
 def checkpoint(setting, seed):
-    """Return the metadata of a setting's checkpoint."""
+    """Return the metadata of a checkpoint trained in a setting."""
     if setting == "initialised":
         return None
     noise = setting.split()[1] if setting.startswith("noise") else "0.0"
@@ -17,24 +17,23 @@ def checkpoint(setting, seed):
 
 
 def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
-    """Build the record of a measure of a setting's network, with a value per path."""
-    made = checkpoint(setting, seed)
-    if made:
-        made["train_accuracy"] = str(fits)
+    """Build a measure's record for a network trained in a setting, with a value per path."""
+    metadata = checkpoint(setting, seed)
+    if metadata:
+        metadata["train_accuracy"] = str(fits)
     values = tuple(Value(f"path{i}", {"value": float(v)}) for i, v in enumerate(numbers))
-    found = {"value": summary} if summary is not None else None
-    return made_record(
+    return make_record(
         key=f"{measure}-{setting}-{seed}".replace(" ", "-"),
         subject={
             "model": "vgg8",
             "weights": f"{setting}-{seed}",
             "data": "digits",
             "seed": 0,
-            **({"weights_metadata": made} if made else {}),
+            **({"weights_metadata": metadata} if metadata else {}),
         },
         measure={"name": measure, "version": "1", "options": {}},
         probe={"name": "lines", "options": {}},
-        result=Result(found, values) if found else Result.of(values),
+        result=Result.of(values) if summary is None else Result({"value": summary}, values),
         seconds=0.0,
         finished="",
     )

@@ -1,10 +1,10 @@
 """A simulated CUDA device: its tensors report ``cuda:0`` and are computed on the CPU.
 
-They raise the errors of a GPU's (mixed with tensors of the CPU, converted to NumPy) and count
-kernels and synchronisations. Code that gives the CPU's numbers here has no tensor on the wrong
-device, and a test can limit the synchronisations of a pass. Streams, allocators and rounding
-are not simulated. The patches apply to the whole process, so nothing else should use PyTorch
-meanwhile.
+They raise the errors of GPU tensors, for example when mixed with CPU tensors or converted to
+NumPy, and count kernels and synchronisations. Code that reproduces the CPU's results here has no
+tensor on the wrong device, and a test can limit the synchronisations of a pass. Streams,
+allocators and rounding are not simulated. The patches apply to the whole process, so nothing else
+should use PyTorch meanwhile.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map, tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from nlbench.subjects import inputs as model_inputs
 
 __all__ = ["DEVICE", "DefaultGenerator", "PretendCuda", "PretendTensor", "current"]
 
-# Device of all simulated tensors as seen by PyTorch.
+# Device of all simulated tensors from PyTorch's view.
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 
@@ -109,29 +109,29 @@ INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 
 class PretendTensor(torch.Tensor):
-    """A tensor of the simulated device, with its values in `held`."""
+    """A tensor on the simulated device, with its values in `cpu_tensor`."""
 
-    held: Tensor
+    cpu_tensor: Tensor
 
     @staticmethod
-    def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:
-        if held.dtype in (torch.float64, torch.complex128) and not current().has_double:
+    def __new__(cls: type[PretendTensor], cpu_tensor: Tensor) -> PretendTensor:
+        if cpu_tensor.dtype in (torch.float64, torch.complex128) and not current().has_double:
             raise TypeError(
                 "Cannot convert a MPS Tensor to float64 dtype: the MPS framework has no float64"
             )
-        # A wrapper can't have views that are inference tensors.
+        # Views of a wrapper can't be inference tensors.
         with torch.inference_mode(False):
-            made: PretendTensor = torch.Tensor._make_wrapper_subclass(
+            wrapper: PretendTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
-                held.shape,
-                strides=held.stride(),
-                storage_offset=held.storage_offset(),
-                dtype=held.dtype,
+                cpu_tensor.shape,
+                strides=cpu_tensor.stride(),
+                storage_offset=cpu_tensor.storage_offset(),
+                dtype=cpu_tensor.dtype,
                 device=DEVICE,
                 requires_grad=False,
             )
-        made.held = held
-        return made
+        wrapper.cpu_tensor = cpu_tensor
+        return wrapper
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -140,19 +140,19 @@ class PretendTensor(torch.Tensor):
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
-        """True on NVIDIA's."""
+        """True on a simulated NVIDIA GPU."""
         return self.device.type == "cuda"
 
     @property
     def is_mps(self) -> bool:  # type: ignore[override]
-        """True on Apple's."""
+        """True on a simulated Apple GPU."""
         return self.device.type == "mps"
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"PretendTensor({self.held!r})"
+        return f"PretendTensor({self.cpu_tensor!r})"
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise, as a GPU's tensor does."""
+        """Raise the error of a GPU tensor."""
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
@@ -170,26 +170,26 @@ class PretendTensor(torch.Tensor):
     def new_tensor(  # type: ignore[override]
         self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
     ) -> Tensor:
-        """Copy numbers of the CPU to the device."""
-        made = torch.tensor(data, dtype=dtype or self.dtype).to(device or self.device)
-        return made.requires_grad_(requires_grad)
+        """Create a tensor on the device."""
+        tensor = torch.tensor(data, dtype=dtype or self.dtype).to(device or self.device)
+        return tensor.requires_grad_(requires_grad)
 
     def tolist(self) -> Any:
         """Synchronise, and return the values."""
-        current().waited("tolist")
-        return self.held.tolist()
+        current().count_wait("tolist")
+        return self.cpu_tensor.tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the storage of the values, which views share."""
-        return self.held.untyped_storage()
+        """Return the storage of the CPU tensor, which views share."""
+        return self.cpu_tensor.untyped_storage()
 
     def data_ptr(self) -> int:
         """Return the address of the storage."""
-        return self.held.data_ptr()
+        return self.cpu_tensor.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         with torch.no_grad():
-            copied: Tensor = PretendTensor(self.held.detach().clone())
+            copied: Tensor = PretendTensor(self.cpu_tensor.detach().clone())
         if isinstance(self, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         memo[id(self)] = copied
@@ -203,7 +203,7 @@ class PretendTensor(torch.Tensor):
 
 
 class _Generator(torch.Generator):
-    """A generator of the CPU, since PyTorch can't make one for an absent device."""
+    """A CPU generator, since PyTorch can't create one for an absent device."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         is_pretended = torch.device(device).type in ("cuda", current().device.type)
@@ -211,17 +211,17 @@ class _Generator(torch.Generator):
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Handles operations without a tensor of the device, such as ``torch.zeros``."""
+    """Handles operations without a tensor on the device, such as ``torch.zeros``."""
 
 
-def _seen(
+def _torch_dispatch(
     self: _Mode, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
     return _dispatch(func, args, kwargs or {})
 
 
-# Defined in the class, it would import PyTorch's compiler, which takes seconds.
-_Mode.__torch_dispatch__ = _seen  # type: ignore[method-assign, assignment]
+# Defining it in the class would import PyTorch's compiler, which takes seconds.
+_Mode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assign, assignment]
 
 
 _RUNNING: list[PretendCuda] = []
@@ -279,8 +279,8 @@ class PretendCuda(contextlib.ExitStack):
         for owner, functions in self.stand_ins():
             for name, stand_in in functions.items():
                 self.enter_context(mock.patch.object(owner, name, stand_in))
-        self.enter_context(mock.patch.object(torch, "tensor", _made_then_moved(torch.tensor)))
-        as_tensor = _made_then_moved(torch.as_tensor)
+        self.enter_context(mock.patch.object(torch, "tensor", _make_then_move(torch.tensor)))
+        as_tensor = _make_then_move(torch.as_tensor)
         self.enter_context(mock.patch.object(torch, "as_tensor", as_tensor))
         self.enter_context(mock.patch.object(torch, "Generator", _Generator))
         backward = _backward(torch.autograd.backward)
@@ -289,7 +289,7 @@ class PretendCuda(contextlib.ExitStack):
         self.enter_context(mock.patch.object(torch.autograd, "grad", grad))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
         # nlbench refuses wrapper tensors as inputs.
-        dense = _accepted(model_inputs._dense)
+        dense = _accept_wrappers(model_inputs._dense)
         self.enter_context(mock.patch.object(model_inputs, "_dense", dense))
         # cuDNN's operations don't exist on a CPU.
         self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
@@ -311,12 +311,12 @@ class PretendCuda(contextlib.ExitStack):
         self.waits.clear()
         self.places.clear()
 
-    def waited(self, what: str) -> None:
+    def count_wait(self, what: str) -> None:
         """Count a synchronisation."""
         self.waits[what] += 1
         self.places[_place(), what] += 1
 
-    def ran(self, name: str) -> None:
+    def count_kernel(self, name: str) -> None:
         """Count a kernel."""
         if name.rstrip("_") not in NO_KERNEL:
             self.kernels[name] += 1
@@ -325,11 +325,11 @@ class PretendCuda(contextlib.ExitStack):
 _RUN = threading.Thread.run
 
 
-def _accepted(dense: Callable[[Tensor, str], Tensor]) -> Callable[[Tensor, str], Tensor]:
-    def accepted(tensor: Tensor, position: str) -> Tensor:
+def _accept_wrappers(dense: Callable[[Tensor, str], Tensor]) -> Callable[[Tensor, str], Tensor]:
+    def accept(tensor: Tensor, position: str) -> Tensor:
         return tensor if isinstance(tensor, PretendTensor) else dense(tensor, position)
 
-    return accepted
+    return accept
 
 
 def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -355,8 +355,8 @@ def _place() -> str:
 _PYTORCH = Path(torch.__file__).parent
 
 
-def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+def _make_then_move(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make_on_device(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         device = torch.device(device) if device is not None else None
         if device is None or device.type not in ("cuda", current().device.type):
             return make(data, *args, device=device, **kwargs)
@@ -364,20 +364,20 @@ def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return data.to(device, *args, **kwargs)
         return make(data, *args, **kwargs).to(device)
 
-    return made
+    return make_on_device
 
 
 def _backward(real: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        root, first = _alone(tensors), _alone(grad_tensors)
+        root, first = _unwrap(tensors), _unwrap(grad_tensors)
         if not isinstance(root, PretendTensor):
             real(tensors, grad_tensors, *args, **kwargs)
             return
         with torch.no_grad():
-            for node, given in _derivatives(root, first):
+            for node, gradients in _gradients(root, first):
                 if hasattr(node, "variable"):
-                    leaf, found = node.variable, given[0]
-                    leaf.grad = found if leaf.grad is None else leaf.grad + found
+                    leaf, gradient = node.variable, gradients[0]
+                    leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
     return backward
 
@@ -391,63 +391,63 @@ def _grad(real: Callable[..., Any]) -> Callable[..., Any]:
         create_graph: bool = False,
         **kwargs: Any,
     ) -> Any:
-        root, first = _alone(outputs), _alone(grad_outputs)
+        root, first = _unwrap(outputs), _unwrap(grad_outputs)
         if not isinstance(root, PretendTensor):
             return real(outputs, inputs, grad_outputs, retain_graph, create_graph, **kwargs)
-        wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-        found: list[Tensor | None] = [None] * len(wanted)
+        targets = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        results: list[Tensor | None] = [None] * len(targets)
         with torch.set_grad_enabled(create_graph):
-            for node, given in _derivatives(root, first, wanted):
-                for i, one in enumerate(wanted):
-                    if _makes(node, one):
-                        found[i] = given.get(one.output_nr)
-        return tuple(found)
+            for node, gradients in _gradients(root, first, targets):
+                for i, target in enumerate(targets):
+                    if _produces(node, target):
+                        results[i] = gradients.get(target.output_nr)
+        return tuple(results)
 
     return grad
 
 
-def _alone(given: Any) -> Any:
-    return given[0] if isinstance(given, Sequence) and len(given) == 1 else given
+def _unwrap(content: Any) -> Any:
+    return content[0] if isinstance(content, Sequence) and len(content) == 1 else content
 
 
-def _makes(node: Any, tensor: Tensor) -> bool:
+def _produces(node: Any, tensor: Tensor) -> bool:
     """Return True if a node of the graph produces a tensor."""
     return node is tensor.grad_fn if tensor.grad_fn else getattr(node, "variable", 0) is tensor
 
 
-def _derivatives(
-    root: Tensor, first: Tensor | None, wanted: Sequence[Tensor] | None = None
+def _gradients(
+    root: Tensor, first: Tensor | None, targets: Sequence[Tensor] | None = None
 ) -> Iterator[tuple[Any, dict[int, Tensor]]]:
-    """Run the backward pass node by node; PyTorch would use a thread of the GPU's.
+    """Run the backward pass node by node in this thread; PyTorch would use a thread per GPU.
 
-    Nodes that don't lead to a wanted tensor are skipped.
+    Nodes that don't lead to a target are skipped.
     """
     first = torch.ones_like(root) if first is None else first
-    arrived: dict[Any, dict[int, Tensor]] = {root.grad_fn: {root.output_nr: first}}
-    order = _from_end_to_start(root.grad_fn)
-    leading: set[Any] = set()
+    pending: dict[Any, dict[int, Tensor]] = {root.grad_fn: {root.output_nr: first}}
+    order = _topological_order(root.grad_fn)
+    relevant: set[Any] = set()
     for node in reversed(order):
-        is_wanted = wanted is None or any(_makes(node, one) for one in wanted)
-        if is_wanted or any(before in leading for before, _ in node.next_functions):
-            leading.add(node)
+        is_target = targets is None or any(_produces(node, target) for target in targets)
+        if is_target or any(before in relevant for before, _ in node.next_functions):
+            relevant.add(node)
     for node in order:
-        given = arrived.pop(node, {})
-        yield node, given
-        if not given or not any(before in leading for before, _ in node.next_functions):
+        gradients = pending.pop(node, {})
+        yield node, gradients
+        if not gradients or not any(before in relevant for before, _ in node.next_functions):
             continue
-        passed = node(*(given.get(i) for i in range(len(node._input_metadata))))
-        several = passed if isinstance(passed, tuple) else (passed,)
-        for (before, number), gradient in zip(node.next_functions, several, strict=True):
+        outputs = node(*(gradients.get(i) for i in range(len(node._input_metadata))))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        for (before, number), gradient in zip(node.next_functions, outputs, strict=True):
             if before is None or gradient is None:
                 continue
             shape = before._input_metadata[number].shape
             # The gradient of a broadcast tensor is a sum.
             gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)
-            sums = arrived.setdefault(before, {})
+            sums = pending.setdefault(before, {})
             sums[number] = gradient + sums[number] if number in sums else gradient
 
 
-def _from_end_to_start(end: Any) -> list[Any]:
+def _topological_order(end: Any) -> list[Any]:
     """Sort the nodes of the backward graph topologically."""
     order: list[Any] = []
     seen = {end}
@@ -472,7 +472,7 @@ class _Stream:
         pass
 
     def synchronize(self) -> None:
-        current().waited("stream.synchronize")
+        current().count_wait("stream.synchronize")
 
     def wait_stream(self, other: Any) -> None:
         pass
@@ -498,7 +498,7 @@ class _Event:
         return True
 
     def synchronize(self) -> None:
-        current().waited("event.synchronize")
+        current().count_wait("event.synchronize")
 
     def elapsed_time(self, end: Any) -> float:
         return 0.0
@@ -507,22 +507,22 @@ class _Event:
 class DefaultGenerator:
     """The default generator of a simulated device."""
 
-    # PyTorch can make another one only on the CPU.
+    # PyTorch can create generators only for the CPU.
     device = CPU
 
     def __init__(self) -> None:
         self._generator = torch.default_generator.clone_state()
 
     def get_state(self) -> Tensor:
-        """Return its state."""
+        """Return the generator's state."""
         return self._generator.get_state()
 
     def set_state(self, state: Tensor) -> None:
-        """Set its state."""
+        """Set the generator's state."""
         self._generator.set_state(state)
 
     def manual_seed(self, seed: int) -> None:
-        """Seed it."""
+        """Seed the generator."""
         self._generator.manual_seed(seed)
 
 
@@ -539,7 +539,7 @@ def _cuda_functions() -> dict[str, Any]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
-        "synchronize": lambda device=None: current().waited("synchronize"),
+        "synchronize": lambda device=None: current().count_wait("synchronize"),
         "current_stream": lambda device=None: _Stream(),
         "default_stream": lambda device=None: _Stream(),
         "stream": lambda stream: contextlib.nullcontext(),
@@ -569,50 +569,50 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cuda = current()
     name = func._schema.name.partition("::")[2]
     tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)]
-    here = [x for x in tensors if isinstance(x, PretendTensor)]
-    wanted = kwargs.get("device")
-    wanted = torch.device(wanted) if wanted is not None else None
+    simulated = [x for x in tensors if isinstance(x, PretendTensor)]
+    target = kwargs.get("device")
+    target = torch.device(target) if target is not None else None
     if name == "to":
         # Inference mode doesn't decompose `Tensor.to`.
         others = [x for x in args[1:] if isinstance(x, torch.Tensor)]
         devices = [x for x in args[1:] if isinstance(x, torch.device)]
-        wanted = (devices + [x.device for x in others] + [wanted])[0]
+        target = (devices + [x.device for x in others] + [target])[0]
         args = tuple(CPU if isinstance(x, torch.device) else x for x in args)
-        args = (args[0], *(x.held if isinstance(x, PretendTensor) else x for x in args[1:]))
+        args = (args[0], *(x.cpu_tensor if isinstance(x, PretendTensor) else x for x in args[1:]))
     if name == "_pin_memory":
         return tensors[0].clone()
     if name in ("_to_copy", "to"):
-        return _copied(func, tensors[0], wanted, args, kwargs)
+        return _copy(func, tensors[0], target, args, kwargs)
     if name in ("copy_", "_copy_from", "set_"):
-        return _overwritten(func, tensors, args, kwargs)
-    if not here and (wanted is None or wanted.type != "cuda"):
+        return _overwrite(func, tensors, args, kwargs)
+    if not simulated and (target is None or target.type != "cuda"):
         return func(*args, **kwargs)
-    if here and wanted is None:
-        _check_mixture(name, tensors)
+    if simulated and target is None:
+        _check_devices(name, tensors)
     is_mask = name in INDEXING and any(
         isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
         for index in args[1] or ()
     )
     if name in WAITS or is_mask:
-        cuda.waited(f"{name}[mask]" if is_mask else name)
-    cuda.ran(name)
+        cuda.count_wait(f"{name}[mask]" if is_mask else name)
+    cuda.count_kernel(name)
     kwargs = dict(kwargs)
     kwargs.pop("pin_memory", None)
-    # The choice between a GPU's routines; a CPU has one.
+    # Selects among a GPU's routines; a CPU has one.
     kwargs.pop("driver", None)
-    if wanted is not None:
-        kwargs["device"] = CPU if wanted.type == "cuda" else wanted
-    inner, named = tree_map_only(PretendTensor, lambda x: x.held, (args, kwargs))
+    if target is not None:
+        kwargs["device"] = CPU if target.type == "cuda" else target
+    inner, named = tree_map_only(PretendTensor, lambda x: x.cpu_tensor, (args, kwargs))
     output = CELLS.get(name, func)(*inner, **named)
     if name == "_efficientzerotensor":
-        # A zero derivative of forward mode, without memory.
+        # A zero derivative of forward mode, which has no memory.
         output = torch.zeros_like(output)
-    if name == "_local_scalar_dense" or (wanted is not None and wanted.type != "cuda"):
+    if name == "_local_scalar_dense" or (target is not None and target.type != "cuda"):
         return output
-    known = {id(x.held): x for x in here}
+    known = {id(x.cpu_tensor): x for x in simulated}
     if name in RESHAPES:
         # The wrapper has its own shape.
-        here[0].data = PretendTensor(here[0].held)
+        simulated[0].data = PretendTensor(simulated[0].cpu_tensor)
     return tree_map_only(
         torch.Tensor, lambda x: known[id(x)] if id(x) in known else PretendTensor(x), output
     )
@@ -642,21 +642,21 @@ def _gru_cell(
     return state, state.new_empty(len(state), 5 * state.shape[1])
 
 
-# Kernels that a CPU doesn't have; their outputs for the backward pass are empty.
+# Kernels that a CPU lacks; their outputs for the backward pass are empty.
 CELLS: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell": _gru_cell,
 }
 
 
-def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
+def _check_devices(name: str, tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
-        is_number = tensor.ndim == 0 and name != "index_select"
-        if tensor.device.type != "cpu" or is_number:
+        is_scalar = tensor.ndim == 0 and name != "index_select"
+        if tensor.device.type != "cpu" or is_scalar:
             continue
         if name in INDEXING:
             # PyTorch copies such an index, and synchronises.
-            current().waited(f"{name}[index of the CPU]")
+            current().count_wait(f"{name}[index on the CPU]")
             continue
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
@@ -664,42 +664,42 @@ def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
         )
 
 
-def _copied(
+def _copy(
     func: Any,
     source: Tensor,
-    wanted: torch.device | None,
+    target: torch.device | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    target = wanted or source.device
-    held = source.held if isinstance(source, PretendTensor) else source
+    target = target or source.device
+    cpu_tensor = source.cpu_tensor if isinstance(source, PretendTensor) else source
     if target.type == "meta":
-        return func(held, *args[1:], **kwargs)
+        return func(cpu_tensor, *args[1:], **kwargs)
     named = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     if func._schema.name.endswith("_to_copy") or "device" in kwargs:
         named["device"] = CPU
-    output = func(held, *args[1:], **named)
+    output = func(cpu_tensor, *args[1:], **named)
     if target.type == current().device.type:
         target = DEVICE
     if target.type != "cuda":
         if isinstance(source, PretendTensor) and not kwargs.get("non_blocking"):
-            current().waited("to the CPU")
+            current().count_wait("to the CPU")
         return output
     if isinstance(source, PretendTensor):
-        current().ran("_to_copy")
+        current().count_kernel("_to_copy")
     elif not kwargs.get("non_blocking"):
-        current().waited("from the CPU")
+        current().count_wait("from the CPU")
     return PretendTensor(output)
 
 
-def _overwritten(
+def _overwrite(
     func: Any, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     target, *rest = tensors
     if rest and isinstance(target, PretendTensor) != isinstance(rest[0], PretendTensor):
-        current().waited("copy_")
+        current().count_wait("copy_")
     else:
-        current().ran("copy_")
-    inner, named = tree_map(lambda x: x.held if isinstance(x, PretendTensor) else x, (args, kwargs))
+        current().count_kernel("copy_")
+    inner, named = tree_map_only(PretendTensor, lambda x: x.cpu_tensor, (args, kwargs))
     func(*inner, **named)
     return target

@@ -1,4 +1,4 @@
-"""A simulated GPU of Apple's, which has no double precision."""
+"""A simulated Apple GPU, which has no double precision."""
 
 import contextlib
 
@@ -8,25 +8,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 
-class _Renamed(TorchFunctionMode):
+class _DeviceReplacement(TorchFunctionMode):
     """Replaces MPS devices with DEVICE, since PyTorch supports no MPS device without a GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not torch.device:
-            args, kwargs = tree_map(_renamed, (args, kwargs or {}))
+            args, kwargs = tree_map(_replace_mps, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _renamed(given):
-    is_it = isinstance(given, torch.device) and given.type == "mps"
-    return DEVICE if is_it or (isinstance(given, str) and given.startswith("mps")) else given
+def _replace_mps(argument):
+    is_device = isinstance(argument, (torch.device, str))
+    return DEVICE if is_device and str(argument).startswith("mps") else argument
 
 
 def _mps_functions():
     generator = DefaultGenerator()
     return {
         "is_available": lambda: True,
-        "synchronize": lambda: current().waited("synchronize"),
+        "synchronize": lambda: current().count_wait("synchronize"),
         "empty_cache": lambda: None,
         "get_rng_state": generator.get_state,
         "set_rng_state": generator.set_state,
@@ -37,7 +37,7 @@ def _mps_functions():
 
 
 class PretendMps(PretendCuda):
-    """A context with a simulated GPU of Apple's."""
+    """A context with a simulated Apple GPU."""
 
     device = torch.device("mps", 0)
     has_double = False
@@ -47,5 +47,5 @@ class PretendMps(PretendCuda):
 
     @contextlib.contextmanager
     def modes(self):
-        with _Renamed(), super().modes():
+        with _DeviceReplacement(), super().modes():
             yield

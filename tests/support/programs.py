@@ -1,4 +1,4 @@
-"""Networks of one function, recorded as programs."""
+"""Networks defined by a function, recorded as programs."""
 
 import torch
 from torch import nn
@@ -29,17 +29,17 @@ def record_checked_program(network, example):
     return program
 
 
-def recorded(net, *shape):
+def record_network(net, *shape):
     network = double_copy(net)
     return network, record_checked_program(network, torch.randn(3, *shape, dtype=torch.float64))
 
 
 def assert_reproduces(net, *shape):
-    """The program gives on a batch what the network gives on other, single inputs."""
-    network, program = recorded(net, *shape)
+    """Assert that the program of a batch reproduces the network on other inputs, one by one."""
+    network, program = record_network(net, *shape)
     inputs = torch.randn(5, *shape, dtype=torch.float64)
     with torch.no_grad():
-        expected = torch.cat([network(one.clone()) for one in inputs.split(1)])
+        expected = torch.cat([network(x.clone()) for x in inputs.split(1)])
     torch.testing.assert_close(run_program(program, inputs), expected, rtol=1e-12, atol=1e-12)
     return program
 

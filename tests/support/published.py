@@ -1,4 +1,4 @@
-"""Values of the affinity paper's published code, and their samples."""
+"""Values computed by the affinity paper's published code, and their samples."""
 
 import json
 from pathlib import Path

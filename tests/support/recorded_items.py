@@ -1,4 +1,4 @@
-"""Items that record which thread read them."""
+"""Dataset items that record the threads that read them."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Networks observed by plain PyTorch, against which traces of segments are checked."""
+"""Networks observed with plain PyTorch hooks, to check traces of segments."""
 
 import copy
 import itertools
@@ -7,37 +7,38 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-WIDE = 1e-9  # Regions narrower than this are too small to be looked into.
+MIN_REGION_WIDTH = 1e-9
+"""Width in t below which regions are not checked."""
 
 
 def on_segment(start, end, t):
-    """Return the points of the segment at shares t: (m, *input)."""
+    """Return the points of the segment at parameters t, of shape (m, *input)."""
     t = torch.as_tensor(t, dtype=torch.float64).reshape(-1, *[1] * start.ndim)
     return (1 - t) * start.double() + t * end.double()
 
 
 def patterns(model, points):
-    """Return the piece of every unit, (m, units), from pre-hooks on a double copy."""
+    """Return the piece of every unit, of shape (m, units), from pre-hooks on a double copy."""
     twin = copy.deepcopy(model).eval().double()
-    seen = []
+    pieces = []
 
     def watch(module, inputs):
         z = inputs[0].clone()
         if isinstance(module, nn.MaxPool2d):
-            # The members that share the first place: units that are all off, or duplicates.
+            # All members that attain the maximum; units that are off or duplicates tie.
             cells = nn.functional.unfold(z, module.kernel_size, stride=module.stride)
             cells = cells.reshape(len(z), z.shape[1], -1, cells.shape[-1])
-            noise = 1e-13 * z.abs().amax(dim=(1, 2, 3), keepdim=True)
-            piece = (cells >= cells.amax(2, keepdim=True) - noise).long()
+            tolerance = 1e-13 * z.abs().amax(dim=(1, 2, 3), keepdim=True)
+            piece = (cells >= cells.amax(2, keepdim=True) - tolerance).long()
         else:
-            noise = 1e-14 * z.abs().amax(dim=tuple(range(1, z.ndim)), keepdim=True)
+            tolerance = 1e-14 * z.abs().amax(dim=tuple(range(1, z.ndim)), keepdim=True)
             kinks = (0.0, 6.0) if isinstance(module, nn.ReLU6) else (0.0,)
             kinks = (-1.0, 1.0) if type(module) is nn.Hardtanh else kinks
-            piece = sum((z > kink + noise).long() for kink in kinks)
+            piece = sum((z > kink + tolerance).long() for kink in kinks)
             if isinstance(module, nn.PReLU):
                 bends = (module.weight != 1).reshape(1, -1, *[1] * (z.ndim - 2))
                 piece = piece * bends
-        seen.append(piece.flatten(1))
+        pieces.append(piece.flatten(1))
 
     kinds = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.MaxPool2d)
     for module in twin.modules():
@@ -45,7 +46,7 @@ def patterns(model, points):
             module.register_forward_pre_hook(watch)
     with torch.no_grad():
         twin(points)
-    return torch.cat(seen, 1)
+    return torch.cat(pieces, 1)
 
 
 def outputs(model, points):
@@ -55,59 +56,59 @@ def outputs(model, points):
 
 
 def assert_exact(model, start, end, trace):
-    """Assert that the network is affine between neighbouring breakpoints."""
+    """Assert that the network is affine between consecutive breakpoints."""
     assert trace.t[0] == 0
     assert trace.t[-1] == 1
     assert (trace.t.diff() > 0).all()
-    shares = torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64)
-    t = trace.t[:-1, None] + shares * trace.t.diff()[:, None]
-    found = outputs(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
+    weights = torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64)
+    t = trace.t[:-1, None] + weights * trace.t.diff()[:, None]
+    values = outputs(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
     left, right = trace.values[:-1, None], trace.values[1:, None]
-    expected = left + shares[:, None] * (right - left)
+    expected = left + weights[:, None] * (right - left)
     scale = float(trace.values.abs().max())
-    assert float((found - expected).abs().max()) <= 1e-9 * scale + 1e-300
+    assert float((values - expected).abs().max()) <= 1e-9 * scale + 1e-300
 
 
 def assert_patterns(model, start, end, trace):
     """Assert that units keep their pieces in regions, and some unit changes at breakpoints."""
-    wide = trace.t.diff() > WIDE
+    is_wide = trace.t.diff() > MIN_REGION_WIDTH
     t = trace.t[:-1, None] + torch.tensor([0.2, 0.5, 0.8]) * trace.t.diff()[:, None]
-    seen = patterns(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
-    assert (seen[wide] == seen[wide][:, 1:2]).all()
-    pairs = wide[:-1] & wide[1:]
-    assert (seen[:-1, 1] != seen[1:, 1]).any(1)[pairs].all()
+    pieces = patterns(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
+    assert (pieces[is_wide] == pieces[is_wide][:, 1:2]).all()
+    pairs = is_wide[:-1] & is_wide[1:]
+    assert (pieces[:-1, 1] != pieces[1:, 1]).any(1)[pairs].all()
 
 
 def boundaries(model, start, end, samples=400, width=2e-11):
-    """Bracket every change of pattern between dense samples by bisection: (m, 2)."""
+    """Bracket every change of pattern between dense samples by bisection, in rows of two."""
     left = torch.linspace(0, 1, samples + 1, dtype=torch.float64)
-    found = []
-    seen = patterns(model, on_segment(start, end, left))
-    changed = (seen[:-1] != seen[1:]).any(1)
+    brackets = []
+    pieces = patterns(model, on_segment(start, end, left))
+    changed = (pieces[:-1] != pieces[1:]).any(1)
     left, right = left[:-1][changed], left[1:][changed]
-    seen_left, seen_right = seen[:-1][changed], seen[1:][changed]
+    left_pieces, right_pieces = pieces[:-1][changed], pieces[1:][changed]
     while len(left):
         middle = (left + right) / 2
-        seen = patterns(model, on_segment(start, end, middle))
-        first, second = (seen != seen_left).any(1), (seen != seen_right).any(1)
-        left, right, seen_left, seen_right = (
+        pieces = patterns(model, on_segment(start, end, middle))
+        first, second = (pieces != left_pieces).any(1), (pieces != right_pieces).any(1)
+        left, right, left_pieces, right_pieces = (
             torch.cat([left[first], middle[second]]),
             torch.cat([middle[first], right[second]]),
-            torch.cat([seen_left[first], seen[second]]),
-            torch.cat([seen[first], seen_right[second]]),
+            torch.cat([left_pieces[first], pieces[second]]),
+            torch.cat([pieces[first], right_pieces[second]]),
         )
-        narrow = right - left < width
-        found.append(torch.stack([left[narrow], right[narrow]], 1))
-        left, right = left[~narrow], right[~narrow]
-        seen_left, seen_right = seen_left[~narrow], seen_right[~narrow]
-    return torch.cat(found) if found else torch.zeros(0, 2, dtype=torch.float64)
+        is_narrow = right - left < width
+        brackets.append(torch.stack([left[is_narrow], right[is_narrow]], 1))
+        left, right = left[~is_narrow], right[~is_narrow]
+        left_pieces, right_pieces = left_pieces[~is_narrow], right_pieces[~is_narrow]
+    return torch.cat(brackets) if brackets else torch.zeros(0, 2, dtype=torch.float64)
 
 
 def assert_complete(model, start, end, trace):
-    """Assert that every change of pattern is one of the breakpoints.
+    """Assert that every change of pattern is close to a breakpoint.
 
-    The members of a pooling window count as tied within 1e-13 of each other, so brute force
-    sees them part a little late: by 1e-13 over the rate at which they do.
+    Brute force detects changes in a pooling window slightly late, since members within a relative
+    1e-13 of each other count as tied.
     """
     for left, right in boundaries(model, start, end).tolist():
         distance = float(torch.maximum(left - trace.t, trace.t - right).min())
@@ -115,7 +116,7 @@ def assert_complete(model, start, end, trace):
 
 
 class Block(nn.Module):
-    """Residual or concatenating block whose one activation module is called twice."""
+    """Residual or concatenating block whose activation module is called twice."""
 
     def __init__(self, layer, act, mode):
         super().__init__()
@@ -170,7 +171,7 @@ def small_residual(seed=0, act=nn.ReLU, mode="add", pool=nn.AvgPool2d, channels=
 
 @st.composite
 def networks(draw):
-    """A random network and the two ends of a segment."""
+    """Draw a network and the two ends of a segment."""
     seed = draw(st.integers(0, 10**6))
     act = draw(st.sampled_from(ACTIVATIONS))
     kind = draw(st.sampled_from(["mlp", "add", "cat"]))
@@ -203,7 +204,7 @@ def networks(draw):
 
 
 class Functional(nn.Module):
-    """A function as a network."""
+    """A network that applies a function."""
 
     def __init__(self, function):
         super().__init__()
@@ -214,7 +215,7 @@ class Functional(nn.Module):
 
 
 class Depthwise(nn.Module):
-    """Depthwise and pointwise convolutions, a shuffle of channels, overlapping max pooling."""
+    """Depthwise and pointwise convolutions, a channel shuffle, and overlapping max pooling."""
 
     def __init__(self, act=nn.ReLU):
         super().__init__()
@@ -230,7 +231,7 @@ class Depthwise(nn.Module):
 
 @st.composite
 def hostile_networks(draw):
-    """A depthwise network or an MLP, and a segment that begins, ends or runs on boundaries."""
+    """Draw a depthwise network or an MLP, and a segment that often touches boundaries."""
     torch.manual_seed(draw(st.integers(0, 10**6)))
     if draw(st.booleans()):
         net, start, end = Depthwise(draw(st.sampled_from(ACTIVATIONS))), *torch.randn(2, 2, 4, 4)

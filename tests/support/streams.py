@@ -1,4 +1,4 @@
-"""Batches of one site, as measures receive them."""
+"""Batches of a site, in the form that measures receive."""
 
 from nlbench.probes.sites.site import Site, SiteBatch
 
@@ -8,19 +8,16 @@ def batches_of(x, y, size):
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-def shown(place, x, y, batch=0, unreduced=()):
-    """Observe a batch of a site."""
+def site_batch(place, x, y, batch=0, unreduced=()):
+    """Build a batch of a site."""
     return SiteBatch(Site(place, "relu", 0, x.shape[1:], 1), batch, x, y, dict(unreduced))
 
 
 def read(measure, batches):
-    """Feed the batches of one site to a measure, and return its result.
-
-    What it asks of the unreduced tensors is taken of the same ones, flattened.
-    """
+    """Feed the batches of a site to a measure, and return its result."""
     measure.reset()
     for index, (x, y) in enumerate(batches):
-        numbers = {name: (take(x), take(y)) for name, take in measure.unreduced.items()}
+        unreduced = {name: (reduce(x), reduce(y)) for name, reduce in measure.unreduced.items()}
         x, y = x.flatten(1), y.flatten(1)
-        measure.update(shown("act", x, y, index, numbers))
+        measure.update(site_batch("act", x, y, index, unreduced))
     return measure.compute()

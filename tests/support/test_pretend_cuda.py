@@ -1,4 +1,4 @@
-"""Devices of tensors and numbers of synchronisations, on a simulated GPU."""
+"""Results, tensor devices and synchronisation counts on a simulated GPU."""
 
 import copy
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 import torch
 from pretend_cuda import PretendCuda
 from pretend_mps import PretendMps
-from programs import record_checked_program as recorded
+from programs import record_checked_program
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.data import TensorDataset
@@ -82,36 +82,40 @@ def cuda():
 
 
 @pytest.mark.parametrize("build", [pooled, smooth, Residual])
-def test_every_measure_gives_what_it_gives_on_the_cpu(build, monkeypatch):
-    # Of threads that share sites as many also where there are fewer cores.
+def test_every_measure_agrees_with_the_cpu(build, monkeypatch):
+    # The same number of measuring threads on machines with fewer cores.
     monkeypatch.setattr(sites, "measure_threads", lambda device: 3 if device.type == "cuda" else 1)
     torch.manual_seed(0)
     model, inputs = build().eval(), torch.rand(160, 3, 8, 8)
-    here = nlbench.evaluate(model, inputs, MEASURES, settings=FEW_LINES)
+    on_cpu = nlbench.evaluate(model, inputs, MEASURES, settings=FEW_LINES)
     with PretendCuda():
-        there = nlbench.evaluate(
+        on_gpu = nlbench.evaluate(
             copy.deepcopy(model).to("cuda"), inputs.to("cuda"), MEASURES, settings=FEW_LINES
         )
-    assert {record.machine.device for record in there.records} == {"cuda:0"}
-    for record in here.records:
-        name, found = record.measure.name, there[record.measure.name]
-        assert found.status == record.result.status, f"{name}: {found.reason}"
-        assert found.summary == pytest.approx(record.result.summary, rel=1e-9, abs=1e-12), name
+    assert {record.machine.device for record in on_gpu.records} == {"cuda:0"}
+    assert_same_results(on_gpu, on_cpu, rel=1e-9)
+
+
+def assert_same_results(run, expected, rel=1e-12):
+    for record in expected.records:
+        name, result = record.measure.name, run[record.measure.name]
+        assert result.status == record.result.status, f"{name}: {result.reason}"
+        assert result.summary == pytest.approx(record.result.summary, rel=rel, abs=1e-12), name
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
-def test_a_segment_is_traced_where_the_model_is(cuda, method):
+def test_a_segment_is_traced_on_the_device_of_the_model(cuda, method):
     torch.manual_seed(0)
     model, (start, end) = pooled().eval(), torch.rand(2, 3, 8, 8)
     end = start + (end - start) / 16
-    there = trace_segment(
+    on_gpu = trace_segment(
         copy.deepcopy(model).to("cuda"), start.to("cuda"), end.to("cuda"), method=method
     )
-    here = trace_segment(model, start, end, method=method)
-    assert there.values.is_cuda
-    assert there.regions == here.regions
-    torch.testing.assert_close(there.t.cpu(), here.t, rtol=0, atol=1e-12)
-    torch.testing.assert_close(there.values.cpu(), here.values, rtol=1e-12, atol=1e-12)
+    on_cpu = trace_segment(model, start, end, method=method)
+    assert on_gpu.values.is_cuda
+    assert on_gpu.regions == on_cpu.regions
+    torch.testing.assert_close(on_gpu.t.cpu(), on_cpu.t, rtol=0, atol=1e-12)
+    torch.testing.assert_close(on_gpu.values.cpu(), on_cpu.values, rtol=1e-12, atol=1e-12)
 
 
 def test_tensors_of_two_devices_do_not_mix(cuda):
@@ -121,7 +125,7 @@ def test_tensors_of_two_devices_do_not_mix(cuda):
         torch.zeros(3, device="cuda").numpy()
 
 
-def test_waiting_is_counted_with_the_line_that_waits(cuda):
+def test_synchronisations_are_counted_by_operation(cuda):
     values = torch.arange(4.0).to("cuda")
     cuda.reset()
     values.sum().item()
@@ -140,12 +144,12 @@ def test_site_measures_wait_at_most_four_times_a_site_and_batch(cuda):
         assert not run.failed
         return sum(cuda.waits.values())
 
-    # Two sites; what is waited for once a run cancels out.
+    # Synchronisations once per run cancel out.
     batches, sites = 2, 2
     assert waits(256) - waits(128) <= 4 * batches * sites
 
 
-def test_the_model_is_left_on_its_device_as_it_was(cuda):
+def test_the_model_stays_unchanged_on_its_device(cuda):
     model = smooth().eval().to("cuda")
     before = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     nlbench.evaluate(model, torch.rand(32, 3, 8, 8).to("cuda"), MEASURES, settings=FEW_LINES)
@@ -155,7 +159,7 @@ def test_the_model_is_left_on_its_device_as_it_was(cuda):
 
 
 class Deep(nn.Sequential):
-    """Layers of ReLUs, one after another."""
+    """A perceptron with several layers of ReLUs."""
 
     def __init__(self, layers):
         parts = [nn.Linear(6, 16)]
@@ -165,7 +169,7 @@ class Deep(nn.Sequential):
 
 
 def waits_of(cuda, build, shape, run):
-    """Count the synchronisations of a pass, without those of its first run."""
+    """Count the synchronisations of the second of two runs."""
     torch.manual_seed(0)
     model, (start, end) = build().double().eval().to("cuda"), torch.rand(2, *shape).double()
     run = run(model, start.to("cuda"), end.to("cuda"))
@@ -178,54 +182,53 @@ def waits_of(cuda, build, shape, run):
 def exactly(limit=None):
     def prepared(model, start, end):
         points = torch.stack([start, end])
-        program = recorded(model, points)
+        program = record_checked_program(model, points)
         needs = measure_point_memory(program, points)
         return lambda: list(trace_exactly(program, [(start, end)], limit=limit, needs=needs))
 
     return prepared
 
 
-def test_exact_tracing_waits_at_most_five_times_a_bending_layer(cuda):
+def test_exact_tracing_waits_at_most_five_times_per_activation_layer(cuda):
     one, four = (waits_of(cuda, lambda n=n: Deep(n), (6,), exactly()) for n in (1, 4))
     assert 0 < four - one <= 5 * 3
 
 
-def test_exact_tracing_waits_at_most_five_times_a_pooling_and_for_a_chunk(cuda):
-    def without():
+def test_exact_tracing_waits_at_most_five_times_per_pooling(cuda):
+    def without_pooling():
         return nn.Sequential(pooled()[0], nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 5))
 
-    def pooling():
+    def with_pooling():
         return nn.Sequential(pooled()[0], nn.ReLU(), nn.MaxPool2d(4), nn.Flatten())
 
-    bare, more = (waits_of(cuda, build, (3, 8, 8), exactly()) for build in (without, pooling))
-    assert more - bare <= 5
-    parts = waits_of(cuda, lambda: Deep(4), (6,), exactly(limit=4))
-    whole = waits_of(cuda, lambda: Deep(4), (6,), exactly())
-    regions = trace_segment(*traced(Deep(4))).regions
-    # No more chunks than regions, each through four layers at most, and put together.
-    assert parts - whole <= regions * (5 * 4 + 3)
+    networks = (without_pooling, with_pooling)
+    without, pooling = (waits_of(cuda, build, (3, 8, 8), exactly()) for build in networks)
+    assert pooling - without <= 5
 
 
-def traced(model):
+def test_waits_of_exact_tracing_in_chunks_are_bounded(cuda):
+    in_chunks = waits_of(cuda, lambda: Deep(4), (6,), exactly(limit=4))
+    at_once = waits_of(cuda, lambda: Deep(4), (6,), exactly())
     torch.manual_seed(0)
-    model = type(model)(4).double().eval()
-    return model, *torch.rand(2, 6).double()
+    regions = trace_segment(Deep(4).double().eval(), *torch.rand(2, 6).double()).regions
+    # At most one chunk per region, each through at most four layers, plus their concatenation.
+    assert in_chunks - at_once <= regions * (5 * 4 + 3)
 
 
-def test_estimates_wait_four_times_a_halving_however_many_layers_bend(cuda):
+def test_estimates_wait_four_times_per_halving_for_any_number_of_layers(cuda):
     def poolings(count):
         pools = (nn.MaxPool2d(2, 1) for _ in range(count))
         last = nn.Linear(2 * (4 - count) ** 2, 2)
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), *pools, nn.Flatten(), last)
 
-    def estimated(*given):
-        return lambda: estimate_segment(*given, evaluations=33, dtype=torch.float64)
+    def estimated(*segment):
+        return lambda: estimate_segment(*segment, evaluations=33, dtype=torch.float64)
 
     for build, shape in ((Deep, (6,)), (poolings, (1, 6, 6))):
-        one, many = (waits_of(cuda, partial(build, n), shape, estimated) for n in (1, 3))
-        # Each grid: crossings, which of them coincide, their number, finiteness of the outputs.
-        assert abs(many - one) <= 1
-        assert many <= 4 * 3 + 25
+        one, three = (waits_of(cuda, partial(build, n), shape, estimated) for n in (1, 3))
+        # Per grid: crossings, which of them coincide, their number, finiteness of the outputs.
+        assert abs(three - one) <= 1
+        assert three <= 4 * 3 + 25
 
 
 def few_images():
@@ -234,60 +237,59 @@ def few_images():
     return Dataset("few", *[TensorDataset(images, labels)] * 2, (3, 8, 8), 5, (0.5,), (0.25,), "")
 
 
-def test_training_equals_the_cpus_with_two_waits_per_step(cuda):
-    # One number tells whether the loss is finite, one transfer how many are right.
+def test_training_agrees_with_the_cpu_with_two_waits_per_step(cuda):
+    # One for the finiteness of the loss, one for the number of correct predictions.
     recipe = replace(vanilla, batch_size=8, epochs=2)
-    there = train(smooth, few_images(), recipe, device="cuda")
-    waited = cuda.waits.total()
-    here = train(smooth, few_images(), recipe)
-    assert [e.loss for e in there.history] == pytest.approx([e.loss for e in here.history], 1e-12)
-    for name, tensor in here.model.state_dict().items():
-        found = there.model.state_dict()[name]
-        assert found.is_cuda
-        torch.testing.assert_close(found.cpu(), tensor, rtol=1e-12, atol=1e-12)
+    on_gpu = train(smooth, few_images(), recipe, device="cuda")
+    waits = cuda.waits.total()
+    on_cpu = train(smooth, few_images(), recipe)
+    losses = [[epoch.loss for epoch in result.history] for result in (on_gpu, on_cpu)]
+    assert losses[0] == pytest.approx(losses[1], 1e-12)
+    for name, tensor in on_cpu.model.state_dict().items():
+        trained = on_gpu.model.state_dict()[name]
+        assert trained.is_cuda
+        torch.testing.assert_close(trained.cpu(), tensor, rtol=1e-12, atol=1e-12)
     cuda.reset()
     train(smooth, few_images(), replace(recipe, epochs=4), device="cuda")
-    steps, looks = 2 * 3, 2 * 2
-    # Each epoch ends with a look at a split or two, a batch each.
-    assert cuda.waits.total() - waited <= 2 * steps + 2 * looks
+    # Two more epochs of three steps, each evaluated on at most two splits of one batch.
+    steps, evaluations = 2 * 3, 2 * 2
+    assert cuda.waits.total() - waits <= 2 * steps + 2 * evaluations
 
 
-def test_a_run_on_the_device_gives_what_one_on_the_cpu_gives(tmp_path):
+def test_a_run_on_the_gpu_agrees_with_the_cpu(tmp_path):
     settings = {**FEW_LINES, "lines.radius": 0.5, "lines.budget": 0, "lines.evaluations": 64}
     few = {"samples": 2, "traced": 1, "directions": 2}
     settings |= {f"local-complexity.{name}": value for name, value in few.items()}
     request = Request(("*",), ("vgg8",), samples=12, data=("digits",), settings=settings)
-    here = run(request, tmp_path / "cpu")
+    on_cpu = run(request, tmp_path / "cpu")
     with PretendCuda():
-        there = run(replace(request, device="cuda"), tmp_path / "cuda")
-    assert {r.machine.device for r in there.records} == {"cuda"}
-    assert there.records[0].machine.environment["device_name"] == "Pretended GPU"
-    for record in here.records:
-        name, found = record.measure.name, there[record.measure.name]
-        assert found.status == record.result.status, f"{name}: {found.reason}"
-        # They need more samples, and exact breakpoints.
-        assert found.status == ("undefined" if name in ("r2", "regions") else "ok")
-        assert found.summary == pytest.approx(record.result.summary, rel=1e-12, abs=1e-12), name
+        on_gpu = run(replace(request, device="cuda"), tmp_path / "cuda")
+    assert {r.machine.device for r in on_gpu.records} == {"cuda"}
+    assert on_gpu.records[0].machine.environment["device_name"] == "Pretended GPU"
+    assert_same_results(on_gpu, on_cpu)
+    # r2 needs more samples, regions needs exact breakpoints.
+    undefined = {r.measure.name for r in on_gpu.records if r.result.status != "ok"}
+    assert undefined == {"r2", "regions"}
 
 
-def test_derivatives_are_what_they_are_on_the_cpu(cuda):
+def test_derivatives_agree_with_the_cpu(cuda):
     x, weight = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
 
     def gradients(device):
-        given = weight.clone().to(device).requires_grad_()
-        spread = torch.ones(3, dtype=torch.float64).to(device).requires_grad_()
-        loss = ((x.to(device) @ given.T + spread).tanh() ** 2).sum() * spread.sum()
+        w = weight.clone().to(device).requires_grad_()
+        bias = torch.ones(3, dtype=torch.float64).to(device).requires_grad_()
+        loss = ((x.to(device) @ w.T + bias).tanh() ** 2).sum() * bias.sum()
         loss.backward()
-        (first,) = torch.autograd.grad((given**3).sum(), given, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), given)
-        return [one.cpu() for one in (given.grad, spread.grad, second)]
+        (first,) = torch.autograd.grad((w**3).sum(), w, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), w)
+        return [gradient.cpu() for gradient in (w.grad, bias.grad, second)]
 
-    for there, here in zip(gradients("cuda"), gradients("cpu"), strict=True):
-        torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)
+    for on_gpu, on_cpu in zip(gradients("cuda"), gradients("cpu"), strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-12, atol=1e-12)
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer and a linear one on its last step."""
+    """A recurrent layer, and a linear layer on its last step."""
 
     def __init__(self, kind):
         super().__init__()
@@ -301,21 +303,21 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_are_differentiated_without_cudnn(kind):
     torch.manual_seed(0)
     model, inputs = Recurrent(kind).eval().double(), torch.randn(12, 4, 5, dtype=torch.float64)
-    here = nlbench.evaluate(model, inputs, ["nlc"])["nlc"]
+    on_cpu = nlbench.evaluate(model, inputs, ["nlc"])
     with PretendCuda():
-        there = nlbench.evaluate(copy.deepcopy(model).to("cuda"), inputs.to("cuda"), ["nlc"])["nlc"]
-    assert (here.status, there.status) == ("ok", "ok"), there.reason
-    assert there.summary == pytest.approx(here.summary, rel=1e-12)
+        on_gpu = nlbench.evaluate(copy.deepcopy(model).to("cuda"), inputs.to("cuda"), ["nlc"])
+    assert on_gpu["nlc"].status == "ok", on_gpu["nlc"].reason
+    assert_same_results(on_gpu, on_cpu)
 
 
-def test_a_layer_of_cudnn_is_differentiated_without_it():
-    used = []
+def test_a_cudnn_layer_is_differentiated_without_cudnn():
+    uses = []
 
     class Layer(nn.RNN):
-        """Raise PyTorch's error for layers of cuDNN."""
+        """A layer that raises PyTorch's error for cuDNN layers."""
 
         def forward(self, x):
-            used.append(torch.backends.cudnn.enabled)
+            uses.append(torch.backends.cudnn.enabled)
             if torch.backends.cudnn.enabled and forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(
                     "Trying to use forward AD with _cudnn_rnn that does not support it because it "
@@ -330,14 +332,14 @@ def test_a_layer_of_cudnn_is_differentiated_without_it():
     model.layer.load_state_dict(plain.layer.state_dict())
     x, v = torch.randn(2, 6, 4, 5, dtype=torch.float64)
     before = torch.backends.cudnn.enabled
-    found, expected = (directional_derivative(one, x, v) for one in (model, plain))
-    assert used == [True, False]
+    derivatives = directional_derivative(model, x, v)
+    assert uses == [True, False]
     assert torch.backends.cudnn.enabled == before
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    expected = directional_derivative(plain, x, v)
+    torch.testing.assert_close(derivatives, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_tensor_that_is_turned_in_place_has_another_shape(cuda):
+def test_a_tensor_transposed_in_place_changes_shape(cuda):
     x = torch.arange(6.0).reshape(2, 3).to("cuda")
     x.transpose_(0, 1)
     assert x.shape == (3, 2)
@@ -350,22 +352,19 @@ def test_every_probe_works_without_float64(build):
     model, inputs, labels = build().eval(), torch.rand(24, 3, 8, 8), torch.arange(24) % 5
     settings = {**FEW_LINES, "lines.radius": 0.5, "pathlength.empirical": True}
     measures = [*MEASURES, "accuracy"]
-    here = nlbench.evaluate(model, inputs, measures, settings=settings, labels=labels)
+    on_cpu = nlbench.evaluate(model, inputs, measures, settings=settings, labels=labels)
     with PretendMps():
-        given = copy.deepcopy(model).to("mps"), inputs.to("mps"), measures
-        there = nlbench.evaluate(*given, settings=settings, labels=labels)
-    assert {record.machine.device for record in there.records} == {"mps:0"}
-    for record in here.records:
-        name, found = record.measure.name, there[record.measure.name]
-        assert found.status == record.result.status, f"{name}: {found.reason}"
-        assert found.summary == pytest.approx(record.result.summary, rel=1e-12, abs=1e-12), name
+        arguments = copy.deepcopy(model).to("mps"), inputs.to("mps"), measures
+        on_gpu = nlbench.evaluate(*arguments, settings=settings, labels=labels)
+    assert {record.machine.device for record in on_gpu.records} == {"mps:0"}
+    assert_same_results(on_gpu, on_cpu)
 
 
-DOUBLES = {
-    "traced": lambda model, x: trace_segment(model, x[0], x[1]).values,
-    "traced in float32": lambda m, x: trace_segment(m, x[0], x[1], dtype=torch.float32).values,
-    "estimated": lambda model, x: estimate_segment(model, x[0], x[1], evaluations=65).values,
-    "drawn": lambda model, x: plane(model, x[:2], size=4).outputs,
+FUNCTIONS = {
+    "trace": lambda model, x: trace_segment(model, x[0], x[1]).values,
+    "trace in float32": lambda m, x: trace_segment(m, x[0], x[1], dtype=torch.float32).values,
+    "estimate": lambda model, x: estimate_segment(model, x[0], x[1], evaluations=65).values,
+    "plane": lambda model, x: plane(model, x[:2], size=4).outputs,
     "directions": lambda model, x: direction_paths(x[:2], 2, 1.0),
     "gradients": lambda m, x: direction_paths(x[:2], 2, 1.0, kind="gradient", model=m),
     "noise": lambda model, x: noise_paths(x, 1, 2, 0),
@@ -373,20 +372,20 @@ DOUBLES = {
 }
 
 
-@pytest.mark.parametrize("name", DOUBLES)
-def test_what_is_called_from_python_does_without_double_precision_too(name):
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_work_without_float64(name):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.rand(3, 6)
-    here = DOUBLES[name](model, x)
+    on_cpu = FUNCTIONS[name](model, x)
     with PretendMps():
-        there = DOUBLES[name](model.to("mps"), x.to("mps")).cpu()
-    torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)
+        on_gpu = FUNCTIONS[name](model.to("mps"), x.to("mps")).cpu()
+    torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-12, atol=1e-12)
 
 
 SCORES = {
     "affinity": affinity_score,
     "affinity of few samples": lambda x, y: affinity_score(x[:3].repeat(1, 3), y[:3].repeat(1, 3)),
-    "r2 of columns that depend on each other": lambda x, y: r2_score(
+    "r2 of dependent columns": lambda x, y: r2_score(
         torch.cat([x, x[:, :2].sum(1, keepdim=True)], 1), y
     ),
     "cross-validated r2": lambda x, y: r2_score(x, y, kind="crossvalidated"),
@@ -395,11 +394,11 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_of_tensors_of_the_device_is_one_of_the_device(cuda, name):
+def test_a_score_is_on_the_device_of_its_inputs(cuda, name):
     x = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = SCORES[name](x.to("cuda"), x.relu().to("cuda"))
-    assert found.is_cuda
-    assert float(found) == pytest.approx(float(SCORES[name](x, x.relu())), rel=1e-12)
+    score = SCORES[name](x.to("cuda"), x.relu().to("cuda"))
+    assert score.is_cuda
+    assert float(score) == pytest.approx(float(SCORES[name](x, x.relu())), rel=1e-12)
 
 
 def test_float64_on_mps_is_refused_early(tmp_path):
@@ -414,9 +413,9 @@ def test_gpu_generator_has_streams_and_is_restored(pretended, kind):
         device, module = torch.device(kind), getattr(torch, kind)
         before = module.get_rng_state()
         with RandomStream("one", device).active():
-            of_one = module.get_rng_state()
+            state = module.get_rng_state()
         with RandomStream("another", device).active():
-            assert not torch.equal(module.get_rng_state(), of_one)
+            assert not torch.equal(module.get_rng_state(), state)
         assert torch.equal(module.get_rng_state(), before)
         known = rng_state(device)
         with preserve_rng_state(device):
@@ -427,20 +426,20 @@ def test_gpu_generator_has_streams_and_is_restored(pretended, kind):
 
 @pytest.mark.parametrize("precision", ["native", "bfloat16"])
 def test_run_in_processes_does_not_initialise_cuda(tmp_path, monkeypatch, precision):
-    # As its own process describes the GPU, and its workers use it.
+    # A subprocess describes the GPU, and only the workers use it.
     def refuse(*args):
-        pytest.fail("the supervisor took the GPU into use")
+        pytest.fail("the supervisor initialised the GPU")
 
-    class Described(Exception):
-        """Where the run would start its workers."""
+    class DescriptionRequested(Exception):
+        """Ends the run before it starts workers."""
 
-    def described(device, precision):
-        raise Described(device, precision)
+    def request_description(device, precision):
+        raise DescriptionRequested(device, precision)
 
     with PretendCuda(), monkeypatch.context() as patch:
         for name in ("init", "current_device", "get_device_properties", "is_bf16_supported"):
             patch.setattr(torch.cuda, name, refuse)
-        patch.setattr(Machine, "at_in_subprocess", described)
+        patch.setattr(Machine, "at_in_subprocess", request_description)
         request = Request(("norm",), ("vgg8",), device="cuda", precision=precision)
-        with pytest.raises(Described, match=f"cuda.*{precision}"):
+        with pytest.raises(DescriptionRequested, match=f"cuda.*{precision}"):
             run(request, tmp_path / "run", execution=ExecutionOptions(executor="processes"))

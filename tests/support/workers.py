@@ -1,4 +1,4 @@
-"""Workers forked from a process with PyTorch, so that none has to import it."""
+"""Workers forked from a process with PyTorch imported, to save each worker the import."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def _work(connection, threads, environment, paths):
 
 
 class ForkedWorker:
-    """The part of `subprocess.Popen` that a supervisor needs."""
+    """A forked worker with the part of `subprocess.Popen` that a supervisor uses."""
 
     def __init__(self, command, *, pass_fds, env, **options):
         connection = Connection(os.dup(pass_fds[0]))
@@ -35,7 +35,7 @@ class ForkedWorker:
         self._process.start()
         connection.close()
         self.pid = self._process.pid
-        # A supervisor ends a group.
+        # A supervisor kills the worker's process group, so wait until it exists.
         with contextlib.suppress(ProcessLookupError):
             while self.poll() is None and os.getpgid(self.pid) != self.pid:
                 time.sleep(0.001)
@@ -52,6 +52,6 @@ class ForkedWorker:
 
 
 def fork_workers(monkeypatch):
-    """Fork the workers of supervisors for the rest of a test."""
-    started = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr(supervisor, "subprocess", started)
+    """Make supervisors fork their workers for the rest of a test."""
+    replacement = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(supervisor, "subprocess", replacement)

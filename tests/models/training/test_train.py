@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from commands import started
+from commands import running
 from safetensors import safe_open
 
 from nlbench import registry
@@ -317,7 +317,7 @@ def test_ctrl_c_leaves_the_state_and_prints_how_to_resume(tmp_path):
         "--device", "cpu", "--data", "synthetic", "--set", "synthetic.size=48",
         "--set", "synthetic.test_size=16", "--out", file,
     )  # fmt: skip
-    with started(*command, cwd=tmp_path, out=tmp_path / "out", error=tmp_path / "err") as process:
+    with running(*command, cwd=tmp_path, out=tmp_path / "out", error=tmp_path / "err") as process:
         while not (tmp_path / "cut.training/state").exists() and process.is_alive():
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import call, started
+from commands import call, running
 from hostile import write_plugin
 from safetensors.torch import save_file
 
@@ -425,7 +425,7 @@ def test_interruption_keeps_cells_and_prints_the_command(tmp_path):
     command = (*command, "--weights", "init", "--out", "r")
     said = {"out": tmp_path / "out", "error": tmp_path / "error"}
     paths = [write_plugin(tmp_path / "plugin")]
-    with started(*command, cwd=tmp_path, paths=paths, **said) as process:
+    with running(*command, cwd=tmp_path, paths=paths, **said) as process:
         cells = tmp_path / "r" / "cells"
         while not list(cells.glob("*.json")):
             assert process.is_alive(), said["error"].read_text()

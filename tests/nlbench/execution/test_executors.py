@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from commands import started
+from commands import running
 from hostile import write_plugin
-from made_runs import made_run
+from made_runs import make_run
 from workers import fork_workers
 
 import nlbench
@@ -93,7 +93,7 @@ def test_cluster_stops_when_its_run_is_killed(plugin, tmp_path, cluster):
     def measuring():
         return [child for worker in workers for child in worker.children()]
 
-    with started(
+    with running(
         cwd=tmp_path,
         out=tmp_path / "out",
         error=tmp_path / "error",
@@ -213,7 +213,7 @@ def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
     assert list(missing) == ["b"]
     assert received(result) == []
     assert list(missing) == ["b"]
-    record = made_run(1, measures=("nlc",)).records[0]
+    record = make_run(1, measures=("nlc",)).records[0]
     assert received(record) == []
     record = replace(record, key="b")
     assert received(record) == [record]
@@ -272,7 +272,7 @@ def test_interrupted_run_leaves_no_process_and_resumes(plugin, tmp_path, executo
     if executor == "dask":
         pytest.importorskip("distributed")
     said = tmp_path / "error"
-    with started(
+    with running(
         "run", "--measures", "plain,waiting,drawing", "--model", "mini,mini2", "--weights", "init",
         "--samples", "16", "--seeds", "0,1", "--out", "r", "--executor", executor, "--workers", "2",
         "--no-report", "--progress", "none", cwd=tmp_path, out=tmp_path / "out", error=said,

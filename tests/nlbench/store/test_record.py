@@ -4,7 +4,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, Value
@@ -12,7 +12,7 @@ from nlbench.store.record import Record, RecordedMeasure
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
-    return made_record(
+    return make_record(
         key=key,
         subject={"model": model, "weights": "init", "data": "digits", "seed": seed},
         measure={"name": measure, "version": "1", "options": {}},

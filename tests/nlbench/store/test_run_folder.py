@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -24,7 +24,7 @@ from nlbench.store.table import COLUMNS
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
-    return made_record(
+    return make_record(
         key=key,
         subject={"model": model, "weights": "init", "data": "digits", "seed": seed, "key": "s"},
         measure={"name": measure, "version": "1", "options": {}},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import SAFETENSORS, linear, network, saved_with_torch
+from checkpoints import SAFETENSORS, linear, network, save_with_torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,21 +154,21 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, how)
     elif how == "old plain pickle":
         path.write_bytes(pickle.dumps(strike, protocol=2))
     elif how == "nested":
-        saved_with_torch(path, {"state_dict": linear().state_dict(), "extra": strike})
+        save_with_torch(path, {"state_dict": linear().state_dict(), "extra": strike})
     else:
-        saved_with_torch(path, strike, _use_new_zipfile_serialization=how == "zip")
+        save_with_torch(path, strike, _use_new_zipfile_serialization=how == "zip")
     assert_refused(path, "refused: it contains more than tensors and could run code on loading")
     assert not target.exists()
 
 
 def test_the_pickles_of_the_test_above_do_strike_when_trusted(tmp_path):
-    path = saved_with_torch(tmp_path / "net.pt", Strike(tmp_path / "struck"))
+    path = save_with_torch(tmp_path / "net.pt", Strike(tmp_path / "struck"))
     torch.load(path, weights_only=False)
     assert (tmp_path / "struck").is_dir()
 
 
 def test_a_whole_pickled_model_is_refused(tmp_path):
-    path = saved_with_torch(tmp_path / "net.pt", linear())
+    path = save_with_torch(tmp_path / "net.pt", linear())
     assert_refused(path, r"could run code on loading \(torch.nn.modules.linear.Linear\)")
 
 
@@ -191,7 +191,7 @@ def test_a_torchscript_program_is_refused(tmp_path):
     ],
 )
 def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
-    assert_refused(saved_with_torch(tmp_path / "net.pt", content), message)
+    assert_refused(save_with_torch(tmp_path / "net.pt", content), message)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +221,10 @@ def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
 def test_mismatched_state_dict_copies_nothing(tmp_path, change, message):
     state = {"weight": torch.full((2, 3), 9.0), "bias": torch.ones(2), **change}
     state = {name: tensor for name, tensor in state.items() if tensor is not None}
-    assert_refused(saved_with_torch(tmp_path / "net.pt", state), message)
+    assert_refused(save_with_torch(tmp_path / "net.pt", state), message)
 
 
 def test_a_counter_in_place_of_which_there_are_fractions_is_refused(tmp_path):
     state = {**network().state_dict(), "1.num_batches_tracked": torch.tensor(0.5)}
-    path = saved_with_torch(tmp_path / "net.pt", state)
+    path = save_with_torch(tmp_path / "net.pt", state)
     assert_refused(path, "has dtype torch.float32, expected torch.int64", network())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import SAFETENSORS, linear, network, saved_with_torch
+from checkpoints import SAFETENSORS, linear, network, save_with_torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_saving_where_nothing_can_be_written_is_refused_in_one_line(tmp_path):
 def test_torch_save_files_load_nested_or_not(tmp_path, zipped, wrap):
     first, second = network(), network()
     content = wrap(first.state_dict())
-    path = saved_with_torch(tmp_path / "net.pt", content, _use_new_zipfile_serialization=zipped)
+    path = save_with_torch(tmp_path / "net.pt", content, _use_new_zipfile_serialization=zipped)
     assert load_weights(second, path) == {}
     assert same_state(first, second)
 
@@ -98,7 +98,7 @@ def test_the_content_decides_and_not_the_suffix(tmp_path):
     path = tmp_path / "net.pth"
     path.write_bytes(SAFETENSORS)
     assert load_weights(linear(), path) == {"seed": "4"}
-    load_weights(linear(), saved_with_torch(tmp_path / "a.safetensors", linear().state_dict()))
+    load_weights(linear(), save_with_torch(tmp_path / "a.safetensors", linear().state_dict()))
 
 
 @pytest.mark.parametrize("start", [b"PK", b"\x80"])
@@ -114,13 +114,13 @@ def test_safetensors_is_recognised_with_any_header_length(tmp_path, start):
 def test_names_of_a_data_parallel_model_lose_their_prefix(tmp_path):
     first, second = linear(), linear()
     state = collections.OrderedDict(("module." + k, v) for k, v in first.state_dict().items())
-    load_weights(second, saved_with_torch(tmp_path / "net.pt", {"state_dict": state}))
+    load_weights(second, save_with_torch(tmp_path / "net.pt", {"state_dict": state}))
     assert same_state(first, second)
 
 
 def test_a_model_whose_own_names_begin_with_module_keeps_them(tmp_path):
     first, second = (nn.ModuleDict({"module": linear()}) for _ in range(2))
-    load_weights(second, saved_with_torch(tmp_path / "net.pt", first.state_dict()))
+    load_weights(second, save_with_torch(tmp_path / "net.pt", first.state_dict()))
     assert same_state(first, second)
 
 
@@ -147,14 +147,14 @@ LAYOUTS = {
 @pytest.mark.parametrize("wrap", LAYOUTS.values(), ids=LAYOUTS)
 def test_checkpoints_load_as_people_write_them(tmp_path, wrap):
     first, second = network(), network()
-    load_weights(second, saved_with_torch(tmp_path / "net.pt", wrap(first.state_dict())))
+    load_weights(second, save_with_torch(tmp_path / "net.pt", wrap(first.state_dict())))
     assert same_state(first, second)
 
 
 def test_prefixes_and_other_names_go_together(tmp_path):
     first, second = linear(), linear()
     state = {f"net.old_{k}": v for k, v in first.state_dict().items()}
-    path = saved_with_torch(tmp_path / "net.pt", state)
+    path = save_with_torch(tmp_path / "net.pt", state)
     load_weights(second, path, rename=lambda name: name.removeprefix("old_"))
     assert same_state(first, second)
 
@@ -164,7 +164,7 @@ def test_two_networks_in_one_checkpoint_are_not_chosen_from(tmp_path):
     state = {f"{k}.{n}": v for k in ("ema", "model") for n, v in model.state_dict().items()}
     content = {"pytorch-lightning_version": "2.4.0", "state_dict": state}
     with pytest.raises(RequestError, match=r"several networks that fit.*'ema\.\*' and 'model\.\*'"):
-        load_weights(network(), saved_with_torch(tmp_path / "net.pt", content))
+        load_weights(network(), save_with_torch(tmp_path / "net.pt", content))
 
 
 def test_extra_entries_are_refused_outside_trainer_checkpoints(tmp_path):
@@ -172,7 +172,7 @@ def test_extra_entries_are_refused_outside_trainer_checkpoints(tmp_path):
     state = {**{f"net.{n}": v for n, v in model.state_dict().items()}, "other": torch.ones(1)}
     before = state_hash(model)
     with pytest.raises(RequestError, match="doesn't fit the model"):
-        load_weights(model, saved_with_torch(tmp_path / "net.pt", state))
+        load_weights(model, save_with_torch(tmp_path / "net.pt", state))
     assert state_hash(model) == before
 
 
@@ -180,7 +180,7 @@ def test_old_checkpoints_without_the_batch_counter_load(tmp_path):
     first, second = network(), network()
     second[1].num_batches_tracked.fill_(7)
     state = {k: v for k, v in first.state_dict().items() if "tracked" not in k}
-    load_weights(second, saved_with_torch(tmp_path / "old.pt", state))
+    load_weights(second, save_with_torch(tmp_path / "old.pt", state))
     assert torch.equal(second[3].weight, first[3].weight)
     assert second[1].num_batches_tracked == 7
 

@@ -1,7 +1,7 @@
 """Cells of ladders: networks that don't fit are left out, and fits are those of their rung."""
 
 import pytest
-from made_records import made_record
+from made_records import make_record
 
 from nlbench.measure import Result
 from nlbench.store.manifest import Manifest
@@ -15,7 +15,7 @@ def run_of(model, data, fits):
     """One cell for each training, with what its checkpoint records."""
     prefix = f"{model.replace('/', '-')}-{data}"
     records = [
-        made_record(
+        make_record(
             key=name,
             subject={
                 "model": model,

@@ -1,7 +1,7 @@
 """The studies of linearised networks: verdicts follow from recorded cells."""
 
 import pytest
-from made_records import made_record
+from made_records import make_record
 
 from nlbench import registry
 from nlbench.measure import Result, Value
@@ -29,7 +29,7 @@ def cells(model, mode, omega, seed, accuracy, length, linear, *, noise=0.0, epoc
             if measure == "linear-units"
             else ()
         )
-        yield made_record(
+        yield make_record(
             key=f"{model}-{mode}-{omega}-{seed}-{noise}-{measure}",
             subject={
                 "model": model,

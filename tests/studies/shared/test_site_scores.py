@@ -2,13 +2,13 @@
 
 import math
 
-from made_signatures import made_signatures
+from made_signatures import make_signatures
 
 from nlbench.studies.shared.site_scores import signatures, site_scores
 
 
 def test_rows_have_the_seed_of_the_training():
-    run = made_signatures(
+    run = make_signatures(
         {
             ("vgg8", "file", "digits", 3): {"a": 0.5, "b": None},
             ("vgg8", "calibrated", "digits", 1): {"a": 0.9},
@@ -26,6 +26,6 @@ def test_rows_have_the_seed_of_the_training():
 
 
 def test_other_measures_and_statistics_are_left_out():
-    run = made_signatures({("vgg8", "file", "digits", 0): {"a": 0.5}})
+    run = make_signatures({("vgg8", "file", "digits", 0): {"a": 0.5}})
     assert site_scores(run, "cka").empty
     assert list(site_scores(run, statistic="std").value) == [0.01]

@@ -1,10 +1,10 @@
-"""Recording is checked against the network itself, and refusals by what they name."""
+"""Recorded programs are compared with the network, and their sites with those of `sites`."""
 
 import copy
 
 import pytest
 import torch
-from programs import Net, assert_reproduces, record_checked_program, recorded
+from programs import Net, assert_reproduces, record_checked_program, record_network
 from torch import nn
 from torch.nn import functional as F
 
@@ -134,7 +134,7 @@ def test_writes_are_seen_through_aliases(forward):
 
 def test_aliases_without_a_sample_axis_are_refused():
     with pytest.raises(UnsupportedOperation, match=r"memory was changed|batch axis"):
-        recorded(Net(_into_a_slice), 4)
+        record_network(Net(_into_a_slice), 4)
 
 
 def test_a_constant_changed_after_it_was_read_is_refused():
@@ -145,7 +145,7 @@ def test_a_constant_changed_after_it_was_read_is_refused():
         return x * scale
 
     with pytest.raises(UnsupportedOperation, match="changes a constant"):
-        recorded(Net(forward), 2)
+        record_network(Net(forward), 2)
 
 
 def test_sites_are_named_by_module_and_call():
@@ -160,7 +160,7 @@ def test_sites_are_named_by_module_and_call():
             return self.pool(F.relu(F.relu6(F.relu(x, inplace=True) - 1)))
 
     net = Net(lambda m, x: F.max_pool2d(F.relu(m.b(x)), 2), b=Branch())
-    _, program = recorded(net, 1, 4, 4)
+    _, program = record_network(net, 1, 4, 4)
     assert program.sites == (
         "b.relu",
         "b.relu:1",
@@ -176,7 +176,7 @@ def test_sites_are_named_by_module_and_call():
 def test_sites_are_named_as_in_the_probe_sites():
     inner = Net(lambda m, x: F.relu(m.act(m.act(x)) + F.relu6(x)), act=nn.LeakyReLU())
     net = nn.Sequential(nn.Linear(3, 3), nn.PReLU(), inner, nn.Hardtanh(), inner)
-    _, program = recorded(net, 3)
+    _, program = record_network(net, 3)
     assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
 
 
@@ -196,8 +196,8 @@ class Pool(nn.MaxPool1d):
 
 def test_subclasses_are_named_by_their_module():
     net = nn.Sequential(Leak(), Pool(2), Twice())
-    _, program = recorded(net, 3, 4)
-    # Two ReLUs in a module of its own are one activation, here in two pieces.
+    _, program = record_network(net, 3, 4)
+    # The two ReLUs called inside `Twice` are sites of their own.
     assert program.sites == ("0", "1", "2/relu", "2/relu:1")
 
 
@@ -206,7 +206,7 @@ def test_sparsified_relus_are_named_as_in_the_probe_sites(layerwise):
     relu = nn.ReLU()
     net = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4), relu, Net(lambda m, x: F.relu(x)))
     net = sparsify(net, layerwise=layerwise)
-    _, program = recorded(net, 3)
+    _, program = record_network(net, 3)
     assert program.sites == ("1.0", "1.1", "4.relu")
     assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
 
@@ -219,7 +219,7 @@ def test_a_caught_error_keeps_the_names():
             return F.relu(x)
 
     net = Net(lambda m, x: m.inner(x), inner=Net(attempt, wrong=nn.Linear(9, 9)))
-    _, program = recorded(net, 3)
+    _, program = record_network(net, 3)
     assert program.sites == ("inner/relu",)
 
 
@@ -236,7 +236,7 @@ def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
         net.register_forward_pre_hook(lambda module, inputs: (F.relu(inputs[0]),))
     else:
         net.register_forward_hook(lambda module, inputs, output: F.relu(output - 1))
-    _, program = recorded(net, 3)
+    _, program = record_network(net, 3)
     assert sorted(program.sites) == ["1", "relu"]
 
 
@@ -314,7 +314,7 @@ def test_a_constant_changed_after_a_product_from_the_left_is_refused():
         return y
 
     with pytest.raises(UnsupportedOperation, match="it changes a constant that was read before"):
-        recorded(Net(forward), 4)
+        record_network(Net(forward), 4)
 
 
 def test_negative_outputs_agree_up_to_rounding():
@@ -329,25 +329,25 @@ def test_networks_with_negative_outputs_agree_up_to_rounding():
     assert not is_same(x * (1 + 1e-2), x, torch.float32)
 
 
-def test_mixing_is_seen_despite_a_large_constant():
+def test_mixing_is_detected_despite_a_large_constant():
     def forward(m, x):
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h - h.mean(0, keepdim=True) + 2 * h
 
     with pytest.raises(UnsupportedOperation, match="mean at the network: it mixes the samples"):
-        recorded(Net(forward), 4)
+        record_network(Net(forward), 4)
 
 
-def test_a_wrong_program_is_seen_despite_a_large_constant():
+def test_a_wrong_program_is_detected_despite_a_large_constant():
     def forward(m, x):
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h + torch.randn(4).double()
 
     with pytest.raises(UnsupportedOperation, match="not reproduce"):
-        recorded(Net(forward), 4)
+        record_network(Net(forward), 4)
 
 
-def test_outputs_that_are_nothing_but_rounding_are_accepted():
+def test_outputs_that_are_only_rounding_are_accepted():
     assert_reproduces(Net(lambda m, x: F.relu((x + 1000) - 1000 - x)), 4)
     assert_reproduces(Net(lambda m, x: m.a(x) * 3 - m.a(x * 3), a=nn.Linear(4, 4, bias=False)), 4)
 

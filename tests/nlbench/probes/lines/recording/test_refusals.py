@@ -1,8 +1,8 @@
-"""Networks of which no program can be made: one line that names operation and place."""
+"""Networks that can't be recorded: the error names operation and place in one line."""
 
 import pytest
 import torch
-from programs import Net, assert_reproduces, recorded
+from programs import Net, assert_reproduces, record_network
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,14 +17,14 @@ def test_a_model_of_complex_numbers_is_refused():
     net = Net(lambda m, x: F.relu(x * m.w.abs()))
     net.w = nn.Parameter(torch.tensor([3 + 4j, 1j, 2 + 0j]))
     with pytest.raises(RequestError, match="complex numbers, expected real ones"):
-        recorded(net, 3)
+        record_network(net, 3)
 
 
 def test_a_model_without_weights_is_refused():
     with torch.device("meta"):
         net = nn.Linear(3, 2)
     with pytest.raises(RequestError, match="on the device meta: it has shapes, but no weights"):
-        recorded(net, 3)
+        record_network(net, 3)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_model_without_weights_is_refused():
         (lambda m, x: x.flip(0), "flip at the network: it mixes the samples"),
         (lambda m, x: x.unsqueeze(0), "unsqueeze at the network: it mixes the samples"),
         (lambda m, x: x.squeeze(0), "squeeze at the network: it moves or drops the batch axis"),
-        (lambda m, x: F.dropout(x), "dropout at the network: it draws at random"),
+        (lambda m, x: F.dropout(x), "dropout at the network: it is random"),
         (lambda m, x: x + torch.randn(3).double(), "does not reproduce"),
         (lambda m, x: x * x.data.numpy()[0, 0], "depends on the values|not reproduce"),
         (lambda m, x: torch.where(x > 0, x, 0 * x), "gt at the network: not piecewise affine"),
@@ -86,7 +86,7 @@ def test_a_model_without_weights_is_refused():
 )
 def test_refusals_name_the_operation(function, message):
     with pytest.raises(UnsupportedOperation, match=message):
-        recorded(Net(function), 3)
+        record_network(Net(function), 3)
 
 
 def test_positions_of_maxima_may_be_made_but_not_used():
@@ -95,7 +95,7 @@ def test_positions_of_maxima_may_be_made_but_not_used():
     used = Net(lambda m, x: F.adaptive_max_pool1d(x, 2, **pool)[1] * 1.0)
     assert_reproduces(unused, 3, 6)
     with pytest.raises(UnsupportedOperation, match="positions of maxima"):
-        recorded(used, 3, 6)
+        record_network(used, 3, 6)
 
 
 def test_a_refusal_names_the_innermost_module():
@@ -103,14 +103,14 @@ def test_a_refusal_names_the_innermost_module():
         nn.Linear(3, 3), nn.ModuleDict({"mlp": nn.Sequential(nn.ReLU(), nn.SiLU())})["mlp"]
     )
     with pytest.raises(UnsupportedOperation) as caught:
-        recorded(net, 3)
+        record_network(net, 3)
     assert (caught.value.operation, caught.value.place) == ("silu", "1.1")
 
 
 def test_batch_norm_with_the_statistics_of_the_batch_is_refused():
     net = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(UnsupportedOperation, match=r"^batch_norm at 0: it uses the statistics"):
-        recorded(net, 3, 4)
+        record_network(net, 3, 4)
 
 
 def test_a_module_that_is_refused_keeps_no_hook():
@@ -124,7 +124,7 @@ def test_a_module_that_is_refused_keeps_no_hook():
 def test_attention_is_refused_as_a_whole():
     net = Net(lambda m, x: F.scaled_dot_product_attention(x, x, x))
     with pytest.raises(UnsupportedOperation, match=r"^scaled_dot_product_attention at"):
-        recorded(net, 4, 8)
+        record_network(net, 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_attention_is_refused_as_a_whole():
 )
 def test_a_network_that_cannot_be_used_is_refused(function, message):
     with pytest.raises((RequestError, Undefined), match=message):
-        recorded(Net(function), 3)
+        record_network(Net(function), 3)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -155,7 +155,7 @@ def test_an_assertion_of_the_network_is_one_line():
         return x
 
     with pytest.raises(RequestError, match=r"can't be run .*\(1, 3\): expected 7 features"):
-        recorded(Net(check), 3)
+        record_network(Net(check), 3)
 
 
 @pytest.mark.parametrize(
