@@ -140,7 +140,7 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
     All are trained equally long; late ones spend half of the epochs before linearisation.
     """
     name, epochs = ("quick", 1) if context.quick else ("plain", 30)
-    omegas = {mode: each[:1] if context.quick else each for mode, each in HARDER_OMEGAS.items()}
+    count = 1 if context.quick else None
     family = HARDER_MODEL.rpartition("-d")[0]
     files: dict[str, list[Path]] = {}
     for seed in context.seeds_or(8):
@@ -157,7 +157,7 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
                 epochs=2 * epochs if mode == "from-start" else epochs,
             )
             for mode in HARDER_OMEGAS
-            for omega in omegas[mode]
+            for omega in HARDER_OMEGAS[mode][:count]
         ]  # fmt: skip
     return files
 

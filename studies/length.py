@@ -66,7 +66,7 @@ class Length(Study):
         table = _table(runs["run"])
         he, large = (table[table.variance == variance] for variance in VARIANCES)
         networks = int(table.networks.min())
-        off = ((table["mean"] - table.theory) / table["standard error"]).abs().max()
+        error = ((table["mean"] - table.theory) / table["standard error"]).abs().max()
         growth = np.exp(np.polyfit(large.layer, np.log(large["mean"]), 1)[0])
         last = he.iloc[-1]
         ends = last["mean"] + 2 * last["standard error"] * np.array([-1, 1])
@@ -75,8 +75,8 @@ class Length(Study):
             Verdict(
                 "What is measured is what was derived",
                 "Π √(v / n) χ_B, B binomial",
-                f"at most {off:.1f} standard errors off, {len(table)} layers",
-                within(off, 0, 4),
+                f"at most {error:.1f} standard errors off, {len(table)} layers",
+                within(error, 0, 4),
                 f"{networks} networks, {PATHS} segments each",
             ),
             Verdict(

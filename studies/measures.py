@@ -157,18 +157,18 @@ def requests_of(
     if context.quick:
         settings["local-complexity.traced"] = 1
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
-    for each in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
+    for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         # A request measures every model with every set of weights.
         weights: dict[tuple[str, ...], list[str]] = {}
         for rung in ladder.rungs:
-            file = weights_of(context, rung, each[0])
+            file = weights_of(context, rung, group[0])
             weights.setdefault((rung.model,) if ladder.is_trained else (), []).append(file)
         for models, files in weights.items():
             yield {
                 "models": models or tuple(dict.fromkeys(rung.model for rung in ladder.rungs)),
                 "data": (ladder.data,),
                 "weights": tuple(dict.fromkeys(files)),
-                "seeds": each,
+                "seeds": group,
                 "samples": SAMPLES,
                 "settings": settings,
             }

@@ -268,14 +268,14 @@ def _associations(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for outcome in OUTCOMES:
         partial = {name: association(table, name, outcome) for name in _measures(table)}
-        adjusted = holm({name: each.p for name, each in partial.items()})
-        for name, each in sorted(partial.items(), key=lambda item: item[1].p):
+        adjusted = holm({name: result.p for name, result in partial.items()})
+        for name, result in sorted(partial.items(), key=lambda item: item[1].p):
             others = ((*CONTROLS, "activation"), ())
-            values = (association(table, name, outcome, given).value for given in others)
-            interval = each.value, each.low, each.high
-            counts = each.networks, each.clusters
+            values = (association(table, name, outcome, controls).value for controls in others)
+            interval = result.value, result.low, result.high
+            counts = result.networks, result.clusters
             rows.append(
-                (outcome, name, *interval, adjusted[name], *each.by_group, *values, *counts)
+                (outcome, name, *interval, adjusted[name], *result.by_group, *values, *counts)
             )
     columns = ["outcome", "measure", "τ", "low", "high", "p (Holm)", *TASKS]
     columns += ["given the activation", "without controls", "networks", "shapes"]

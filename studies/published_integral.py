@@ -169,12 +169,12 @@ class PublishedIntegral(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare both integrals segment by segment."""
-        exact, wrong = (runs["run"][name] for name in ("absdev", AbsdevAsPublished.name))
+        defined, published = (runs["run"][name] for name in ("absdev", AbsdevAsPublished.name))
         rows = [
-            (value.place, number, right, other, other / right if right else math.nan)
-            for value, twin in zip(exact.values, wrong.values, strict=True)
-            for number, (right, other) in enumerate(
-                zip(_segments(value), _segments(twin), strict=True)
+            (value.place, number, right, wrong, wrong / right if right else math.nan)
+            for value, other in zip(defined.values, published.values, strict=True)
+            for number, (right, wrong) in enumerate(
+                zip(_segments(value), _segments(other), strict=True)
             )
         ]
         table = pd.DataFrame(
@@ -182,7 +182,7 @@ class PublishedIntegral(Study):
         )
         ratio, order = table.ratio, kendall(table["as defined"], table["as published"])
         lost = [
-            1 - value.statistics["shortened"] / value.statistics["value"] for value in wrong.values
+            1 - path.statistics["shortened"] / path.statistics["value"] for path in published.values
         ]
         size = f"{len(table)} segments"
         mean_lost = float(np.mean(lost))
@@ -219,7 +219,7 @@ class PublishedIntegral(Study):
             [
                 "The published integral is computed here for this comparison alone; the measure "
                 "absdev follows the definition.",
-                f"{len(exact.values)} closed paths through digits.",
+                f"{len(defined.values)} closed paths through digits.",
             ],
         )
 

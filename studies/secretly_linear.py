@@ -278,8 +278,8 @@ class _CostOrder:
         if self.networks == 1:
             return f"τ = {self.tau:+.2f}, p = {self.p:.2g}"
         if math.isnan(self.low):
-            each = "for each of " if self.networks >= MIN_NETWORKS else "over "
-            return f"τ = {self.tau:+.2f} {each}{self.networks} networks"
+            relation = "for each of" if self.networks >= MIN_NETWORKS else "over"
+            return f"τ = {self.tau:+.2f} {relation} {self.networks} networks"
         return f"τ = {self.tau:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
     @property
