@@ -34,7 +34,7 @@ Of = Annotated[
     ),
 ]
 Curve = Annotated[
-    bool, typer.Option(help="Measure the network after every removal, not only before and after.")
+    bool, typer.Option(help="Measure the network after every removal, not only at the end.")
 ]
 Reverse = Annotated[bool, typer.Option("--reverse", help="Remove in the opposite order.")]
 Out = Annotated[

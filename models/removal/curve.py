@@ -112,9 +112,9 @@ def weights_of_calls(
     """Return the weight of each call, keyed by `SHARES` and name.
 
     A call's weight is 1 for ``calls`` and its number of channels for ``units``. For ``flops`` it
-    is the floating-point operations of matrix products and convolutions since the previous call,
-    which merge with the following ones if the call is removed. Modules, which are replaced by full
-    maps, count the operations inside them.
+    is the number of operations in matrix products and convolutions since the previous call, which
+    merge with the following ones if the call is removed. For modules, which are replaced by full
+    maps, it is the number of operations inside.
     """
     counter, total = FlopCounterMode(display=False), 0
     by_call = {call.call: call for call in calls}
