@@ -251,7 +251,7 @@ def channel_axes(
 
 
 def _channel_axis(operation: Operation, rank: int) -> int | None:
-    """Return the axis of its input that a layer takes as channels; None for other calls."""
+    """Return the axis that a layer takes as its input's channels; None for other calls."""
     if operation.channels == "second" or operation.name == "prelu":
         return 1
     is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"

@@ -89,7 +89,7 @@ def refuse_mixing(
         if draws:
             return
         raise Undefined(
-            f"the network draws random numbers, which would differ in parts, and {because}"
+            f"the network draws random numbers, which depend on how a batch is split, and {because}"
         )
     _refuse_difference(results[0], results[2], 0, 2, PAIR_TOLERANCE_EPS, because)
     _refuse_difference(results[1], results[3], 1, 2, PAIR_TOLERANCE_EPS, because)

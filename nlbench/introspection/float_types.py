@@ -1,4 +1,4 @@
-"""Networks that compute in another floating-point type than their own.
+"""Networks that compute in a floating-point type other than their own.
 
 Converting a network's parameters and buffers does not affect the types that its forward names
 (``x.float()``), the constants that it creates (``torch.ones(3)``), or tensors from elsewhere, such

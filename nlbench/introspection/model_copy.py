@@ -161,7 +161,7 @@ class _TensorCopies(TorchFunctionMode):
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return a tensor on the ``meta`` device, floats in float64."""
+    """Return an empty copy of a tensor on the ``meta`` device, with floats as float64."""
     dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
     empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)
     if isinstance(tensor, nn.Parameter):

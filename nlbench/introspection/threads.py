@@ -62,8 +62,8 @@ def overlap_pays(device: torch.device) -> bool:
 def measure_threads(device: torch.device) -> int:
     """Return the number of threads for measures that run in parallel with the forward pass.
 
-    If the network runs on a GPU, they are all PyTorch threads, which it does not need. If it runs
-    on the CPU, there is one.
+    These are all PyTorch threads if the network runs on a GPU, where it doesn't need them, and one
+    thread if it runs on the CPU.
 
     Examples
     --------

@@ -4,8 +4,8 @@ An operation has one `Operation`, however it is called: ``torch.relu``, ``Tensor
 ``torch.nn.functional.relu`` and ``aten::relu`` are one. Each aspect of it is registered once: a
 second registration raises `nlbench.PluginError`, which names both.
 
-Built-in rules come through the entry-point group ``nlbench.ops``, like those of plugins. Each
-entry names a module, whose import registers, or a function, which is called.
+Built-in rules come through the entry-point group ``nlbench.ops``, like those of plugins. An entry
+names a module that registers operations when it is imported, or a function that does when called.
 
 Examples
 --------
@@ -230,7 +230,7 @@ def register_aspect(
                 return entry
             conflict = _CONFLICTS.get(aspect, f"values of '{aspect}'")
             raise PluginError(
-                f"operation '{name}' has two {conflict}: of {entry.sources[aspect]} and of {source}"
+                f"operation '{name}' has two {conflict}: {entry.sources[aspect]} and {source}"
             )
         entry.sources[aspect] = source
         if caveat:
@@ -247,7 +247,7 @@ def entry_of(name: str) -> Operation:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Return True if two values are equal, as when a notebook cell is run again."""
+    """Return True for equal values, or functions from two runs of the same notebook cell."""
     if callable(first) and callable(second) and getattr(first, "__module__", "") == "__main__":
         return source_of(first) == source_of(second)
     return bool(first == second)

@@ -442,7 +442,7 @@ def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct pairs, (m, 2), of numbers from 0, and the index of each pair."""
+    """Return the distinct pairs (m, 2) of nonnegative integers, and the index of each pair."""
     if not len(first):
         return first.new_empty(0, 2), first
     base = int(second.max()) + 1

@@ -35,7 +35,7 @@ EXAMPLE_SAMPLES = 2
 """Number of samples for finding places and the outputs that can be cached."""
 
 MAX_OUTPUT_BYTES = 2**28
-"""Limit on the outputs of a pass, which can be larger than the activations in a language model."""
+"""Maximum size of a pass's outputs, which can exceed the activations in a language model."""
 
 PASS_MEMORY_FACTOR = 2
 """Memory of a pass relative to a forward pass, since outputs and their replacements are kept."""
@@ -256,7 +256,7 @@ def fit_places(
     *,
     full_channels: int | None = 0,
 ) -> dict[str, AffineFit]:
-    """Accumulate the moments of places over all positions of batches except padding.
+    """Accumulate the moments of places over all positions except padding.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Intercept the activation calls of a forward pass.
 
-PyTorch's function override reports each call once, made by a module, a function or a tensor method,
-in place or by a module that is called several times. No module is called again.
+PyTorch's function override reports each call of a function or tensor method exactly once, wherever
+it is made, including in-place calls and calls by reused modules. No module is called again.
 """
 
 from __future__ import annotations

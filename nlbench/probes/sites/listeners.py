@@ -237,7 +237,7 @@ def _bytes(item: _Item) -> int:
 def _to_host(observation: SiteBatch) -> _Item:
     """Copy a batch to the CPU, where the measures compute.
 
-    Reduced activations are small, and the measures take many steps: on a GPU each would be a
+    Reduced activations are small, and the measures take many steps. On a GPU each step would be a
     kernel, and often synchronise the forward pass.
     """
     device = observation.x.device

@@ -34,7 +34,7 @@ class ModuleInterceptor:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Remove the hooks, which the first run sets, on exit."""
+        """Allow `run` to set hooks, and remove them on exit."""
         self._has_places = False
         with ExitStack() as self._hooks:
             yield

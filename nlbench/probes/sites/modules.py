@@ -260,7 +260,7 @@ def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[
         raise RequestError(f"sites.of: no module is called '{glob}'{nearest(glob, paths)}")
     usable = [call for call in matching if call.is_usable]
     if not usable:
-        raise Undefined(f"modules '{glob}' map no tensor of all samples to another")
+        raise Undefined(f"no module '{glob}' maps a tensor with a batch axis to another one")
     return [(call.index, call.place("module")) for call in usable]
 
 

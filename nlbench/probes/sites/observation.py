@@ -63,7 +63,7 @@ def observe_sites(
     of : str
         ``activations``, or other places; see `nlbench.probes.sites.modules.find_places`.
     rows : str
-        See `nlbench.probes.sites.rows.RowPolicy.parse`.
+        See `nlbench.probes.sites.places_and_rows.RowPolicy.parse`.
     skip : int
         Number of first positions of each sample to leave out.
     reduction : {"spatial", "flatten", "published"}

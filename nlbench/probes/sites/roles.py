@@ -1,4 +1,4 @@
-"""Roles of activation calls, and activations that are no calls, by the use of their outputs.
+"""Roles of activation calls, and activations without a call, from the use of outputs.
 
 A gate's output multiplies another tensor and has no other use. A call inside attention works on
 products of two tensors that both depend on the input, and its output enters a softmax or another

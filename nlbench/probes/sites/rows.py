@@ -55,8 +55,8 @@ class PositionSelector:
     Attributes
     ----------
     first : int
-        Index of the first sample of the current forward pass among all samples, by which drawn
-        positions don't depend on the split into batches.
+        Index of the first sample of the current forward pass among all samples. It makes drawn
+        positions independent of the split into batches.
     samples : int
         Number of samples of the current forward pass.
     """

@@ -92,14 +92,14 @@ def test_a_second_rule_is_refused_and_both_are_named():
     def first(call):
         return None
 
-    with pytest.raises(PluginError, match=rf"'{name}' has two rules on.*first and of .*second"):
+    with pytest.raises(PluginError, match=rf"'{name}' has two rules on.*first and .*second"):
 
         @ops.line_rule(name)
         def second(call):
             return None
 
     ops.graph_rule(name)(first)
-    with pytest.raises(PluginError, match=r"two rules in the channel graph.*first and of .*len"):
+    with pytest.raises(PluginError, match=r"two rules in the channel graph.*first and .*len"):
         ops.graph_rule(name)(len)
 
 
