@@ -1,6 +1,6 @@
 """The probe `lines`: the network restricted to straight segments of input space.
 
-`recording` turns a network into a program, `rules` has the action of each operation on a segment.
+`recording` turns a network into a program, `rules` defines how each operation acts on a segment.
 `exact` finds all breakpoints, `estimation` counts crossings on grids, `quadrature` integrates
 networks without breakpoints. `api` is the interface from Python, `paths` chooses the segments.
 """

@@ -1,4 +1,4 @@
-"""Networks on straight segments of input space, from Python.
+"""Python interface to networks on straight segments of input space.
 
 On a segment x(t) = x0 + t (x1 - x0) a piecewise-affine network is affine between finitely many
 breakpoints. Where they are few, `exact` finds them layer by layer. Where they are many,
@@ -48,7 +48,7 @@ MAX_CHECKED_POINTS = 16
 MIN_CHECKED_POINTS = 4
 """Minimum number of points to compare a trace with the network."""
 ESTIMATES_BEFORE_TRACES = 64
-"""Segments that are estimated at a time, before those among them that need it are traced."""
+"""Segments that are estimated at a time, before those that need an exact trace are traced."""
 
 
 def trace_segment(
@@ -83,7 +83,6 @@ def trace_segment(
         For ``adaptive``: distance in t past a breakpoint at which the next search begins.
     resolution : int
         For ``sampling``: number of steps.
-
 
     Raises
     ------
@@ -166,15 +165,15 @@ def trace_segments(
         (a.to(device).to(dtype), b.to(device).to(dtype)) for a, b in zip(starts, ends, strict=True)
     )
     first = torch.stack([starts[0], ends[0]]).to(device).to(dtype)
-    recorded = LiveBytes()
-    # The limit includes constants; without one they are no longer part of the free memory.
-    with nullcontext() if memory is None else recorded:
+    live = LiveBytes()
+    # A given limit includes constants; the free memory has already lost them.
+    with nullcontext() if memory is None else live:
         program = record_program(network, first[:1].clone())
-    # A network that is too large is refused before more than one point is carried.
-    least = replace(min_point_memory(program, dtype), constants=recorded.now)
-    share_out(least, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
+    # A network that is too large is refused before more than one point is run.
+    min_needs = replace(min_point_memory(program, dtype), constants=live.now)
+    share_out(min_needs, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
     needs = measure_point_memory(program, first)
-    needs = replace(needs, constants=needs.constants + recorded.now)
+    needs = replace(needs, constants=needs.constants + live.now)
     _, points = share_out(needs, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
     check_program(program, network, torch.cat([first, first.mean(0, keepdim=True)]))
     limits: dict[str, Any] = {"memory": memory, "needs": needs}
@@ -221,8 +220,8 @@ def estimate_segment(
     No breakpoint is located: a hundred forward passes are enough where an exact trace takes one
     per region. Between neighbouring nodes of a uniform grid, each unit that changes its piece has
     crossed a boundary. So `at_least` is a lower bound on their number, except where units cross at
-    one place because of a tie that is not recognised (see the documentation). `crossings` is the
-    extrapolation to ever finer grids.
+    one point because of an undetected tie (see the documentation). `crossings` is the extrapolation
+    to ever finer grids.
 
     Parameters
     ----------
@@ -231,8 +230,8 @@ def estimate_segment(
     start, end : tensor of shape (...)
         One input each, without the batch axis.
     tolerance : float
-        Grids are halved until the standard error of the crossings, relative to them, and the
-        error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
+        Grids are halved until the relative standard error of the crossings and the relative error
+        of the deviations (Euclidean norms over logits) are within it.
     evaluations : int
         Maximum number of forward passes. If it doesn't suffice, ``converged`` is false.
     dtype : torch.dtype, optional
@@ -302,13 +301,13 @@ def observe_paths(
         ``exact`` on each segment where nine points predict at most `budget` forward passes, and
         ``refined`` on the others.
     dtype : torch.dtype, optional
-        By default float64 where breakpoints are found, and as `estimate_segment` chooses.
+        By default float64 for traces; for estimates, as in `estimate_segment`.
     memory, sensitivity, resolution
         As in `trace_segment`.
     tolerance, evaluations
         As in `estimate_segment`.
     budget : int
-        For ``auto``.
+        For ``auto``: maximum number of forward passes for an exact trace.
 
     Yields
     ------
@@ -318,7 +317,7 @@ def observe_paths(
     Examples
     --------
     >>> paths = torch.tensor([[[-1.0], [1.0], [-1.0]]])
-    >>> [(seen.place, seen.trace.crossings) for seen in observe_paths(torch.nn.ReLU(), paths)]
+    >>> [(item.place, item.trace.crossings) for item in observe_paths(torch.nn.ReLU(), paths)]
     [('path0', 1), ('path0', 1)]
     """
     if paths.ndim < 3 or paths.shape[1] < 2:
@@ -364,16 +363,16 @@ def trace_or_integrate(
     **options: Any,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
     """Trace or estimate segments as `observe_paths`, or integrate a smooth network."""
-    seen = 0
+    count = 0
     limits: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
     try:
         for trace in _trace_or_estimate(model, starts, ends, **limits, **options):
             yield trace
-            seen += 1
+            count += 1
         return
     except UnsupportedOperation as error:
         refused = str(error)
-    yield from integrate_along(model, starts[seen:], ends[seen:], refused=refused, **limits)
+    yield from integrate_along(model, starts[count:], ends[count:], refused=refused, **limits)
 
 
 def _trace_or_estimate(

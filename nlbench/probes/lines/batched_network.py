@@ -26,7 +26,7 @@ class BatchedNetwork:
     ----------
     network : torch.nn.Module
     size : int
-        Batch size, halved each time that memory runs out.
+        Batch size, halved each time memory runs out.
     """
 
     network: nn.Module
@@ -59,8 +59,8 @@ class BatchedNetwork:
         """
         alone = run_alone(network, examples)
         with torch.inference_mode():
-            each = bytes_per_sample(network, examples[:1])
-        needs = PointMemory(each, each, 0, 0)
+            sample_bytes = bytes_per_sample(network, examples[:1])
+        needs = PointMemory(sample_bytes, sample_bytes, 0, 0)
         _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
         # With two samples, some networks that mix samples still compute the output of each.
         checked = min(max(size, 2), MAX_CHECKED_BATCH)

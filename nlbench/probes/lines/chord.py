@@ -17,8 +17,8 @@ class ChordParts:
     above, below : float64 tensor of shape (..., k)
         Integrals of the positive and of the negative part of f - g, both positive.
     variation : float64 tensor of shape (..., k)
-        Total variation of f - g, which is the sum of its changes over the regions of a
-        piecewise-affine function.
+        Total variation of f - g; for a piecewise-affine f, the sum of its absolute changes over
+        regions.
     """
 
     above: Tensor
@@ -38,7 +38,7 @@ class ChordParts:
 
 
 def chord_parts(t: Tensor, values: Tensor) -> ChordParts:
-    """Integrate the distance between a function that is affine between its values and its chord.
+    """Integrate the distance between a piecewise-linear function and its chord.
 
     Each interval contributes a trapezium, or two triangles where the distance changes sign.
 
@@ -55,10 +55,10 @@ def chord_parts(t: Tensor, values: Tensor) -> ChordParts:
     >>> float(parts.above), float(parts.below), float(parts.variation)
     (0.0, 0.25, 1.0)
     """
-    share = t[:, None]
+    weight = t[:, None]
     first, last = values[..., :1, :], values[..., -1:, :]
-    distance = values - ((1 - share) * first + share * last)
-    width = share.diff(dim=0)
+    distance = values - ((1 - weight) * first + weight * last)
+    width = weight.diff(dim=0)
     return ChordParts(
         _positive_part(distance, width),
         _positive_part(-distance, width),
@@ -67,11 +67,11 @@ def chord_parts(t: Tensor, values: Tensor) -> ChordParts:
 
 
 def _positive_part(distance: Tensor, width: Tensor) -> Tensor:
-    """Integrate the positive part of a function that is affine between its values (..., n, k)."""
+    """Integrate the positive part of a piecewise-linear function, given by values (..., n, k)."""
     left, right = distance[..., :-1, :], distance[..., 1:, :]
     high = left.clamp(min=0) + right.clamp(min=0)
     fall = (right - left).abs()
     crossed = (left.sign() * right.sign()) < 0
     # Where the distance changes sign, a triangle narrower by high / fall remains.
-    share = torch.where(crossed, high / torch.where(crossed, fall, 1.0), 1.0)
-    return (width * high * share).sum(-2) / 2
+    fraction = torch.where(crossed, high / torch.where(crossed, fall, 1.0), 1.0)
+    return (width * high * fraction).sum(-2) / 2

@@ -13,7 +13,7 @@ from scipy.interpolate import PchipInterpolator
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 
 BINS = 160
-"""Equal parts of the whole path in which breakpoints are counted."""
+"""Number of equal parts of a path in which breakpoints are counted."""
 MAX_LOGITS = 3
 MAX_ROWS = 24
 MAX_SEGMENTS = 64
@@ -24,10 +24,10 @@ SIGNIFICANT_DIGITS = 5
 def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     """Return the data for drawing a path: plain values, and rows of numbers as text.
 
-    ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum; ``logits``, those
-    furthest from their chords; ``curves``, one row per segment and logit, evenly spaced from end to
-    end; and, if there are breakpoints, ``sites`` and ``breakpoints``, one row per site with their
-    number in each of 160 equal parts of the drawn path. If there are more than 24 sites,
+    ``place``; ``method``; ``lengths`` of the segments; ``logits``, those furthest from their
+    chords; ``curves``, one row per segment and logit, evenly spaced from end to end; and, for
+    traces, ``sites``, ``breakpoints``, one row per site with their number in each of 160 equal
+    parts of the drawn path, and ``crossings``, their sum. If there are more than 24 sites,
     neighbours share a row.
 
     Parameters
@@ -87,19 +87,19 @@ def _breakpoints(
 def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.float64]:
     """Evaluate the network at evenly spaced points of a segment: (points, k)."""
     t, values = trace.t.cpu().numpy(), trace.values.cpu().numpy()
-    even = np.linspace(0, 1, points)
+    grid = np.linspace(0, 1, points)
     if isinstance(trace, SegmentEstimate):
-        t, first = np.unique(t, return_index=True)  # Nodes of the shortest intervals coincide.
-        return np.asarray(PchipInterpolator(t, values[first])(even))
-    left = np.clip(np.searchsorted(t, even, side="right") - 1, 0, len(t) - 2)
-    share = ((even - t[left]) / (t[left + 1] - t[left]))[:, None]
-    return np.asarray((1 - share) * values[left] + share * values[left + 1])
+        t, first = np.unique(t, return_index=True)  # Nodes of very short intervals coincide.
+        return np.asarray(PchipInterpolator(t, values[first])(grid))
+    left = np.clip(np.searchsorted(t, grid, side="right") - 1, 0, len(t) - 2)
+    weight = ((grid - t[left]) / (t[left + 1] - t[left]))[:, None]
+    return np.asarray((1 - weight) * values[left] + weight * values[left + 1])
 
 
 def _group_sites(
     sites: Sequence[tuple[str, NDArray[np.int64]]],
 ) -> Iterable[tuple[str, NDArray[np.int64]]]:
-    """Merge neighbouring sites until they fit."""
+    """Merge neighbouring sites into at most `MAX_ROWS` rows."""
     cuts = np.linspace(0, len(sites), min(len(sites), MAX_ROWS) + 1).round().astype(int)
     for first, last in itertools.pairwise(cuts.tolist()):
         names = [name for name, _ in sites[first:last]]

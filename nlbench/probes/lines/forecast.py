@@ -1,4 +1,4 @@
-"""Forecasts of what tracing a subject's segments will cost."""
+"""Forecasts of the cost of tracing a subject's segments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def forecast(
             return f"{count:,} segments: {method}, at an unknown cost ({error})"
         limit = int(options["evaluations"])
         began = time.perf_counter()
-        [one] = integrate_along(
+        [estimate] = integrate_along(
             model,
             starts[index[:1]],
             ends[index[:1]],
@@ -76,7 +76,7 @@ def forecast(
         seconds = count * (time.perf_counter() - began)
         return (
             f"{count:,} segments: by quadrature, predicted from one of them: about "
-            f"{_round(count * one.evaluations)} forward passes, about {_duration(seconds)}, "
+            f"{_round(count * estimate.evaluations)} forward passes, about {_duration(seconds)}, "
             f"at most {count * limit:,} passes ({error})"
         )
     seconds = (time.perf_counter() - began) / sum(estimate.evaluations for estimate in estimates)
@@ -100,10 +100,10 @@ def _prediction(
     cost = 1 if options["dtype"] != "auto" else DOUBLE_PRECISION_COST
     chosen = method
     if method == "auto":
-        share = sum(is_refined)
-        chosen = "auto uses " + ("refined" if share == len(estimates) else "exact")
-        if 0 < share < len(estimates):
-            chosen = f"auto uses refined on {share} of {len(estimates)}, else exact"
+        count = sum(is_refined)
+        chosen = "auto uses " + ("refined" if count == len(estimates) else "exact")
+        if 0 < count < len(estimates):
+            chosen = f"auto uses refined on {count} of {len(estimates)}, else exact"
     return (
         f"about {_round(sum(regions) / len(regions) - 1)} boundaries per segment; {chosen}, "
         f"about {_round(scale * (refined + exact))} forward passes, "
@@ -120,10 +120,10 @@ def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
     tolerance, coarse = float(options["tolerance"]), len(estimate.t) - 1
     steps = MIN_STEPS
     if estimate.crossings:
-        # With this many expected, twice the standard deviation of their sum is tolerated.
+        # Expected remaining crossings whose spread, two standard deviations, is tolerated.
         allowed = 3 / 5 * (tolerance * estimate.crossings) ** 2 / 2
-        rest = estimate.crossings - estimate.at_least
-        steps = max(steps, math.ceil(coarse * rest / allowed))
+        remaining = estimate.crossings - estimate.at_least
+        steps = max(steps, math.ceil(coarse * remaining / allowed))
     error = float(torch.linalg.vector_norm(estimate.deviation_error))
     total = float(torch.linalg.vector_norm(estimate.above + estimate.below))
     if error and total:
@@ -133,7 +133,7 @@ def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
 
 
 def _round(number: float) -> str:
-    """Round to the two digits that are known."""
+    """Round to two significant digits."""
     if number < 100:
         return f"{number:.0f}"
     digits = math.floor(math.log10(number)) - 1

@@ -15,7 +15,7 @@ DIRECTIONS = ("random", "sign", "gradient")
 
 
 def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]:
-    """Return whole-pixel translations on a circle, to the right and down.
+    """Return whole-pixel translations (right, down) on a circle.
 
     Anchor k is (radius cos θ, radius sin θ) with θ = 2πk / anchors, each coordinate
     rounded to the nearest whole pixel, halves away from zero. So the set is symmetric
@@ -38,7 +38,7 @@ def _nearest(x: float) -> int:
 def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tensor:
     """Build a closed path from each image by moving it around a small circle.
 
-    Anchors are the image translated by `translations`, with its edges replicated and no
+    The anchors are the image shifted by `translations`, with its edges replicated and no
     interpolation between pixels. The first is repeated at the end, so that segments
     between consecutive anchors close the loop. Normalisation commutes with translation.
 
@@ -151,13 +151,13 @@ def _random_walk(
 def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) -> Tensor:
     r"""Build closed paths through uniform noise with the data's mean and standard deviation.
 
-    Each element of an anchor is uniform on :math:`\mu \pm \sqrt{3} \sigma`, with the data's mean
-    and standard deviation of that element. The first anchor is repeated at the end.
+    Each element of an anchor is uniform on :math:`\mu \pm \sqrt{3} \sigma`, where μ and σ are the
+    mean and standard deviation of that element. The first anchor is repeated at the end.
 
     Parameters
     ----------
     inputs : tensor of shape (n, *input)
-        At least two samples, floats.
+        At least two samples, of a floating-point dtype.
     number : int
         Number of paths.
     anchors : int
@@ -271,12 +271,12 @@ def direction_paths(
     radius : float
         Euclidean length of each path, in units of the network's inputs.
     kind : {"random", "sign", "gradient"}
-        Uniform on the sphere; every element changed by the same amount, up or down at random; along
-        the gradients of the largest outputs, in descending order.
+        Uniform on the sphere; each element up or down by the same amount, at random; along the
+        gradients of the largest outputs, in descending order.
     seed : int
         Seed of the first two kinds. The directions of a sample depend on its position only.
     model : torch.nn.Module, optional
-        Needed for gradients; in evaluation mode.
+        Required for gradients; in eval mode.
 
     Returns
     -------

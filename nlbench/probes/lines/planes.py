@@ -24,14 +24,14 @@ from .recording.program import Step
 from .segments import check_ends
 
 DEFAULT_MARGIN = 0.3
-"""Margin of a picture around its points, as a share of their distance."""
+"""Margin of a picture around its points, as a fraction of their distance."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """A network on a plane, at pixels.
+    """A network evaluated at the pixels of a plane.
 
-    The point at (u, v) is ``origin + u across + v up``.
+    The point at (u, v) is ``origin + u * across + v * up``.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def plane(
 ) -> Plane:
     """Evaluate a network on the plane through two or three points.
 
-    Distances are preserved: ``across`` leads from the first point to the second, ``up`` is at
-    right angles to it and of the same length, on the third point's side. With two points it is a
+    Distances are preserved: ``across`` leads from the first point to the second, ``up`` is
+    perpendicular to it, of the same length, and on the third point's side. With two points it is a
     random direction with a fixed seed.
 
     Parameters
@@ -94,7 +94,7 @@ def plane(
     size : int or (int, int)
         Pixels across, or across and up.
     margin : float
-        Margin around the points, as a share of the distance of the first two.
+        Margin around the points, as a fraction of the distance between the first two.
     dtype : torch.dtype
         Precision of the network.
     memory : int, optional
@@ -107,7 +107,7 @@ def plane(
     nlbench.UnsupportedOperation
         If the network is not piecewise affine.
     nlbench.RequestError
-        If the points don't make a plane.
+        If the points don't span a plane.
     nlbench.NotFinite
 
     Examples
@@ -132,9 +132,9 @@ def plane(
     with torch.inference_mode():
         rows = _Rows(evaluator, width)
         batch_size, outputs = evaluator.batch_points, []
-        for share in v.tolist():
+        for row_v in v.tolist():
             inputs = (
-                origin + u.to(device).reshape(-1, *[1] * origin.ndim) * across + share * up
+                origin + u.to(device).reshape(-1, *[1] * origin.ndim) * across + row_v * up
             ).to(dtype)
 
             def attempt(size: int, inputs: Tensor = inputs) -> Tensor:
@@ -160,7 +160,7 @@ def plane(
 
 
 def _axes(points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return origin, two orthogonal axes of one length, and the points' coordinates (m, 2)."""
+    """Return origin, two orthogonal axes of equal length, and the points' coordinates (m, 2)."""
     origin, across = points[0], points[1] - points[0]
     length = torch.linalg.vector_norm(across)
     if len(points) == 3:
@@ -173,7 +173,7 @@ def _axes(points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     up = aside - along * across
     height = torch.linalg.vector_norm(up)
     if not float(length) > 0 or not float(height) > 1e-9 * float(length):
-        raise RequestError("the points lie on a line, expected three that make a plane")
+        raise RequestError("the points lie on a line, expected three that span a plane")
     coordinates = [[0.0, 0.0], [1.0, 0.0]]
     if len(points) == 3:
         coordinates.append([float(along), float(height / length)])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Lines(LazyProbe):
-    """The probe `lines`."""
+    """Probe that restricts the network to straight segments between inputs."""
 
     name = "lines"
     description = "the network restricted to straight segments of input space"
@@ -107,7 +107,7 @@ class Lines(LazyProbe):
         return max(super().stored_samples(options), 2 * int(options["number"]))
 
     def defaults(self, inputs: Tensor) -> ProbeOptions:
-        """Return loops of translated images for images, and lines between samples otherwise."""
+        """Return closed paths for images, and lines between pairs of samples otherwise."""
         is_images = inputs.ndim == 4 and not is_channels_last(inputs)
         max_paths = len(inputs) if is_images else len(inputs) // 2
         number = int(self.options["number"].default)

@@ -1,4 +1,4 @@
-"""Published methods to find breakpoints, adaptive and by sampling, for comparison with `exact`.
+"""Published methods to find breakpoints, adaptively and by sampling, to compare with `exact`.
 
 `trace_adaptively` steps from one breakpoint to the next. At a point inside a region, one pass of
 forward-mode differentiation computes the value of every unit and its rate of change. The smallest
@@ -55,7 +55,7 @@ class _Walk:
 _Margin = tuple[Tensor, Tensor, Tensor]
 """Distance of units (P, ...) from their kinks, its change as t grows by 1, and the magnitude up to
 which it may be zero, each axis of full size or 1."""
-_Front = tuple[Tensor, Tensor, list[_Margin]]
+_MovingOutput = tuple[Tensor, Tensor, list[_Margin]]
 """Value and rate (P, ...) of a step's output at moving points, and its units' margins."""
 
 
@@ -71,15 +71,15 @@ def trace_adaptively(
     """Trace a recorded program along segments; see `trace_segment`.
 
     Each trace reports its ``sensitivity`` and, as ``shorter_than_sensitivity``, the number of
-    boundaries that were crossed in one step with another, so that the regions before them are
-    missed. They are counted by extrapolating back from the next point. A positive count is
-    certain; it is exact for one boundary in a step and an estimate for several.
+    boundaries that were crossed in the same step as another, so that the regions in between are
+    missed. They are counted by extrapolating back from the next point. If the count is positive,
+    some were missed; it is exact for one boundary in a step and an estimate for several.
 
     Parameters
     ----------
     segments : iterable of (start, end), tensors of shape (*input)
     sensitivity : float
-        Distance past a breakpoint at which the next search begins, as a share of the segment.
+        Distance past a breakpoint at which the next search begins, as a fraction of the segment.
     memory : int, optional
         Memory limit in bytes; by default half of the free memory.
     batch_segments : int
@@ -183,9 +183,9 @@ def _look_ahead(
         input_rates = [rates[i] for i in step.inputs]
         input_bounds = [bounds[i] for i in step.inputs]
         input_rate_bounds = [rate_bounds[i] for i in step.inputs]
-        value, rate, margins = _front(step, inputs, input_rates, input_bounds, input_rate_bounds)
+        value, rate, margins = _move(step, inputs, input_rates, input_bounds, input_rate_bounds)
         for margin in margins:
-            nearest, between = _zeros(*margin, since_last)
+            nearest, between = _find_zeros(*margin, since_last)
             site = torch.where(nearest < ahead - COINCIDENT_T, program.sites.index(step.site), site)
             ahead = torch.minimum(ahead, nearest)
             crossed.append(between)
@@ -196,36 +196,36 @@ def _look_ahead(
             del values[number], rates[number], bounds[number], rate_bounds[number]
     count = len(t)
     value, rate = (x[program.output].reshape(count, -1).double() for x in (values, rates))
-    return value, rate, ahead, site, _distinct(crossed, count, t.device)
+    return value, rate, ahead, site, _count_distinct(crossed, count, t.device)
 
 
-def _front(
+def _move(
     step: Step, inputs: Tensors, rates: Tensors, bounds: Tensors, rate_bounds: Tensors
-) -> _Front:
-    """Apply a step to moving points, with the bounds of their values and rates.
+) -> _MovingOutput:
+    """Apply a step to moving points, given the bounds of their values and rates.
 
     A unit on a kink counts as being on the side that it moves to.
     """
     pieces = step.rule.pieces
     if isinstance(pieces, Kinks):
-        return _kinks_front(step.rule.apply, pieces, inputs, rates, bounds, rate_bounds)
+        return _move_kinks(step.rule.apply, pieces, inputs, rates, bounds, rate_bounds)
     if isinstance(pieces, Leaders):
-        return _leaders_front(pieces, inputs, rates, bounds)
+        return _move_leaders(pieces, inputs, rates, bounds)
     if isinstance(pieces, Ranks):
-        return _ranks_front(pieces, inputs, rates, bounds)
+        return _move_ranks(pieces, inputs, rates, bounds)
     if step.rule.bend is not None:
         raise step.refusal("its breakpoints can't be predicted from a point")
     return *_jvp(step.rule.apply, inputs, rates), []
 
 
-def _kinks_front(
+def _move_kinks(
     apply: Apply,
     kinks: Kinks,
     inputs: Tensors,
     rates: Tensors,
     bounds: Tensors,
     rate_bounds: Tensors,
-) -> _Front:
+) -> _MovingOutput:
     def shift(tensors: Tensors, change: Tensor) -> Tensors:
         # The margin depends on the first input with slope 1 or -1, or 0 where there is no kink.
         return [tensors[0] + slope * change, *tensors[1:]]
@@ -253,7 +253,9 @@ def _kinks_front(
     return *_jvp(apply, inputs, rates), margins
 
 
-def _leaders_front(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Front:
+def _move_leaders(
+    leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors
+) -> _MovingOutput:
     tied, members, noise = leaders.tied(inputs, bounds)
     speeds = leaders.members(rates)
     # Among tied members, the one that rises fastest leads.
@@ -263,7 +265,7 @@ def _leaders_front(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Te
     return leaders.output(value.squeeze(-1)), leaders.output(speed.squeeze(-1)), [lead]
 
 
-def _ranks_front(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Front:
+def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _MovingOutput:
     x, rate = ranks.lines(inputs), ranks.lines(rates)
     error = ranks.lines([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
     error = noise_of(x.dtype) * error
@@ -289,7 +291,7 @@ def _jvp(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]
     return value, torch.zeros_like(value) if rate is None else rate
 
 
-def _zeros(
+def _find_zeros(
     value: Tensor, rate: Tensor, noise: Tensor, since_last: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the displacement (P,) to the next zero of a margin, and the zeros just passed.
@@ -311,7 +313,9 @@ def _zeros(
     return nearest, (row[is_distinct], passed[is_distinct])
 
 
-def _distinct(passed: Sequence[tuple[Tensor, Tensor]], count: int, device: torch.device) -> Tensor:
+def _count_distinct(
+    passed: Sequence[tuple[Tensor, Tensor]], count: int, device: torch.device
+) -> Tensor:
     """Count the distinct distances of each row: (P,)."""
     if not passed:
         return torch.zeros(count, dtype=torch.int64, device=device)
@@ -378,20 +382,20 @@ def trace_by_sampling(
         if not size:
             needs = needs or measure_point_memory(program, torch.stack([start, end]))
             _, size = share_out(needs, start.device, memory, BATCH_SAMPLES, needed=3)
-        yield _sampled(program, start, end, resolution, size)
+        yield _sample(program, start, end, resolution, size)
 
 
-def _sampled(
+def _sample(
     program: Program, start: Tensor, end: Tensor, resolution: int, size: int
 ) -> SegmentTrace:
     breakpoints, sites = [], []
-    errors = _measured_errors(program, start, end, size)
+    errors = _measure_errors(program, start, end, size)
     # A batch repeats the last two samples of the previous one, since a sample may be on a boundary.
     for first in range(0, resolution, size - 2):
         last = min(first + size - 2, resolution)
         before = min(first, 1)
         t = torch.arange(first - before, last + 1, dtype=torch.float64, device=start.device)
-        _, site = _compared(program, points_at(start, end, t / resolution), errors)
+        _, site = _compare_samples(program, points_at(start, end, t / resolution), errors)
         interval = (site[before:] >= 0).nonzero().squeeze(1)
         breakpoints.append((interval + first + 0.5) / resolution)
         sites.append(site[before:][interval])
@@ -400,7 +404,8 @@ def _sampled(
     t = torch.cat([ends[:1], inside, ends[1:]])
     no_site = torch.full((1,), -1, device=start.device)
     values = [
-        _compared(program, points_at(start, end, part), errors)[0] for part in torch.split(t, size)
+        _compare_samples(program, points_at(start, end, part), errors)[0]
+        for part in torch.split(t, size)
     ]
     return SegmentTrace(
         t,
@@ -414,7 +419,7 @@ def _sampled(
     )
 
 
-def _measured_errors(
+def _measure_errors(
     program: Program, start: Tensor, end: Tensor, size: int
 ) -> dict[int, list[Tensor]]:
     """Measure the input errors of each step with kinks, one number per unit or channel."""
@@ -430,7 +435,7 @@ def _measured_errors(
     return errors
 
 
-def _compared(
+def _compare_samples(
     program: Program, inputs: Tensor, errors: dict[int, list[Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (P, k), and the first site that changes after each sample (P - 1,), or -1."""

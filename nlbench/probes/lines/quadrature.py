@@ -1,7 +1,7 @@
 """Adaptive quadrature of a network's distance to the chord of a segment.
 
-A network that is not piecewise affine has no breakpoints, but its distance to the chord still has
-integrals. The segment is cut into intervals, which are cut again until a polynomial interpolates
+A network that is not piecewise affine has no breakpoints, but its distance to the chord can be
+integrated. The segment is cut into intervals, which are cut again until a polynomial approximates
 the network on each. The polynomials are integrated exactly, the positive and the negative part
 separately. So a logit may cross its chord anywhere at no cost, whereas a rule for the absolute
 value would have to refine around each crossing of each logit.
@@ -34,8 +34,8 @@ NODES: Array = chebyshev.chebpts2(DEGREE + 1)
 
 _CELLS = 2 * DEGREE
 _GRID: Array = chebyshev.chebpts2(_CELLS + 1)
-_COEFFICIENTS_OF_VALUES: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGREE))
-_FIRST_OF_TAIL = 2 * DEGREE // 3 + 1
+_VALUES_TO_COEFFICIENTS: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGREE))
+_TAIL_START = 2 * DEGREE // 3 + 1
 _BISECTIONS = 40
 _BLOCK_SIZE = 2**21
 """Elements computed at a time."""
@@ -76,28 +76,28 @@ def coefficients(values: Array) -> Array:
     >>> np.abs(c[:4, 0, 0]).round(12).tolist()
     [0.5, 0.0, 0.5, 0.0]
     """
-    return np.asarray(np.einsum("dn,mnk->dmk", _COEFFICIENTS_OF_VALUES, values))
+    return np.asarray(np.einsum("dn,mnk->dmk", _VALUES_TO_COEFFICIENTS, values))
 
 
 def evaluate(c: Array, x: float | Array) -> Array:
-    """Evaluate interpolants (m, k) at one x for all, or at one for each interval, (m, 1)."""
+    """Evaluate interpolants (m, k) at one x, or at one x per interval, (m, 1)."""
     return np.asarray(chebyshev.chebval(x, c, tensor=False))
 
 
 def tail(c: Array) -> Array:
     """Sum the magnitudes of the last third of the coefficients: (m, k).
 
-    The error of an interpolant is smaller wherever coefficients decay, geometrically (analytic
-    functions) or as slowly as at a kink (Trefethen, "Approximation Theory and Approximation
-    Practice", 2013, chapters 7 and 8).
+    The error of an interpolant is smaller than this wherever coefficients decay, geometrically
+    (analytic functions) or as slowly as at a kink (Trefethen, "Approximation Theory and
+    Approximation Practice", 2013, chapters 7 and 8).
     """
-    return np.asarray(np.abs(c[_FIRST_OF_TAIL:]).sum(0))
+    return np.asarray(np.abs(c[_TAIL_START:]).sum(0))
 
 
 def integrate_parts(c: Array) -> IntervalIntegrals:
-    """Integrate the positive and the negative part of interpolants, and their variation.
+    """Integrate the positive and negative parts of interpolants, and compute their variation.
 
-    Each interval is cut at a grid, at inflections and at turning points. On each piece the
+    Each interval is cut at a grid, at inflections and at turning points. On each part the
     polynomial is monotone, so it changes sign at most once.
 
     Parameters
@@ -123,9 +123,9 @@ def _integrate_block(c: Array) -> IntervalIntegrals:
         points = _interleave(points, _roots(chebyshev.chebder(c, order, axis=0), points))
     values = chebyshev.chebval(points, c, tensor=False)
     integral = chebyshev.chebint(c, axis=0)
-    until = chebyshev.chebval(points, integral, tensor=False)
-    until_cut = chebyshev.chebval(_roots(c, points), integral, tensor=False)
-    areas = np.stack([until_cut - until[:-1], until[1:] - until_cut])
+    at_points = chebyshev.chebval(points, integral, tensor=False)
+    at_roots = chebyshev.chebval(_roots(c, points), integral, tensor=False)
+    areas = np.stack([at_roots - at_points[:-1], at_points[1:] - at_roots])
     return IntervalIntegrals(
         np.maximum(areas, 0).sum((0, 1)),
         np.maximum(-areas, 0).sum((0, 1)),
@@ -160,8 +160,8 @@ def _roots(c: Array, points: Array) -> Array:
     a, b, sign, changing = left[where], right[where], signs[:-1][where], c[:, where[1], where[2]]
     for _ in range(_BISECTIONS):
         middle = (a + b) / 2
-        before = np.sign(chebyshev.chebval(middle, changing, tensor=False)) == sign
-        a, b = np.where(before, middle, a), np.where(before, b, middle)
+        is_before = np.sign(chebyshev.chebval(middle, changing, tensor=False)) == sign
+        a, b = np.where(is_before, middle, a), np.where(is_before, b, middle)
     roots[where] = (a + b) / 2
     return np.asarray(roots)
 
@@ -200,10 +200,9 @@ def integrate_along(
     tolerance, evaluations
         See `smooth_estimate`.
     refused : str
-        Reason why there are no breakpoints, for the estimates.
+        Reason why there are no breakpoints, which the estimates report.
     memory : int, optional
         Memory limit in bytes; by default half of the free memory.
-
 
     Raises
     ------
@@ -258,24 +257,24 @@ def smooth_estimate(
     within 1e-12 of the logit's largest magnitude, where rounding dominates. The estimate adds up
     the errors of the interpolants of degree 16: the magnitudes of the last coefficients, or the
     distance to the function at places between the nodes, if that is larger. There is one such
-    place in each interval and, once that seems to be enough, one drawn in each 256th of [0, 1],
-    the same for all functions and no two further apart than 1.5/256. A wider feature is found. A
-    narrower one, of width w, that lies between all nodes is missed with a probability of at most
-    1 - 256 w.
+    place in each interval and, once that seems to be enough, a random one in each 256th of [0, 1],
+    the same for all functions. Neighbouring places are at most 1.5/256 apart, so a wider feature is
+    found. A narrower one, of width w, that lies between all nodes is missed with a probability of
+    at most 1 - 256 w.
 
     Parameters
     ----------
     function : callable
         Maps a float64 array of shape (m,) to (m, k).
     length : float
-        For the estimate.
+        Length of the segment, which the estimate reports.
     tolerance : float
         Above 0.
     evaluations : int
-        Maximum number of evaluations. If it doesn't suffice, or not for the last comparison,
+        Maximum number of evaluations, including the last comparison. If it doesn't suffice,
         ``converged`` is false.
     refused : str
-        For the estimate.
+        See `integrate_along`.
 
     Examples
     --------
@@ -288,54 +287,54 @@ def smooth_estimate(
     edges = np.array([0.0, 0.5, 1.0])
     at_edges = function(edges)
     chord = at_edges[[0, -1]]
-    pieces = _Pieces.on(function, chord, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:])
+    intervals = _Intervals.on(function, chord, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:])
     used = len(edges) + EVALUATIONS_PER_CUT
     checks: tuple[Array, Array] | None = None
     while True:
-        size = np.maximum(np.abs(chord).max(0), np.abs(pieces.values).max((0, 1)))
-        deviation = (pieces.above + pieces.below).sum(0)
+        size = np.maximum(np.abs(chord).max(0), np.abs(intervals.values).max((0, 1)))
+        deviation = (intervals.above + intervals.below).sum(0)
         allowed = np.maximum(tolerance * deviation, RELATIVE_ROUNDING * size)
-        error = pieces.error.sum(0)
-        late = error > allowed
-        if not late.any() and checks is None and used + CHECK_PLACES <= evaluations:
-            # An interpolant may agree with the function at all nodes and miss a feature between.
+        error = intervals.error.sum(0)
+        exceeds = error > allowed
+        if not exceeds.any() and checks is None and used + CHECK_PLACES <= evaluations:
+            # An interpolant may agree with the function at all nodes and miss a feature in between.
             t = _check_places()
             checks = t, function(t) - _line(chord, t)
             used += len(t)
-            pieces = pieces.compared(*checks)
+            intervals = intervals.with_checks(*checks)
             continue
-        if not late.any():
+        if not exceeds.any():
             break
-        share = (pieces.error[:, late] / allowed[late]).max(1)
-        share[pieces.right - pieces.left < MIN_WIDTH] = 0
-        worst = np.argsort(-share)
+        fraction = (intervals.error[:, exceeds] / allowed[exceeds]).max(1)
+        fraction[intervals.right - intervals.left < MIN_WIDTH] = 0
+        worst = np.argsort(-fraction)
         # At least one interval exceeds the mean.
-        inaccurate = int((share > 0.5 / len(share)).sum())
+        inaccurate = int((fraction > 0.5 / len(fraction)).sum())
         cut = worst[: min(inaccurate, (evaluations - used) // EVALUATIONS_PER_CUT)]
         if not len(cut):
             break
-        pieces = pieces.cut(function, cut)
+        intervals = intervals.cut(function, cut)
         if checks is not None:
-            pieces = pieces.compared(*checks)
+            intervals = intervals.with_checks(*checks)
         used += EVALUATIONS_PER_CUT * len(cut)
-    t, values = pieces.nodes()
+    t, values = intervals.nodes()
     return SegmentEstimate(
         t=torch.from_numpy(t),
         values=torch.from_numpy(values),
         length=length,
-        above=torch.from_numpy(pieces.above.sum(0)),
-        below=torch.from_numpy(pieces.below.sum(0)),
-        variation=torch.from_numpy(pieces.variation.sum(0)),
+        above=torch.from_numpy(intervals.above.sum(0)),
+        below=torch.from_numpy(intervals.below.sum(0)),
+        variation=torch.from_numpy(intervals.variation.sum(0)),
         deviation_error=torch.from_numpy(error),
         tolerance=tolerance,
         evaluations=used,
-        converged=not late.any() and checks is not None,
+        converged=not exceeds.any() and checks is not None,
         method="quadrature",
         refused=refused,
     )
 
 
-class _Pieces(NamedTuple):
+class _Intervals(NamedTuple):
     """A segment in m intervals: their ends (m,), values (m, 17, k), errors and integrals (m, k)."""
 
     chord: Array
@@ -356,7 +355,7 @@ class _Pieces(NamedTuple):
         right: Array,
         at_left: Array,
         at_right: Array,
-    ) -> _Pieces:
+    ) -> _Intervals:
         """Evaluate a function inside intervals at whose ends it is known."""
         half = (right - left)[:, None] / 2
         x = np.append(NODES[1:-1], CHECK_NODE)
@@ -370,12 +369,14 @@ class _Pieces(NamedTuple):
         integrals = 2 * half * error, half * above, half * below, variation
         return cls(chord, left, right, values, *integrals)
 
-    def cut(self, function: Callable[[Array], Array], which: NDArray[np.integer[Any]]) -> _Pieces:
+    def cut(
+        self, function: Callable[[Array], Array], which: NDArray[np.integer[Any]]
+    ) -> _Intervals:
         """Replace some intervals by their halves."""
         left, right = self.left[which], self.right[which]
         middle = (left + right) / 2
         first, second, third = self.values[which][:, [0, DEGREE // 2, DEGREE]].swapaxes(0, 1)
-        halves = _Pieces.on(
+        halves = _Intervals.on(
             function,
             self.chord,
             np.concatenate([left, middle]),
@@ -385,10 +386,10 @@ class _Pieces(NamedTuple):
         )
         pairs = zip(self[1:], halves[1:], strict=True)
         joined = [np.concatenate([np.delete(old, which, 0), new]) for old, new in pairs]
-        return _Pieces(self.chord, *joined)
+        return _Intervals(self.chord, *joined)
 
-    def compared(self, t: Array, values: Array) -> _Pieces:
-        """Update the errors by distances (m, k) to the chord at other places t (m,)."""
+    def with_checks(self, t: Array, values: Array) -> _Intervals:
+        """Update the errors, given distances (m, k) to the chord at other places t (m,)."""
         order = np.argsort(self.left)
         owner = order[np.searchsorted(self.left[order], t, side="right") - 1]
         left, width = self.left[owner], (self.right - self.left)[owner]
@@ -416,8 +417,8 @@ def _interpolants(left: Array, right: Array, values: Array, chord: Array) -> Arr
 
 def _check_places() -> Array:
     generator = np.random.Generator(np.random.Philox(CHECK_PLACES))
-    share = 0.25 + generator.random(CHECK_PLACES) / 2
-    return np.asarray((np.arange(CHECK_PLACES) + share) / CHECK_PLACES)
+    offset = 0.25 + generator.random(CHECK_PLACES) / 2
+    return np.asarray((np.arange(CHECK_PLACES) + offset) / CHECK_PLACES)
 
 
 def _line(chord: Array, t: Array) -> Array:

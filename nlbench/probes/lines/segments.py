@@ -38,14 +38,14 @@ def check_ends(starts: Tensor, ends: Tensor) -> None:
 
 
 def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
-    """Yield segments one by one, on the device that a model is computed on."""
+    """Yield segments one by one, on the device that a model runs on."""
     device = precise_device(model, starts)
     for start, end in zip(starts.detach(), ends.detach(), strict=True):
         yield start.to(device), end.to(device)
 
 
 def segment_length(start: Tensor, end: Tensor) -> float:
-    """Return the Euclidean length of a segment, even where squares would vanish or overflow.
+    """Return the Euclidean length of a segment, even where squares underflow or overflow.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class SegmentTrace:
         Euclidean length of the segment in input space.
     origins : int64 tensor of shape (n,)
         Site of the unit that causes each breakpoint, as an index into `sites`; -1 for the two
-        ends. Where units of several sites bend at one place, the first in order of call.
+        ends. Where units of several sites bend at one point, the first site in order of call.
     sites : tuple of str
         Names of the network's activation calls.
     method : {"exact", "adaptive", "sampling"}
@@ -85,7 +85,7 @@ def slope_changes(trace: SegmentTrace) -> int:
     """Count the breakpoints at which the slope of some output changes.
 
     A unit that crosses its boundary where later layers ignore it (it is multiplied by 0,
-    or a later unit is off) makes a region without changing the function.
+    or a later unit is off) creates a region without changing the function.
 
     Returns
     -------
@@ -113,11 +113,11 @@ def slope_changes(trace: SegmentTrace) -> int:
 def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     """Return the ends of a segment and the breakpoints at which the slope of some output changes.
 
-    A breakpoint changes the slope where the output there lies off the chord between its
-    neighbours. Such a distance, the difference of an output and a convex combination of two, is
-    known to twice an output's `rounding`. A breakpoint within that of the chord is left out and its
-    neighbours are joined, until the remaining ones lie off it. So a region too short to determine
-    its own slope hides no change from its left to its right.
+    A breakpoint changes the slope if the output there lies off the chord between its neighbours.
+    Such a distance, the difference of an output and a convex combination of two, is known to twice
+    an output's `rounding`. Breakpoints within that distance of the chord are dropped and their
+    neighbours joined until none is left. So a region too short to determine its own slope hides no
+    change across it.
 
     Returns
     -------
@@ -137,12 +137,12 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     t, y = trace.t, trace.values
     tolerance = 2 * rounding(trace)
     while len(t) > 2:
-        share = ((t[1:-1] - t[:-2]) / (t[2:] - t[:-2]))[:, None]
-        chord = torch.lerp(y[:-2], y[2:], share)
+        weight = ((t[1:-1] - t[:-2]) / (t[2:] - t[:-2]))[:, None]
+        chord = torch.lerp(y[:-2], y[2:], weight)
         flat = ((y[1:-1] - chord).abs() <= tolerance).all(1)
         if not bool(flat.any()):
             break
-        # Every other one of a flat run, the first included: each was compared with its neighbours.
+        # Drop every other breakpoint of a flat run, as each was compared with its neighbours.
         index = torch.arange(len(flat), device=flat.device)
         begins = flat.clone()
         begins[1:] &= ~flat[:-1]
@@ -154,10 +154,10 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
 
 
 def rounding(trace: SegmentTrace | SegmentEstimate) -> Tensor:
-    """Return the rounding error (k,) to which outputs are known.
+    """Return the rounding error of each output, (k,).
 
-    256 machine epsilons of an output's largest magnitude on the segment, 6e-14 in float64, and at
-    least 16 of that of the largest output.
+    It is 256 machine epsilons of an output's largest magnitude on the segment, 6e-14 in float64,
+    and at least 16 epsilons of the largest output.
     """
     size = trace.values.abs()
     units = torch.maximum(SLOPE_TOLERANCE_EPS * size.amax(0), OUTPUT_TOLERANCE_EPS * size.max())
@@ -240,7 +240,7 @@ class SegmentEstimate:
 
     @property
     def notes(self) -> Mapping[str, float]:
-        """Properties of the estimate, for the record."""
+        """Properties of the estimate that are recorded."""
         notes = {
             "tolerance": self.tolerance,
             "evaluations": float(self.evaluations),
@@ -264,7 +264,7 @@ class TracedSegment:
     trace : SegmentTrace or SegmentEstimate
         The latter where breakpoints were not searched for, or there are none.
     image : SegmentImage, optional
-        Lengths of its images at the network's sites, which take forward passes if asked for.
+        Lengths of its images at the network's sites, computed on first access.
     """
 
     path: int

@@ -2,8 +2,8 @@
 
 At the ends and inside a few regions the network is run, one input at a time, and compared with
 the traced values. At two points of each of these regions all units must be on the same pieces.
-On the two sides of a few breakpoints some unit of the recorded site must be on different ones.
-The tolerances follow from the values' own sizes.
+On the two sides of a few breakpoints some unit of the recorded site must be on different pieces.
+The tolerances follow from the sizes of the values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_RELATIVE_ROUNDING = 1e-3
 RELATIVE_KINK_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Distance from a kink, relative to a step's largest value, within which a side is unknown."""
 MEASURED_ERROR_FACTOR = 32
-"""Distance within which a side is unknown, as a multiple of the measured rounding error."""
+"""Distance within which a side is unknown, in units of the measured rounding error."""
 
 
 def check_trace(
@@ -65,10 +65,11 @@ def check_trace(
     spread = torch.arange(CHECKED_REGIONS) * trace.regions // CHECKED_REGIONS
     spread = spread + trace.regions // (2 * CHECKED_REGIONS)
     width = trace.t.diff()
-    left = torch.unique(torch.cat([spread.to(width.device), width.argmax().reshape(1)]))
+    widest = width.argmax()
+    left = torch.unique(torch.cat([spread.to(width.device), widest.reshape(1)]))
     _check_values(program, network, points, trace, left, batch_points)
-    inside = _inside(trace, torch.unique(torch.stack([width.argmax(), left[len(left) // 2]])))
-    across = _across(trace)
+    inside = _points_inside(trace, torch.unique(torch.stack([widest, left[len(left) // 2]])))
+    across = _points_across(trace)
     pairs = [*(pair for pair, _ in across), *inside]
     if pairs:
         sites = [*(site for _, site in across), *([""] * len(inside))]
@@ -108,9 +109,9 @@ def _rounding(program: Program, inputs: Tensor, batch_points: int) -> Tensor | f
     errors, copies = [], 3
     with torch.inference_mode():
         for part in torch.split(inputs, max(1, batch_points // (1 + copies))):
-            for seen in walk_measured(program, part, copies):
-                if seen.step.output == program.output:
-                    errors.append(seen.bound[:1].expand_as(seen.output[:1]).reshape(1, -1))
+            for computed in walk_measured(program, part, copies):
+                if computed.step.output == program.output:
+                    errors.append(computed.bound[:1].expand_as(computed.output[:1]).reshape(1, -1))
     largest = torch.cat(errors).amax(0, keepdim=True) if errors else 0.0
     return MEASURED_ERROR_FACTOR * torch.finfo(inputs.dtype).eps * largest
 
@@ -133,7 +134,7 @@ def _resolution(trace: SegmentTrace) -> float:
     return MIN_BREAKPOINT_GAP[torch.float64 if trace.precision < 1e-12 else torch.float32]
 
 
-def _inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
+def _points_inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
     """Return two points, (2,), in each of some regions that are long enough."""
     start, end = trace.t[left], trace.t[left + 1]
     margin = torch.clamp(0.05 * (end - start), min=2 * _resolution(trace))
@@ -141,7 +142,7 @@ def _inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
     return list(pairs[end - start > 4 * margin])
 
 
-def _across(trace: SegmentTrace) -> list[tuple[Tensor, str]]:
+def _points_across(trace: SegmentTrace) -> list[tuple[Tensor, str]]:
     """Return points on both sides of some breakpoints, (2,), and the site of each."""
     middle, width = (trace.t[1:] + trace.t[:-1]) / 2, trace.t.diff()
     space = torch.minimum(width[1:], width[:-1])
@@ -164,9 +165,9 @@ def _check_pieces(
         for first in range(0, len(sites), pairs):
             part = sites[first : first + pairs]
             inputs = points_at(points[0], points[1], t[2 * first : 2 * (first + len(part))])
-            for seen in walk_measured(program, inputs):
-                if seen.step.rule.pieces is not None:
-                    _compare(seen, seen.step.rule.pieces, part)
+            for computed in walk_measured(program, inputs):
+                if computed.step.rule.pieces is not None:
+                    _compare(computed, computed.step.rule.pieces, part)
 
 
 def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: int) -> None:
@@ -174,13 +175,13 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: i
     sizes: dict[str, tuple[float, float]] = {}
     with torch.inference_mode():
         for part in torch.split(t, max(1, batch_points)):
-            for seen in walk(program, points_at(points[0], points[1], part)):
-                if seen.step.rule.bend is not None:
-                    noise, size = sizes.get(seen.step.site, (0.0, 0.0))
-                    error = max(float(bound.max()) for bound in seen.bounds)
-                    noise = max(noise, error * noise_of(seen.output.dtype))
-                    size = max(size, *(float(peak(x).max()) for x in seen.inputs))
-                    sizes[seen.step.site] = noise, size
+            for computed in walk(program, points_at(points[0], points[1], part)):
+                if computed.step.rule.bend is not None:
+                    noise, size = sizes.get(computed.step.site, (0.0, 0.0))
+                    error = max(float(bound.max()) for bound in computed.bounds)
+                    noise = max(noise, error * noise_of(computed.output.dtype))
+                    size = max(size, *(float(peak(x).max()) for x in computed.inputs))
+                    sizes[computed.step.site] = noise, size
     for step in program.steps:
         noise, size = sizes.get(step.site, (0.0, 0.0))
         # Values that are all within the noise are zero except for rounding.
@@ -191,22 +192,23 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: i
             )
 
 
-def _compare(seen: ComputedStep, pieces: Pieces, sites: Sequence[str]) -> None:
-    step = seen.step
+def _compare(computed: ComputedStep, pieces: Pieces, sites: Sequence[str]) -> None:
+    step = computed.step
     for number, expected in enumerate(sites):
         if expected and expected != step.site:
             continue
         pair = slice(2 * number, 2 * number + 2)
-        inputs = [x[pair] for x in seen.inputs]
+        inputs = [x[pair] for x in computed.inputs]
         undecided = [torch.zeros_like(peak(x)) for x in inputs]
         if not expected:
-            share = RELATIVE_KINK_TOLERANCE[seen.output.dtype]
+            relative = RELATIVE_KINK_TOLERANCE[computed.output.dtype]
             undecided = [
                 torch.maximum(
-                    MEASURED_ERROR_FACTOR * torch.finfo(x.dtype).eps * bound[pair], share * peak(x)
+                    MEASURED_ERROR_FACTOR * torch.finfo(x.dtype).eps * bound[pair],
+                    relative * peak(x),
                 )
                 / noise_of(x.dtype)
-                for x, bound in zip(inputs, seen.bounds, strict=True)
+                for x, bound in zip(inputs, computed.bounds, strict=True)
             ]
         is_apart = bool(changes(pieces, inputs, undecided).any())
         if expected and not is_apart:

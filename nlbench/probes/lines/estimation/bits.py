@@ -57,12 +57,12 @@ def popcount(words: Tensor) -> Tensor:
     return ((x * _H1) >> 56).sum(-1)
 
 
-def any_place(words: Tensor) -> Tensor:
+def union(words: Tensor) -> Tensor:
     """Combine flags by "or" over the second axis: (s, n, W) to (s, W)."""
-    union = words[:, 0]
+    result = words[:, 0]
     for i in range(1, words.shape[1]):
-        union = union | words[:, i]
-    return union
+        result = result | words[:, i]
+    return result
 
 
 def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,8 +78,8 @@ def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
     octets = words[row, word].view(torch.uint8).reshape(-1, 8)
     hit, byte = octets.nonzero().unbind(1)
     flags = (octets[hit, byte][:, None] >> torch.arange(8, device=words.device).byte()) & 1
-    among, bit = flags.nonzero().unbind(1)
-    hit, byte = hit[among], byte[among]
+    index, bit = flags.nonzero().unbind(1)
+    hit, byte = hit[index], byte[index]
     return row[hit], word[hit] * 64 + byte * 8 + bit
 
 

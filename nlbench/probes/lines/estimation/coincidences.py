@@ -1,4 +1,4 @@
-"""Crossings of one step that happen at one place.
+"""Crossings of one step that coincide.
 
 Overlapping windows of a pooling layer sometimes have the same leader. The units behind them are
 then equal and cross together, but elsewhere they differ, so they are not copies. The crossings of a
@@ -10,8 +10,8 @@ A distance that units of a layer have at several nodes is flat: their inputs are
 Agreement in a flat distance is not evidence of a common cause.
 
 A window switches from one member to another if each is the larger one at its end of the step.
-Members that are equal at an end have had a common cause there, and part where that bends: the
-switch is not a separate boundary.
+Members that are equal at an end have a common cause there and diverge where it bends: such a switch
+is not a separate boundary.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 from .copies import MAX_COMPARED_ROUNDING, UNKNOWN, CrossingLog, clusters, join_clusters
 
 EQUAL_NOISE = 0.25
-"""Difference of equal values, in units of their noise: a machine epsilon of the layer's largest."""
-MAX_TIE_SHARE = 1e-3
-"""Rounding error of a distance, as a share of its change in a step, up to which ties are seen."""
+"""Tolerance of equal values, in units of their noise: a machine epsilon of the layer's largest."""
+MAX_TIE_ROUNDING = 1e-3
+"""Rounding error of a distance, relative to its change in a step, up to which ties are resolved."""
 
 
 class CrossingTable:
@@ -35,9 +35,9 @@ class CrossingTable:
     Parameters
     ----------
     log : CrossingLog
-        Each crossing twice, with the values at the left end and at the right end of its step;
-        intervals are twice the step, plus 1 for the right end. The two values of a unit are its
-        distance from the kink, those of a window its leaders at the left end and at the right end.
+        Each crossing twice, with the values at the left and at the right end of its step. Intervals
+        are twice the step, plus 1 for the right end. Both values of a unit are its distance from
+        the kink; those of a window are the values of its leaders at the left and the right end.
     segments, steps : int
     has_windows : bool tensor of shape (sites,)
     resting_values : tensor
@@ -59,7 +59,7 @@ class CrossingTable:
         crossings[0] //= 2
         _, entry = torch.unique(_keys(crossings), return_inverse=True)
         count = int(entry.max()) + 1 if len(entry) else 0
-        # Step (those of all segments are numbered), site, kink and unit.
+        # Step (numbered across all segments), site, kink and unit.
         self._crossings = crossings.new_zeros(4, count)
         self._crossings[:, entry] = crossings
         # By end and value, (2, 2, m).
@@ -81,17 +81,17 @@ class CrossingTable:
     def halve(self, log: CrossingLog) -> None:
         """Replace the crossings by those of the halved grid, logged in the middles of steps."""
         crossings, middle, noise = log.columns()
-        # The middle is the right end of a left half; the other end is one of the former step.
+        # The middle is the right end of a left half; the other end is one of the previous step.
         side = 1 - crossings[0] % 2
         keys, order = _keys(self._crossings).sort()
-        wanted = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
-        at = torch.searchsorted(keys, wanted).clamp(max=max(0, len(keys) - 1))
-        values = middle.new_full((2, 2, len(wanted)), UNKNOWN)
+        new_keys = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
+        at = torch.searchsorted(keys, new_keys).clamp(max=max(0, len(keys) - 1))
+        values = middle.new_full((2, 2, len(new_keys)), UNKNOWN)
         if len(keys):
-            (known,) = (keys[at] == wanted).nonzero().unbind(1)
+            (known,) = (keys[at] == new_keys).nonzero().unbind(1)
             other = 1 - side[known]
             values[other, :, known] = self._values[other, :, order[at[known]]]
-        values[side, :, torch.arange(len(wanted))] = middle.T
+        values[side, :, torch.arange(len(new_keys))] = middle.T
         self.steps *= 2
         self._crossings, self._values, self._noise = crossings, values, noise
 
@@ -104,14 +104,14 @@ class CrossingTable:
         doubtful : tensor of shape (segments,)
             Further crossings that may repeat another.
         has_ties : bool tensor of shape (segments,)
-            True where a crossing repeats another unit's, or a switch is false.
+            True where a crossing repeats another unit's, or a switch is spurious.
         """
         step, site = self._crossings[:2]
         segment, is_switch = step // self.steps, self._has_windows[site]
-        is_false = is_switch & self._is_no_switch()
-        certain, possible = self._join(is_false)
+        is_spurious = is_switch & self._is_spurious_switch()
+        certain, possible = self._join(is_spurious)
         index = torch.arange(len(step))
-        repeated = is_false | (certain != index)
+        repeated = is_spurious | (certain != index)
         gaps = self._gaps()
         is_unknown = is_switch & ((gaps == UNKNOWN) | (gaps <= self._noise)).any(0)
         further = ~repeated & ((possible != index) | is_unknown)
@@ -124,11 +124,11 @@ class CrossingTable:
         doubtful = torch.bincount(segment[further], minlength=self.segments)
         doubtful += self._cycles(is_switch & ~repeated & ~further)
         has_ties = torch.zeros(self.segments, dtype=torch.bool)
-        has_ties[segment[is_false | repeated & ~is_switch]] = True
+        has_ties[segment[is_spurious | repeated & ~is_switch]] = True
         return by_site(is_switch), by_site(repeated), doubtful.float(), has_ties
 
-    def _join(self, is_false: Tensor) -> tuple[Tensor, Tensor]:
-        """Return partitions of the crossings: those at one place, and those possibly at one."""
+    def _join(self, is_spurious: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two partitions: crossings that coincide, and crossings that may coincide."""
         step, values, noise = self._crossings[0], self._values, EQUAL_NOISE * self._noise
         is_switch = self._has_windows[self._crossings[1]]
         is_flat = self._is_flat()
@@ -137,7 +137,7 @@ class CrossingTable:
         step_and_kind = 2 * step + is_switch
 
         def agree(group: Tensor, values: Tensor, noise: Tensor, is_compared: Tensor) -> Tensor:
-            return clusters(group, values, noise, is_compared & ~is_false)
+            return clusters(group, values, noise, is_compared & ~is_spurious)
 
         ends = values.flatten(0, 1).T
         gaps = self._gaps()
@@ -156,14 +156,14 @@ class CrossingTable:
         )
         return certain, possible
 
-    def _is_no_switch(self) -> Tensor:
+    def _is_spurious_switch(self) -> Tensor:
         """Return True where members were equal at an end, or both may have rested in between."""
         values, gaps = self._values, self._gaps()
         is_known = values[:, 0] != UNKNOWN
-        # Of the leader at the one end, the value at the other.
+        # The value at one end of the leader at the other.
         others = torch.stack([values[0, 1], values[1, 0]])
         rests = torch.isin(others, self._resting_values) & is_known
-        is_resolved = self._noise <= MAX_TIE_SHARE * gaps.sum(0)
+        is_resolved = self._noise <= MAX_TIE_ROUNDING * gaps.sum(0)
         return (gaps <= self._noise).any(0) & is_resolved | (rests | ~is_known).all(0)
 
     def _gaps(self) -> Tensor:
@@ -192,20 +192,21 @@ class CrossingTable:
     def _cycles(self, chosen: Tensor) -> Tensor:
         """Count the switches that others of their step may imply: (segments,).
 
-        A window may go from A to C by B, where others go from A to B and from B to C.
+        One window may switch from A to C where others switch from A to B and from B to C.
         """
         (index,) = chosen.nonzero().unbind(1)
         step, noise, count = self._crossings[0, index], self._noise[index], len(index)
-        members = self._values[1][:, index].reshape(-1, 1)
+        values = self._values[1][:, index].reshape(-1, 1)
         place = torch.arange(2 * count)
-        member = clusters(step.repeat(2), members, noise.repeat(2))
+        member = clusters(step.repeat(2), values, noise.repeat(2))
         connected = join_clusters(member, place % max(1, count))
         segment = (step // self.steps).repeat(2)
 
-        def number(flags: Tensor) -> Tensor:
+        def by_segment(flags: Tensor) -> Tensor:
             return torch.bincount(segment[flags], minlength=self.segments)
 
-        return number(place < count) - number(member == place) + number(connected == place)
+        members = by_segment(member == place)
+        return by_segment(place < count) - members + by_segment(connected == place)
 
 
 def _keys(columns: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .bits import first_set_bits, set_bits
 
 UNKNOWN = 1e300
-"""Stands for a value that is not known, and agrees with no other."""
+"""Placeholder for an unknown value, which no other value equals."""
 MAX_COMPARED_ROUNDING = 1e-7
 """Rounding error of a unit, relative to its largest value, beyond which multiples of it can't be
 recognised."""
@@ -24,8 +24,8 @@ recognised."""
 class CrossingLog:
     """Crossings of one pass, collected on the device and compared on the CPU afterwards.
 
-    There is one synchronisation with a GPU, which has space for `capacity` crossings of a step;
-    `needed` is the capacity that all of them would have taken.
+    It synchronises with a GPU once. A GPU has space for `capacity` crossings of a step; `needed` is
+    the capacity that all of them need.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,7 +34,7 @@ class CrossingLog:
         self._counts: list[Tensor] = []
 
     def positions(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row and unit of each set flag of (P, W), and False for entries without one."""
+        """Return row and unit of each set flag of (P, W), and a mask of the entries in use."""
         if not words.is_cuda:
             row, unit = set_bits(words)
             return row, unit, torch.ones_like(row, dtype=torch.bool)
@@ -68,7 +68,7 @@ class CrossingLog:
             return
         columns = torch.cat(self._columns, 1)
         if self._counts:
-            # As a separate column, so that there is one transfer from the device.
+            # An extra column, since a separate tensor would take a second transfer.
             needed = torch.stack(self._counts).amax().expand(len(columns), 1)
             columns = torch.cat([columns, needed.double()], 1).cpu()
             self.needed = int(columns[0, -1])
@@ -76,7 +76,7 @@ class CrossingLog:
         self._columns = [columns[:, columns[0] >= 0]]
 
     def repeats(self) -> tuple[Tensor, ...]:
-        """Return a flag for crossings that repeat another; interval, site, kink and unit of all."""
+        """Return a mask of crossings that repeat another, and interval, site, kink and unit."""
         (columns,) = self._columns or [torch.zeros(7, 0)]
         interval, unit, first, second, tolerance, site, kink = columns
         cluster = clusters(interval.long(), torch.stack([first, second], 1), tolerance)
@@ -94,7 +94,7 @@ class CrossingLog:
 def clusters(
     group: Tensor, values: Tensor, tolerance: Tensor, is_compared: Tensor | None = None
 ) -> Tensor:
-    """Return the first index of the cluster of each row (m, d): rows of its group that agree.
+    """Cluster the rows (m, d) of a group that agree; return the first of each row's cluster.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def clusters(
         return result
     if not len(values):
         return result
-    # Rows that are equal have equal projections, and few others have.
+    # Equal rows have equal projections, and few other rows do.
     weights = torch.tensor([0.7 ** (i / 2) for i in range(values.shape[1])], dtype=values.dtype)
     projection = values.masked_fill(values == UNKNOWN, 0.0) @ weights
     order = _sorted_by(group, projection)
@@ -128,12 +128,12 @@ def clusters(
     first, second = order[at], order[at + 1]
     difference = (values[first] - values[second]).abs().amax(1)
     at = at[difference <= torch.maximum(tolerance[first], tolerance[second])]
-    # Pairs that follow each other are one cluster.
+    # Consecutive pairs form one cluster.
     follows = torch.zeros_like(at, dtype=torch.bool)
     follows[1:] = at.diff() == 1
     cluster = (~follows).cumsum(0) - 1
     members = torch.cat([order[at], order[at + 1]])
-    # The first of each cluster counts, which is that of the earliest step.
+    # The first member of a cluster counts, which is that of the earliest step.
     earliest = torch.full_like(at, len(values))
     earliest = earliest.scatter_reduce(0, cluster.repeat(2), members, "amin")
     result[members] = earliest[cluster.repeat(2)]
@@ -153,7 +153,7 @@ def _sorted_by(group: Tensor, values: Tensor) -> Tensor:
 
 
 def join_clusters(*partitions: Tensor) -> Tensor:
-    """Return the first index of what several partitions (m,) connect, each given as by `clusters`.
+    """Join the clusters of several partitions (m,), given and returned as by `clusters`.
 
     Examples
     --------
@@ -187,11 +187,11 @@ def bend_together(
     tolerance : float64 tensor of shape (m,)
         Rounding error of a unit's distances.
     is_signed : bool tensor of shape (m,)
-        True where a unit and its negative are two.
+        True where a unit and its negative differ.
     min_different : int
-        Different distances that units must have in common.
+        Number of different distances that units must have in common.
     """
-    # The first distance is made positive, so that a unit and its negative are one.
+    # The first distance is made positive, so that a unit equals its negative.
     first = distances.gather(1, (distances != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
     distances *= first.masked_fill_(is_signed[:, None], 1.0)
     scale = distances.abs().amax(1).clamp(min=torch.finfo(distances.dtype).tiny)

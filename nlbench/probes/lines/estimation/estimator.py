@@ -28,15 +28,15 @@ from nlbench.errors import RequestError
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.introspection.precision import each_exact
 from nlbench.probes.lines.rules.pieces import Leaders, Ranks
-from nlbench.probes.lines.segments import Segment
+from nlbench.probes.lines.segments import Segment, segment_length
 from nlbench.probes.lines.trace import SegmentEstimate
 
 from .evaluator import Evaluator
 from .extrapolation import (
     CHECK_PLACES,
     ERROR_SIGMAS,
-    PAIRED_SHARE,
-    RANKED_SHARE,
+    PAIRED_FRACTION,
+    RANKED_FRACTION,
     CrossingEstimate,
     DeviationEstimate,
     check_places,
@@ -62,9 +62,9 @@ T = TypeVar("T")
 class _EstimateOptions:
     """Options of `estimate_segments`.
 
-    With `may_be_imprecise`, segments that need double precision are marked, and not finished; with
-    `expects_ties`, all are taken to have crossings at one place. `integrates` is False if the
-    number of boundaries alone is wanted.
+    If `may_be_imprecise`, segments that need double precision are marked and not finished. If
+    `expects_ties`, all segments are assumed to have coincident crossings. `integrates` is False to
+    count boundaries only.
     """
 
     tolerance: float
@@ -80,8 +80,8 @@ class _SegmentState:
     """Estimates of one segment so far.
 
     `is_exact` marks a segment for an exact trace, `is_imprecise` one that needs double precision,
-    `has_ties` one whose crossings alone need it; `extra_evaluations` are those that are not nodes
-    of its grid.
+    `has_ties` one of which only the crossings need it. `extra_evaluations` counts the evaluations
+    that are not nodes of its grid.
     """
 
     evaluator: Evaluator
@@ -119,11 +119,10 @@ class _SegmentState:
         assert crossings is not None
         assert deviation is not None
         steps, sites = len(self.values) - 1, self.evaluator.piecewise.program.sites
-        start, end = self.segment
         return SegmentEstimate(
             t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self.values.device),
             values=self.values.clone(),
-            length=float(torch.linalg.vector_norm((end - start).double())),
+            length=segment_length(*self.segment),
             above=deviation.parts.above.clone(),
             below=deviation.parts.below.clone(),
             variation=deviation.parts.variation.clone(),
@@ -161,8 +160,8 @@ def estimate_segments(
     tolerance, evaluations, dtype, memory
         See `estimate_segment`.
     budget : int
-        Forward passes. A segment that nine points predict to need no more for an exact trace is
-        not estimated.
+        Forward passes. A segment is not estimated if nine points predict that an exact trace takes
+        no more than this.
 
     Yields
     ------
@@ -189,7 +188,7 @@ def estimate_segments(
     while group := list(itertools.islice(remaining, count)):
         states = _estimate_in_memory(evaluator_in, first_dtype, group, options)
         if group[0] is first:
-            # The others rarely differ, and need not be searched in single precision.
+            # The other segments rarely differ, so they skip the search in single precision.
             options = replace(options, expects_ties=states[0].has_ties)
         count = evaluator_in(first_dtype).batch_segments
         imprecise = [i for i, state in enumerate(states) if state.is_imprecise]
@@ -212,10 +211,10 @@ def _estimate_again(
 ) -> Iterator[tuple[int, _SegmentState]]:
     """Yield the indices of some segments with their estimates in double precision."""
     if indices:
-        for few in _batches(indices, evaluator_in(torch.float64).batch_segments):
-            group = [segments[i] for i in few]
+        for batch in _batches(indices, evaluator_in(torch.float64).batch_segments):
+            group = [segments[i] for i in batch]
             yield from zip(
-                few, _estimate_in_memory(evaluator_in, torch.float64, group, options), strict=True
+                batch, _estimate_in_memory(evaluator_in, torch.float64, group, options), strict=True
             )
 
 
@@ -236,7 +235,7 @@ def _estimate_in_memory(
     def attempt(points: int) -> list[_SegmentState]:
         evaluator.batch_points = points
         batches = _batches(segments, max(1, len(segments) * points // before))
-        states = (_estimate(evaluator, evaluator_in, few, options) for few in batches)
+        states = (_estimate(evaluator, evaluator_in, batch, options) for batch in batches)
         return list(itertools.chain.from_iterable(states))
 
     states, evaluator.batch_points = halve_on_oom(attempt, before, evaluator.device)
@@ -263,7 +262,7 @@ def _estimate(
     )
     group.begin()
     kinds = {type(pieces) for pieces in evaluator.piecewise.pieces.values()}
-    paired_share = RANKED_SHARE if Ranks in kinds else PAIRED_SHARE
+    paired_fraction = RANKED_FRACTION if Ranks in kinds else PAIRED_FRACTION
     is_single = evaluator.dtype == torch.float32
     miscounted = MISCOUNTED_CROSSINGS if is_single or Leaders in kinds else 0.0
     while active:
@@ -273,28 +272,28 @@ def _estimate(
         )
         if group.steps == COST_PROBE_STEPS and is_last:
             _exclude_copies(group, active, evaluator_in(torch.float64))
-        # The only copy from the device that the numbers of boundaries need.
+        # The only transfer from the device for counting.
         counts, undecided = group.counts()
-        going = []
+        unfinished = []
         repeats = group.doubtful.tolist()
         for i, state in enumerate(active):
             doubtful = undecided[i] / group.steps
             state.crossings = CrossingEstimate.of(
-                counts[:, i], doubtful, miscounted, repeats[i], paired_share
+                counts[:, i], doubtful, miscounted, repeats[i], paired_fraction
             )
             state.values = group.values[i]
-            if group.steps == COST_PROBE_STEPS and _leaves(state, options):
+            if group.steps == COST_PROBE_STEPS and _needs_other_method(state, options):
                 continue
             is_known = state.crossings.is_close(tolerance) and (
                 group.steps >= PAIR_SEARCH_STEPS or state.crossings.is_settled(tolerance)
             )
             if group.steps < MIN_STEPS or not (is_known or is_last):
-                going.append(i)
-        if not going or is_last:
+                unfinished.append(i)
+        if not unfinished or is_last:
             break
-        if len(going) < len(active):
-            group.select(going)
-        active = [active[i] for i in going]
+        if len(unfinished) < len(active):
+            group.select(unfinished)
+        active = [active[i] for i in unfinished]
         if group.steps == COST_PROBE_STEPS:
             if options.expects_ties and options.may_be_imprecise:
                 for state in active:
@@ -302,15 +301,15 @@ def _estimate(
                 break
             _exclude_copies(group, active, evaluator_in(torch.float64))
             if evaluator.piecewise.may_coincide:
-                going = _compare_crossings(group, active, options)
-                if not going:
+                unfinished = _compare_crossings(group, active, options)
+                if not unfinished:
                     break
-                if len(going) < len(active):
-                    group.select(going)
-                    active = [active[i] for i in going]
+                if len(unfinished) < len(active):
+                    group.select(unfinished)
+                    active = [active[i] for i in unfinished]
     if options.integrates:
-        left = [state for state in states if not (state.is_exact or state.is_imprecise)]
-        _integrate(evaluator, left, options)
+        remaining = [state for state in states if not (state.is_exact or state.is_imprecise)]
+        _integrate(evaluator, remaining, options)
     return states
 
 
@@ -327,13 +326,13 @@ def _compare_crossings(
     have_ties = group.compare_crossings()
     for state, has_ties in zip(states, have_ties, strict=True):
         state.extra_evaluations += group.steps + 1
-        # Places of crossings are compared, which single precision doesn't resolve.
+        # The comparison needs positions that single precision doesn't resolve.
         state.has_ties = has_ties and options.may_be_imprecise
     return [i for i, state in enumerate(states) if not state.has_ties]
 
 
-def _leaves(state: _SegmentState, options: _EstimateOptions) -> bool:
-    """Choose from nine points between an exact trace and double precision."""
+def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool:
+    """Decide from nine points if a segment needs an exact trace or double precision."""
     assert state.crossings is not None
     state.is_exact = state.crossings.total + 1 <= options.budget
     if state.is_exact or not options.may_be_imprecise:
@@ -358,17 +357,17 @@ def _integrate(
     if not states:
         return
     all_checks = evaluator.outputs([s.segment for s in states], [check_places()] * len(states))
-    open_states = list(zip(states, all_checks, strict=True))
-    while open_states:
-        going = []
-        for state, checks in open_states:
+    unfinished = list(zip(states, all_checks, strict=True))
+    while unfinished:
+        inaccurate = []
+        for state, checks in unfinished:
             state.deviation = DeviationEstimate.of(state.values, checks)
             needed = 2 * len(state.values) - 1 + CHECK_PLACES
             if not state.is_close(options.tolerance) and needed <= options.evaluations:
-                going.append((state, checks))
-        open_states = going
-        if open_states:
-            chosen = [state for state, _ in open_states]
+                inaccurate.append((state, checks))
+        unfinished = inaccurate
+        if unfinished:
+            chosen = [state for state, _ in unfinished]
             counts = [len(state.values) - 1 for state in chosen]
             middles = [(2 * torch.arange(n, dtype=torch.float64) + 1) / (2 * n) for n in counts]
             values = evaluator.outputs([state.segment for state in chosen], middles)

@@ -53,10 +53,10 @@ class Evaluator:
         max_points, max_bytes = (
             (_MAX_POINTS_GPU, _MAX_BYTES_GPU) if on_gpu else (_MAX_POINTS_CPU, _MAX_BYTES_CPU)
         )
-        each = self._bytes_a_point(ends[:1])
-        points = min(max_points, max_bytes // each)
+        point_bytes = self._bytes_per_point(ends[:1])
+        points = min(max_points, max_bytes // point_bytes)
         # Half of the memory is for patterns.
-        needs = PointMemory(each, each, 0, 0).times(2)
+        needs = PointMemory(point_bytes, point_bytes, 0, 0).times(2)
         _, self.batch_points = share_out(needs, self.device, memory, max(1, points))
         self.budget = usable_memory(self.device, memory)
         # No pattern is stored yet: where one point fits, two do.
@@ -66,7 +66,7 @@ class Evaluator:
         )
 
     @torch.inference_mode()
-    def _bytes_a_point(self, point: Tensor) -> int:
+    def _bytes_per_point(self, point: Tensor) -> int:
         """Measure the peak memory of running a point (1, *input) with its patterns."""
 
         def callback(step: Step, number: int, pattern: Margins | Windows) -> None:
@@ -123,8 +123,8 @@ class Evaluator:
             weight = t[rows].double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
             inputs = torch.lerp(starts[owner[rows]], ends[owner[rows]], weight)
             on_rows = None if callback is None else functools.partial(callback, rows)
-            of_points = None if rounding is None else [x[owner[rows]] for x in rounding]
-            output = self.piecewise.run(inputs, on_rows, of_points).double()
+            point_rounding = None if rounding is None else [x[owner[rows]] for x in rounding]
+            output = self.piecewise.run(inputs, on_rows, point_rounding).double()
             if not torch.isfinite(output).all():
                 raise NotFinite("the network's output is not finite on the segment")
             outputs.append(output)

@@ -2,21 +2,21 @@
 
 **Crossings.** Let n(h) be the number of units on different pieces at neighbouring nodes of a grid
 of step h. It is a lower bound on the number of boundaries N, as a unit that crosses twice within a
-step is missed. Such pairs are in proportion to the step, so N - n(h) ≈ c h: each halving adds half
-of what the one before added, and what remains is estimated from the last two halvings,
+step is missed. The number of such pairs is proportional to the step, so N - n(h) ≈ c h: each
+halving adds half as much as the previous one, and the last two halvings predict the remainder,
 
     N - n(h) ≈ (a1 + a2) / (2 + 1),    a1 = n(2h) - n(4h),    a2 = n(h) - n(2h),
 
-as a1 is expected to be twice the remainder, and a2 the remainder. Pairs come by chance, like a
+as a1 is expected to be twice the remainder, and a2 the remainder. Pairs occur at random, like a
 Poisson process. So the error has a statistical part (the spread of the remainder and of its
 estimate), a systematic part (how far the ratio of a1 and a2 is from 2), and a part that rounding
 leaves undecided.
 
-**Deviation.** The integral of |f - g|, f the network and g the chord, by the trapezoidal rule on
-the piecewise-linear interpolant. Its error falls to a quarter as the step is halved, so two grids
-extrapolate (Richardson). Kinks sometimes spoil that order: the error estimate is at least the
-last change of the extrapolated value and a quarter of the one before, and the network is compared
-with the interpolant at `check_places`, where no grid has a node.
+**Deviation.** The integral of |f - g| of the network f and the chord g is computed with the
+piecewise-linear interpolant. Its error falls to a quarter as the step is halved, which allows
+Richardson extrapolation from two grids. Kinks sometimes spoil that order: the error estimate is at
+least the last change of the extrapolated value and a quarter of the previous one, and the network
+is compared with the interpolant at `check_places`, where no grid has a node.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ERROR_SIGMAS = 2.0
 MIN_REMAINING_CROSSINGS = 0.05
 """Expected remaining crossings below which their spread is left out of the error."""
 NEGLIGIBLE_CROSSINGS = 0.02
-"""Expected remaining crossings below which none is expected: a pair in a hundred such segments."""
-PAIRED_SHARE = 1.5e-2
-"""Crossings in pairs that the first grid misses, as a share of those it sees, assumed where no
-pair was seen: 1.4e-2 in networks of two layers of 24 units."""
-RANKED_SHARE = 0.4
-"""Such a share for sorted units, where three that change places together are seen as two."""
+"""Expected remaining crossings that are neglected: one pair in a hundred such segments."""
+PAIRED_FRACTION = 1.5e-2
+"""Crossings that the first grid misses in pairs, relative to those it sees, assumed where no pair
+was seen: 1.4e-2 in networks of two layers of 24 units."""
+RANKED_FRACTION = 0.4
+"""`PAIRED_FRACTION` of sorted units, where three that change places together are seen as two."""
 
 
 def check_places() -> Tensor:
-    """Return places in [0, 1] to compare estimates with the network, one in each 16th.
+    """Return positions in [0, 1] to compare estimates with the network, one in each 16th.
 
     Examples
     --------
@@ -55,8 +55,8 @@ def check_places() -> Tensor:
     (16, True)
     """
     generator = torch.Generator().manual_seed(CHECK_PLACES)
-    share = torch.rand(CHECK_PLACES, dtype=torch.float64, generator=generator)
-    return (torch.arange(CHECK_PLACES) + share) / CHECK_PLACES
+    offset = torch.rand(CHECK_PLACES, dtype=torch.float64, generator=generator)
+    return (torch.arange(CHECK_PLACES) + offset) / CHECK_PLACES
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class CrossingEstimate:
         undecided: float,
         miscounted: float,
         repeated: float = 0.0,
-        paired_share: float = PAIRED_SHARE,
+        paired_fraction: float = PAIRED_FRACTION,
     ) -> CrossingEstimate:
         """Extrapolate from counts (levels, sites), the grid halved from level to level.
 
@@ -117,30 +117,30 @@ class CrossingEstimate:
             Crossings that rounding may have merged or hidden.
         repeated : float
             Crossings that may repeat others.
-        paired_share : float
-            See `PAIRED_SHARE`.
+        paired_fraction : float
+            See `PAIRED_FRACTION`.
         """
         totals = counts.sum(1)
         seen = float(totals[-1])
         added = totals.diff().clamp(min=0)
         last = added[-2:]
-        rest = float(last.sum() / (2 ** torch.arange(len(last), dtype=added.dtype)).sum())
+        remainder = float(last.sum() / (2 ** torch.arange(len(last), dtype=added.dtype)).sum())
         # Where the last two halvings added nothing, all halvings determine how likely a pair is.
         weight = 2 ** len(added) - 1
-        likely = max(rest, float(added.sum()) / weight)
-        # Of crossings that come in pairs, the variance is twice the mean. The estimate of the
+        likely = max(remainder, float(added.sum()) / weight)
+        # The variance of crossings that come in pairs is twice their mean. The estimate of the
         # remainder adds 1/3 of it; 2/3 are assumed, as pairs come in clusters.
         spread = ERROR_SIGMAS * math.sqrt(2 * likely * (1 + 2 / 3))
         if likely <= MIN_REMAINING_CROSSINGS:
             spread = 0.0
-        drift = abs(rest - float(added[-1])) / 2
+        drift = abs(remainder - float(added[-1])) / 2
         # Pairs are missed as a whole; where none was seen, up to half a pair was expected.
-        expected = likely + min(1.0, paired_share * seen) / weight
+        expected = likely + min(1.0, paired_fraction * seen) / weight
         pair = 2.0 if expected > NEGLIGIBLE_CROSSINGS else 0.0
         gain = counts[-1] - counts[-2]
-        share = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)
-        by_site = counts[-1] + rest * share
-        total = seen + rest - repeated / 2
+        fraction = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)
+        by_site = counts[-1] + remainder * fraction
+        total = seen + remainder - repeated / 2
         if float(by_site.sum()) > 0:
             by_site = by_site * (total / float(by_site.sum()))
         return cls(
@@ -175,7 +175,7 @@ class DeviationEstimate:
         grids = [chord_parts(t[::by], values[::by]) for by in (1, 2, 4, 8)]
         parts, middle, coarse = (_richardson(*pair) for pair in itertools.pairwise(grids))
         total = parts.total
-        # A change may be small by chance. The one before falls to a quarter.
+        # A change may be small by chance. Changes are expected to fall to a quarter.
         changes = [
             total - middle.total,
             total - grids[0].total,
@@ -183,11 +183,11 @@ class DeviationEstimate:
         ]
         error = torch.stack(changes).abs().amax(0)
         if checks is not None:
-            # The largest distance from the interpolant that the last halving found, and those at
-            # the checks: what is further off now lies between the nodes.
+            # A check that is further from the interpolant than the last halving's nodes were shows
+            # a feature between the nodes.
             known = (values[1::2] - (values[:-1:2] + values[2::2]) / 2).abs().amax(0)
-            off = (checks - _interpolate(values, check_places().to(values.device))).abs()
-            error = error + (off - known).clamp(min=0).mean(0)
+            distance = (checks - _interpolate(values, check_places().to(values.device))).abs()
+            error = error + (distance - known).clamp(min=0).mean(0)
         return cls(parts, error)
 
 
@@ -202,5 +202,5 @@ def _interpolate(values: Tensor, t: Tensor) -> Tensor:
     """Interpolate values (n + 1, k) on a uniform grid linearly at t (m,): (m, k)."""
     at = t * (len(values) - 1)
     left = at.floor().long().clamp(0, len(values) - 2)
-    share = (at - left)[:, None]
-    return (1 - share) * values[left] + share * values[left + 1]
+    weight = (at - left)[:, None]
+    return (1 - weight) * values[left] + weight * values[left + 1]

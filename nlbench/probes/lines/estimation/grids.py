@@ -2,13 +2,13 @@
 
 `GridGroup` evaluates the network at the nodes of a grid, stores the activation pattern of each
 node, and halves the grid. Between two nodes, each unit with kinks that changed its side has
-crossed, and each window of max pooling that changed its leader has switched. What would be counted
-twice is removed: crossings and units that are copies (see `copies`), switches of a window that
-follow from a crossing before it, and units that only sometimes cross together (see `coincidences`).
+crossed, and each window of max pooling that changed its leader has switched. Some are dropped so
+that no boundary counts twice: copies (see `copies`), window switches caused by an earlier crossing,
+and crossings of units that only sometimes cross together (see `coincidences`).
 
-A unit within rounding of its kink at a node keeps the side it had at the node before, so that it
-crosses at most once there. If its side has not been known so far, no crossing is counted and the
-unit is counted as undecided.
+A unit within rounding of its kink at a node keeps the side it had at the previous node, so that it
+crosses at most once there. If its side is not known yet, no crossing is counted and the unit is
+counted as undecided.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from nlbench.probes.lines.recording.program import Step
 from nlbench.probes.lines.segments import Segment
 
-from .bits import any_place, pack, pack_positions, popcount, set_bits
+from .bits import pack, pack_positions, popcount, set_bits, union
 from .coincidences import CrossingTable
 from .copies import CrossingLog, bend_together
 from .evaluator import Evaluator
@@ -40,7 +40,7 @@ COPY_TOLERANCE_NOISE = 8
 BYTES_PER_COMPARED_UNIT = 224
 _HASH_FACTOR = 0x9E3779B97F4A7C1
 INITIAL_GPU_CAPACITY = 2**9
-"""Crossings of a step that a GPU has space for at first."""
+"""Initial capacity of a GPU's log for the crossings of a step."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class GridGroup:
         Steps of the finest grid so far.
     values : tensor of shape (s, steps + 1, k)
     undecided : tensor of shape (s,)
-        Units whose side is unknown, added up over the nodes.
+        Number of units whose side is unknown, summed over the nodes.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class GridGroup:
         self._with_capacity(self._evaluate_middles)
 
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
-        """Evaluate again with more space where the logs overflow; then nothing has been stored."""
+        """Evaluate, and repeat with more capacity while a log overflows, which stores nothing."""
         while True:
             crossings, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
             evaluate(crossings, switches)
@@ -195,7 +195,7 @@ class GridGroup:
             if key[0] in self._first_steps:
                 met |= (resting[:, 1:-1] & crossed(states[:, :-2], states[:, 2:])).any(2)
             for i in range(1, FIRST_GRID_STEPS + 1):
-                # A unit without a side keeps the one before, unless it rests.
+                # A unit without a side keeps its previous one, unless it rests.
                 unknown = ~(_has_side(states[:, i]) | resting[:, i])
                 states[:, i] |= unknown[:, None] & states[:, i - 1]
             counted = torch.full_like(unplaced, -1)
@@ -207,7 +207,7 @@ class GridGroup:
     def compare_crossings(self) -> list[bool]:
         """Compare the crossings of each step from now on; the nodes are evaluated again.
 
-        Returns True for segments with crossings at one place.
+        Returns True for segments with coincident crossings.
         """
         self._with_capacity(self._evaluate_ends)
         flags: list[bool] = self._has_ties.tolist()
@@ -329,7 +329,7 @@ class GridGroup:
         if not len(at):
             return
         value = margins.values[at, unit] - margins.kink
-        # A unit that changes sides with another is its negative; else the sign is not compared.
+        # Units that change sides in pairs are negatives of each other; other signs are ignored.
         values = torch.stack([value.abs(), value if margins.is_paired else value.abs()], 1)
         site, noise = self._site_index[step.output], margins.noise[at, 0]
         crossings.add(interval[at], site, number, unit, values, noise, is_set)
@@ -340,13 +340,13 @@ class GridGroup:
         The former are on the CPU, (levels, s, sites), from the coarsest grid on.
         """
         levels, sites = len(self._switches), len(self._site_index)
-        # The last level is for undecided units, so that there is one copy from the device.
+        # The last level holds the undecided units, which saves a second transfer.
         result = torch.zeros(levels + 1, len(self), max(1, sites), device=self._device)
         for (output, _), sides in self._sides.items():
             for level in range(levels):
                 flags = sides.crossed(2 ** (levels - 1 - level))
                 result[level, :, self._site_index[output]] += popcount(flags).sum(1)
-        # All units that are zero at one node, where their inputs are, make one boundary.
+        # Units that are all zero at one node make one boundary.
         result[:levels, :, :1] += self._at_nodes[:, None]
         result[levels, :, 0] = self.undecided
         on_cpu = result.cpu()
@@ -354,7 +354,7 @@ class GridGroup:
         return seen, on_cpu[levels, :, 0].tolist()
 
     def exclude_copies(self, precise: Evaluator) -> None:
-        """Count only the first of units that bend at the same places all along a segment.
+        """Count only the first of several units that bend together all along a segment.
 
         Parameters
         ----------
@@ -365,7 +365,7 @@ class GridGroup:
         if not flags:
             return
         widths = [words.shape[2] for words in flags]
-        words = torch.cat([any_place(x) for x in flags], 1)
+        words = torch.cat([union(x) for x in flags], 1)
         del flags
         limit, taken = int(precise.budget / 2 / BYTES_PER_COMPARED_UNIT), 0
         batch: list[int] = []
@@ -412,9 +412,9 @@ class GridGroup:
         precise.along(segment_starts, segment_ends, owner, t.repeat(len(indices)), callback)
         tolerance = (COPY_TOLERANCE_NOISE * noises.amax(1).cpu())[kind]
         is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
-        # Saturated units have two distances.
-        least = 3 if self._evaluator.piecewise.may_coincide else 2
-        copies = bend_together(row, values.cpu(), tolerance, is_paired[kink], least)
+        # Saturated units may share two distances without being copies.
+        min_different = 3 if self._evaluator.piecewise.may_coincide else 2
+        copies = bend_together(row, values.cpu(), tolerance, is_paired[kink], min_different)
         if bool(copies.any()):
             flags = pack_positions(row[copies], column[copies], words.shape).to(self._device)
             parts = torch.split(flags, list(widths), 1)
@@ -425,9 +425,9 @@ class GridGroup:
         rounding = self._noise_floor, self._is_coarse
         return self._evaluator.along(self._starts, self._ends, owner, t, callback, rounding)
 
-    def _remove_repeated(self, twice: CrossingLog, steps: int) -> None:
-        """Stop counting units whose two crossings within a step are those of another unit."""
-        repeated, *columns = twice.repeats()
+    def _remove_repeated(self, double_crossings: CrossingLog, steps: int) -> None:
+        """Stop counting units that repeat both crossings of another unit within a step."""
+        repeated, *columns = double_crossings.repeats()
         interval, site, kink, unit = (x[repeated] for x in columns)
         outputs = {index: output for output, index in self._site_index.items()}
         for key in set(zip(site.tolist(), kink.tolist(), strict=True)):
@@ -461,7 +461,7 @@ class GridGroup:
             self._end_members[step.output][s[edge], end] = windows.values[edge]
         before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
-            # Each leader depends on the one before.
+            # Each leader depends on the previous one.
             segment, place = divmod(at, nodes)
             if place:
                 before[i] = leads[segment, place - 1]
@@ -504,16 +504,16 @@ class GridGroup:
     def _settle_tie(
         self, step: Step, windows: Windows, s: Tensor, leads: Tensor, at: Tensor, end: int
     ) -> None:
-        """Break ties at an end of the segment: the member that leads next to it leads there.
+        """Break ties at an end of the segment in favour of the leader at the neighbouring node.
 
-        `leads` (P, groups) are the leaders at that end for the rows `at`, which are next to it.
+        `leads` (P, groups) are the leaders at that end for the neighbouring rows `at`.
         """
         if not len(at):
             return
         members = self._end_members[step.output][s[at], end]
-        ours, theirs = windows.state[at], leads[at]
-        tied = value_at(members, ours) >= value_at(members, theirs) - noise_among(members)
-        leads[at] = torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        near, last = windows.state[at], leads[at]
+        tied = value_at(members, near) >= value_at(members, last) - noise_among(members)
+        leads[at] = torch.where(tied & (near >= 0) & (last >= 0), near, last)
         self._leads[step.output][s[at], -end] = leads[at]
 
     def _log_leaders(
@@ -525,16 +525,14 @@ class GridGroup:
         interval: Tensor,
         side: int,
     ) -> None:
-        """Log the windows whose leaders differ at the two ends of a step; this is one end."""
+        """Log, at one end of a step, the windows whose leaders differ at the two ends."""
         row, group, is_set = crossings.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
-        mine, theirs = windows.leader_values(other, row, group)
-        own, others = windows.state[row, group].long(), other[row, group].long()
+        values = torch.stack(windows.leader_values(other, row, group), 1)
+        leaders = windows.state[row, group].long(), other[row, group].long()
         if side:
-            values, leaders = torch.stack([theirs, mine], 1), (others, own)
-        else:
-            values, leaders = torch.stack([mine, theirs], 1), (own, others)
+            values, leaders = values.flip(1), leaders[::-1]
         switch = group
         for leader in leaders:
             switch = (switch * _HASH_FACTOR + leader) % 2**52
@@ -544,21 +542,21 @@ class GridGroup:
     def _log_switches(
         self, step: Step, windows: Windows, other: Tensor, interval: Tensor, switches: CrossingLog
     ) -> None:
-        """Log where a window's leader differs from that at a neighbour.
+        """Log the windows whose leader differs from that of a neighbouring node.
 
-        Windows whose other leader rests on a kink here are skipped, and so are equal leaders, such
-        as units that all rest: the change is then due to the crossing of an earlier unit.
+        Switches caused by the crossing of an earlier unit are skipped: those whose other leader
+        rests on a kink here, and those between equal values, such as units that all rest.
         """
         row, group, is_set = switches.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
-        mine, theirs = windows.leader_values(other, row, group)
+        own_values, other_values = windows.leader_values(other, row, group)
         moving = (
-            ~torch.isin(theirs, self._evaluator.piecewise.resting_values)
-            & (mine != theirs)
+            ~torch.isin(other_values, self._evaluator.piecewise.resting_values)
+            & (own_values != other_values)
             & is_set
         )
-        values = torch.stack([mine, theirs], 1)
+        values = torch.stack([own_values, other_values], 1)
         noise = windows.noise.flatten()[row]
         site = self._site_index[step.output]
         switches.add(interval[row], site, 0, group, values, noise, moving)
@@ -570,13 +568,13 @@ def _has_side(states: Tensor) -> Tensor:
 
 
 def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
-    """Concatenate tensors of the places of `count` segments to (s, places, ...)."""
+    """Concatenate values at places of `count` segments, and reshape to (s, places, ...)."""
     joined = torch.cat(list(parts))
     return joined.reshape(count, len(joined) // count, *joined.shape[1:])
 
 
 def interleave(nodes: Tensor, middles: Tensor) -> Tensor:
-    """Insert (s, n, ...) between (s, n + 1, ...).
+    """Insert middles (s, n, ...) between nodes (s, n + 1, ...).
 
     Examples
     --------

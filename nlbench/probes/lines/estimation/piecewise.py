@@ -26,14 +26,14 @@ PatternCallback = Callable[[Step, int, Margins | Windows], None]
 
 
 class UnknownPieces(UnsupportedOperation):
-    """A piecewise-affine operation whose pieces can't be told apart."""
+    """A piecewise-affine operation whose pieces can't be distinguished."""
 
 
 @dataclass(frozen=True)
 class MeasuredRounding:
     """Rounding errors of patterns and outputs at one point, measured by perturbing last digits.
 
-    They exceed what the size of a value suggests where values are small differences of large
+    They exceed the errors expected from a value's size where values are small differences of large
     numbers, for example where inputs far from zero are compared with each other.
 
     Parameters
@@ -41,7 +41,7 @@ class MeasuredRounding:
     noise_floor : tensor of shape (n,)
         Minimum noise of each pattern of a pass, in order of call; 0 where the expected noise holds.
     is_coarse : bool tensor of shape (n,)
-        True where a value equals its kink by rounding only.
+        True where a value equals its kink only because of rounding.
     output_error : float64 tensor of shape (k,)
         Rounding error of each output.
     """
@@ -59,15 +59,15 @@ class PiecewiseNetwork:
     ----------
     program : Program
     pieces : mapping of int to Pieces
-        By the number of the value that a step makes.
+        Keyed by the number of the value that a step computes.
     resting_values : tensor
         Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
-        included, as minima are compared as maxima of negatives.
+        included, since minima are computed as maxima of negatives.
     is_direct : bool
-        True if calls run as PyTorch's: the rules' implementations are for float64 on a CPU.
+        True to run PyTorch's own calls: the rules' implementations are for float64 on a CPU.
     may_coincide : bool
-        True if units that are not copies may cross together: behind windows that overlap, and where
-        units are saturated or pass their inputs on. Not in plain ReLU networks.
+        True if units that are not copies may cross together: after overlapping windows, and where
+        units are saturated or pass their inputs on. False for plain ReLU networks.
     """
 
     program: Program
@@ -78,7 +78,7 @@ class PiecewiseNetwork:
 
     @property
     def first_steps(self) -> set[int]:
-        """Steps with kinks whose inputs are affine along a segment, as no step before bends."""
+        """Steps with kinks whose inputs are affine along a segment: no earlier step bends."""
         bent: set[int] = set()
         for step in self.program.steps:
             if step.output in self.pieces or bent & set(step.inputs):
@@ -109,12 +109,12 @@ class PiecewiseNetwork:
         """
         count = itertools.count()
 
-        def look(step: Step, x: Sequence[Tensor]) -> None:
+        def report(step: Step, x: Sequence[Tensor]) -> None:
             if callback is not None and step.output in self.pieces:
                 for number, pattern in enumerate(self._patterns(step, x)):
                     callback(step, number, _with_rounding(pattern, rounding, next(count)))
 
-        output = run_program(self.program, inputs, look, is_direct=self.is_direct)
+        output = run_program(self.program, inputs, report, is_direct=self.is_direct)
         return output.reshape(len(inputs), -1)
 
     def _patterns(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
@@ -146,10 +146,10 @@ class PiecewiseNetwork:
 
 
 def _difference(pattern: Margins | Windows, perturbed: Margins | Windows) -> tuple[Tensor, Tensor]:
-    """Return the largest difference, and True if only one of the two has a value on the kink."""
+    """Return the largest difference, and True if perturbation moves a value off its kink."""
     difference = pattern.values - perturbed.values
     if isinstance(pattern, Margins) and pattern.is_paired:
-        # Units that rest have no margin, and with other digits they don't rest.
+        # Resting units have no margin, and perturbed ones don't rest.
         difference = difference.masked_fill((pattern.values == 0) | (perturbed.values == 0), 0.0)
     largest = peak(difference[None]).flatten()[0]
     if isinstance(pattern, Windows) or pattern.is_paired:
@@ -183,7 +183,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
     Raises
     ------
     nlbench.UnsupportedOperation
-        If an operation is not piecewise affine, or the pieces of its units can't be told apart.
+        If an operation is not piecewise affine, or the pieces of its units can't be distinguished.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
         if step.rule.bend is not None:
             if step.rule.pieces is None:
                 raise UnknownPieces(
-                    step.operation, step.place, "the pieces of its units can't be told apart"
+                    step.operation, step.place, "the pieces of its units can't be distinguished"
                 )
             pieces[step.output] = step.rule.pieces
     is_direct = example.dtype == torch.float32 or example.device.type != "cpu"

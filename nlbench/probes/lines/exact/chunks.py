@@ -109,18 +109,18 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     t, origins, owner = chunk.t, chunk.origins, chunk.owner
     interval, weight = chunk.left, chunk.weight.double()
     # Synchronising with a GPU costs more than an unnecessary sort by owner.
-    several = owner.is_cuda or bool(owner[0] != owner[-1])
+    has_several = owner.is_cuda or bool(owner[0] != owner[-1])
     before, after = t[interval], t[interval + 1]
     new = before + weight * (after - before)
-    apart = (new - before > min_gap) & (after - new > min_gap)
-    if several:
+    is_apart = (new - before > min_gap) & (after - new > min_gap)
+    if has_several:
         # Nothing lies between the end of a segment and the start of the next.
-        apart &= owner[interval] == owner[interval + 1]
-    chosen = apart.nonzero().squeeze(1)
+        is_apart &= owner[interval] == owner[interval + 1]
+    chosen = is_apart.nonzero().squeeze(1)
     interval, weight, new = interval[chosen], weight[chosen], new[chosen]
-    order = _order(new, owner[interval]) if several else new.argsort()
+    order = _order(new, owner[interval]) if has_several else new.argsort()
     new, interval, weight = new[order], interval[order], weight[order]
-    distinct = spaced(new, min_gap, owner[interval])
+    distinct = select_spaced(new, min_gap, owner[interval])
     if distinct is not None:
         interval, weight, new = interval[distinct], weight[distinct], new[distinct]
     # A breakpoint comes after the left end of its interval and all previous breakpoints.
@@ -134,8 +134,8 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, weights, place)
 
 
-def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
-    """Select from increasing numbers of each segment those with a minimum gap: (m,).
+def select_spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
+    """Select increasing numbers that are a minimum gap apart within each segment: (m,).
 
     Each is farther than `gap` from the last selected one, not only from its neighbour, so that a
     long run of close numbers is thinned and not merged into one. Returns None to select all.
@@ -143,7 +143,7 @@ def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     Examples
     --------
     >>> t = torch.tensor([0.0, 0.6, 1.2, 1.8, 2.4, 9.0])
-    >>> spaced(t, 1.0, torch.zeros(6)).tolist()
+    >>> select_spaced(t, 1.0, torch.zeros(6)).tolist()
     [True, False, True, False, True, True]
     """
     close = (t.diff() <= gap) & (owner.diff() == 0)

@@ -1,4 +1,4 @@
-"""Depth-first work on tasks by several threads, each running PyTorch on one thread.
+"""Depth-first execution of tasks by several threads, each running PyTorch single-threaded.
 
 PyTorch's own threads split every operation and wait for each other after each one. The operations
 of a trace are short: on two cores the waiting costs a quarter of the time, and much more if another
@@ -53,7 +53,7 @@ class _Stack(Generic[Task]):
                 self._changed.notify_all()
 
     def stop(self, error: BaseException) -> None:
-        """Make every thread end after its current task."""
+        """Stop every thread after its current task."""
         with self._changed:
             self.error = self.error or error
             self._stopped.set()
@@ -88,7 +88,7 @@ def run_tasks(
     Parameters
     ----------
     first : sequence of Task
-        None is not a task.
+        A task may not be None.
     work : callable
         Maps a task to further tasks.
     threads : int
@@ -102,7 +102,7 @@ def run_tasks(
     Raises
     ------
     BaseException
-        The first that a task raised, or that interrupted the caller. No thread is left running.
+        The first error of a task, or the caller's interruption. No thread is left running.
 
     Examples
     --------

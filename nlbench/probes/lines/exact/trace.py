@@ -34,9 +34,9 @@ from .tasks import run_tasks
 MIN_BREAKPOINT_GAP = {torch.float64: 1e-12, torch.float32: 1e-7}
 """Difference in t below which breakpoints are merged: ties, up to rounding."""
 
-# Points computed at a time, (min, max), and bytes that they may take: enough that the points
-# shared by neighbouring parts and the cost of a call don't matter, and few enough that their
-# values stay in the cache (benchmarks/cost_per_region.py). A GPU needs larger batches.
+# Points computed at a time, (min, max), and the bytes that they may take: enough to make the points
+# shared by neighbouring parts and the cost of a call negligible, and few enough that their values
+# stay in the cache (benchmarks/cost_per_region.py). A GPU needs larger batches.
 POINT_RANGE_CPU = (64, 128)
 MAX_BYTES_CPU = 10 * 2**20
 POINT_RANGE_GPU = (16, 8192)
@@ -58,22 +58,22 @@ def trace_exactly(
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program along segments; see `trace_segment`.
 
-    Depth first: as soon as a chunk outgrows the limit it is split at breakpoints, and each part
-    goes through the rest of the program on its own. Memory is bounded by limit times depth for any
-    number of regions or segments, and the result doesn't depend on the limit. On a CPU, PyTorch's
-    number of threads determines how many parts run at a time.
+    The trace is depth-first: as soon as a chunk outgrows the limit it is split at breakpoints, and
+    each part goes through the rest of the program on its own. Memory is bounded by limit times
+    depth for any number of regions or segments, and the result doesn't depend on the limit. On a
+    CPU, PyTorch's number of threads determines how many parts run at a time.
 
     Parameters
     ----------
     segments : iterable of (start, end), tensors of shape (*input)
         In the dtype in which the program was recorded.
     memory : int, optional
-        Bytes in addition to the model and the traces; by default a share of the free memory.
+        Bytes in addition to the model and the traces; by default half of the free memory.
     limit : int, optional
         Maximum number of points computed at a time, at least 2; by default as many as fit the
         cache and the memory.
     batch_segments : int, optional
-        Segments that begin in one batch; by default 1 on a CPU.
+        Segments that start in one batch; by default 1 on a CPU.
     needs : PointMemory, optional
         Memory needed per point, if already measured.
 
@@ -83,7 +83,7 @@ def trace_exactly(
         If the memory does not suffice for two points.
     """
     segments = iter(segments)
-    # Points that fit after memory has run out.
+    # Points that fit, once memory has run out.
     fitting = 0
     while group := list(itertools.islice(segments, batch_segments or 1)):
         device = group[0][0].device
@@ -106,14 +106,14 @@ def _threads_and_points(
     needs: PointMemory, device: torch.device, memory: int | None
 ) -> tuple[int, int]:
     """Return the number of threads, and the maximum number of points per thread."""
-    (fewest, most), max_bytes = POINT_RANGE_CPU, MAX_BYTES_CPU
+    (min_points, max_points), max_bytes = POINT_RANGE_CPU, MAX_BYTES_CPU
     if device.type == "cuda":
-        (fewest, most), max_bytes = POINT_RANGE_GPU, MAX_BYTES_GPU
+        (min_points, max_points), max_bytes = POINT_RANGE_GPU, MAX_BYTES_GPU
     return share_out(
         needs,
         device,
         memory,
-        max(fewest, min(most, max_bytes // needs.width)),
+        max(min_points, min(max_points, max_bytes // needs.width)),
         threads=torch.get_num_threads() if device.type == "cpu" else 1,
         min_points=MIN_POINTS_PER_THREAD,
         needed=2,
@@ -130,7 +130,7 @@ def _trace_group(
         owner = torch.arange(len(group), device=x.device).repeat_interleave(2)
         rows = torch.arange(len(x), device=x.device)
         values, ends = Values({0: x}, {0: peak(x)}), torch.full_like(rows, -1)
-        whole = Chunk(-1, t, ends, owner, values, rows, torch.zeros_like(t))
+        chunk = Chunk(-1, t, ends, owner, values, rows, torch.zeros_like(t))
 
         stopped = threading.Event()
         output_parts = _OutputParts()
@@ -144,7 +144,7 @@ def _trace_group(
                     output_parts.add(result)
                 return []
 
-        run_tasks(split(whole, limit), work, threads, lambda chunk: chunk.step, stopped)
+        run_tasks(split(chunk, limit), work, threads, lambda chunk: chunk.step, stopped)
     lengths = [segment_length(start, end) for start, end in group]
     for (t, y, origins), length in zip(output_parts.join(len(group)), lengths, strict=True):
         if not torch.isfinite(y).all():
@@ -189,10 +189,10 @@ class _OutputParts:
     def join(self, segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Sort the parts, and return t, outputs and origins of each segment."""
         self._concatenate_recent()
-        self._blocks, whole = [], _concatenate(self._blocks)
+        self._blocks, joined = [], _concatenate(self._blocks)
         spans = [torch.arange(first, first + rows) for _, _, first, rows in sorted(self._spans)]
-        rows = torch.cat(spans).to(whole.t.device)
-        t, owner = whole.t[rows], whole.owner[rows]
+        rows = torch.cat(spans).to(joined.t.device)
+        t, owner = joined.t[rows], joined.owner[rows]
         is_first = torch.ones_like(owner, dtype=torch.bool)
         # Neighbouring parts share a point.
         is_first[1:] = (t.diff() != 0) | (owner.diff() != 0)
@@ -200,7 +200,7 @@ class _OutputParts:
         rows = rows[is_first]
         columns = [
             list(torch.split(column[rows], counts))
-            for column in (whole.t, whole.values, whole.origins)
+            for column in (joined.t, joined.values, joined.origins)
         ]
         if segments > 1:
             # A view of one trace would keep the memory of all of them.
@@ -231,30 +231,26 @@ def _advance(
         if stopped.is_set():
             return None
         step = program.steps[index]
-        # The breakpoints of a chunk's first step have been inserted.
+        # The breakpoints of a chunk's first step have already been inserted.
         if step.rule.bend is not None and index != chunk.step:
             x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
             if not all(torch.isfinite(bound).all() for bound in b):
                 raise NotFinite(f"the input of {step.site} is not finite on the segment")
-            interval, share = step.rule.bend(x, b)
+            interval, fraction = step.rule.bend(x, b)
             x, b = [], []
             if len(interval):
                 min_gap = MIN_BREAKPOINT_GAP[tensors[step.inputs[0]].dtype]
-                longer = insert_breakpoints(
-                    Chunk(index, t, origins, owner, Values(tensors, bounds), interval, share),
+                extended = insert_breakpoints(
+                    Chunk(index, t, origins, owner, Values(tensors, bounds), interval, fraction),
                     program.sites.index(step.site),
                     min_gap,
                 )
-                if len(longer.t) > limit:
-                    return longer
-                t, origins, owner, values = (
-                    longer.t,
-                    longer.origins,
-                    longer.owner,
-                    longer.values(),
-                )
+                if len(extended.t) > limit:
+                    return extended
+                t, origins, owner = extended.t, extended.origins, extended.owner
+                values = extended.values()
                 tensors, bounds = values.tensors, values.bounds
-                del longer
+                del extended
         x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
         tensors[step.output] = step.rule.snap(x, b) if step.rule.snap else step.rule.apply(x)
         bounds[step.output] = step.rule.bound(x, b, tensors[step.output])

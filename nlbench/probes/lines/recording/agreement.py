@@ -1,7 +1,7 @@
 """Comparison of a recorded program with its network.
 
-Two ways of computing the same function differ by rounding. How far is derived from the sizes of
-the values, and, for single steps, from the rules' error estimates.
+Two ways of computing the same function differ by rounding. The tolerance follows from the sizes of
+the values and, for single steps, from the rules' error estimates.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 SPREAD_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
 """Difference up to which they count as the same, relative to an output's spread over inputs."""
 TOLERANCE_EPS = 1000
-"""Machine epsilons by which two ways of computing the same value may always differ."""
+"""Difference that is always tolerated, in machine epsilons."""
 
 
 def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
-    """Check that a program computes what the network does on examples (m, ...).
+    """Raise if a program doesn't compute the network's output on examples (m, ...).
 
     At most four points are computed at a time.
 
@@ -109,9 +109,9 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
     high = torch.maximum(others.amax(0).to(dtype), expected.amax(0))
     low = torch.minimum(others.amin(0).to(dtype), expected.amin(0))
     size, spread = torch.maximum(high, -low), high - low
-    of_size = RELATIVE_TOLERANCE[dtype] * size
+    tolerance = RELATIVE_TOLERANCE[dtype] * size
     tolerance = torch.where(
-        spread > 0, torch.minimum(of_size, SPREAD_TOLERANCE[dtype] * spread), of_size
+        spread > 0, torch.minimum(tolerance, SPREAD_TOLERANCE[dtype] * spread), tolerance
     )
     tolerance = tolerance.clamp(min=float(TOLERANCE_EPS * torch.finfo(dtype).eps * size.max()))
     return equal_but_for_rounding(values, expected, tolerance)
@@ -120,7 +120,7 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
 def is_same(values: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Return True if outputs agree to `RELATIVE_TOLERANCE` of the largest expected output.
 
-    `dtype` is what the network computes in; its output may have a different type.
+    `dtype` is the dtype that the network computes in; its output may have another.
     """
     if values.shape != expected.shape:
         return False

@@ -30,16 +30,16 @@ class PointMemory:
     Parameters
     ----------
     width : int
-        Maximum of the live values.
+        Maximum size of the live values.
     step : int
         Maximum while a step is computed: its inputs, the same with new points inserted, and the
         step's workspace.
     waiting : int
-        Sum, over the steps that bend, of what a point takes while it waits there for others.
+        Memory that a point takes while it waits for others, summed over the steps that bend.
     reserve : int
         Bytes per thread, independent of the number of points.
     constants : int
-        Bytes of what is computed once and cached, such as sums of squares of weights.
+        Bytes of cached constants, such as sums of squares of weights.
     """
 
     width: int
@@ -49,7 +49,7 @@ class PointMemory:
     constants: int = 0
 
     def times(self, count: int) -> PointMemory:
-        """Return the memory of `count` tensors in place of each."""
+        """Return the memory with `count` tensors in place of each."""
         width, step = count * self.width, count * self.step
         return PointMemory(width, step, count * self.waiting, count * self.reserve, self.constants)
 
@@ -102,19 +102,19 @@ def share_out(
     # The constants are no longer part of the free memory.
     constants = 0 if memory is None else needs.constants
     usable = usable_memory(device, memory) - constants
-    each = needs.step + needs.waiting if waiting else needs.step
-    fitting = int((usable - needs.reserve) // each)
+    point_bytes = needs.step + needs.waiting if waiting else needs.step
+    fitting = int((usable - needs.reserve) // point_bytes)
     if fitting < needed:
         name = "half of the free memory" if memory is None else "memory"
         budget = memory_budget(device, memory)
-        required = with_overhead(constants + needs.reserve + needed * each)
+        required = with_overhead(constants + needs.reserve + needed * point_bytes)
         raise RequestError(
             f"{name}: {format_bytes(budget)} are too few to trace this network on a segment, "
             f"which takes {format_bytes(required)} or more"
         )
-    while threads > 1 and usable < threads * (needs.reserve + min_points * each):
+    while threads > 1 and usable < threads * (needs.reserve + min_points * point_bytes):
         threads -= 1
-    points = int((usable / threads - needs.reserve) // each)
+    points = int((usable / threads - needs.reserve) // point_bytes)
     return threads, limit if points >= limit else max(needed, 2 ** int(math.log2(points)))
 
 
@@ -135,7 +135,7 @@ def min_point_memory(program: Program, dtype: torch.dtype) -> PointMemory:
 def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
     """Measure the memory of a point.
 
-    What is computed once and cached counts only if it was not computed before.
+    Cached constants count only if they were not computed before.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
             before = live.restart()
             output = apply_step(step, x)
             bound = step.rule.bound(x, b, output)
-            # What remains of it, besides output and bound, are constants.
+            # Memory that remains, other than output and bound, holds constants.
             storages = {storage_of(t): t.untyped_storage() for t in (output, bound)}
             old = {storage_of(t) for t in (*x, *b)}
             new = sum(storage.nbytes() for key, storage in storages.items() if key not in old)
@@ -198,7 +198,7 @@ def _total(
         workspace = itemsize * step.rule.workspace
         if step.rule.bend is not None:
             waiting += before
-            # Signs and copies of what bends; or what new points are interpolated from.
+            # Signs and copies of the output, or the values that new points are interpolated from.
             workspace += max(2 * output, 2 * largest)
         width, reserve = max(width, after), max(reserve, itemsize * step.rule.reserve)
         own_bytes = max(workspace, step_bytes.get(step.output, 0))

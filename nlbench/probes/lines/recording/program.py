@@ -1,4 +1,4 @@
-"""A program: a network's forward pass as a straight line of operations.
+"""A program: a network's forward pass as a sequence of operations.
 
 Value 0 is the input; step i reads earlier values and computes value i. Each step has the rule of
 its operation (see `nlbench.probes.lines.rules.rule`), which acts on many points together.
@@ -80,7 +80,7 @@ class Program:
 def run_program(
     program: Program,
     inputs: Tensor,
-    look: Callable[[Step, Sequence[Tensor]], None] | None = None,
+    callback: Callable[[Step, Sequence[Tensor]], None] | None = None,
     *,
     is_direct: bool = False,
 ) -> Tensor:
@@ -88,7 +88,7 @@ def run_program(
 
     Parameters
     ----------
-    look : callable, optional
+    callback : callable, optional
         Called with each step and its inputs, before it is run.
     is_direct : bool
         True to run PyTorch's own calls where a rule computes them differently.
@@ -96,8 +96,8 @@ def run_program(
     values = {0: inputs}
     for step in program.steps:
         x = [values[i] for i in step.inputs]
-        if look is not None:
-            look(step, x)
+        if callback is not None:
+            callback(step, x)
         direct = step.rule.direct if is_direct else None
         values[step.output] = (direct or step.rule.apply)(x)
         for value in step.ends:
@@ -153,11 +153,10 @@ def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
 def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator[ComputedStep]:
     """Yield the steps of a program as `walk` does, with measured rounding errors.
 
-    Copies of the batch are computed too, with each input of a step changed by about its last
-    digit, at random but reproducibly. The error is the resulting difference: one number per unit,
-    or per channel where there are positions, the largest over the batch. (J.
-    Vignes, "A stochastic arithmetic for reliable scientific computation", Mathematics and
-    Computers in Simulation 35, 1993.)
+    Copies of the batch are computed too, with the last digits of each step's inputs perturbed at
+    random but reproducibly. The error is the largest resulting difference over the batch, one per
+    unit, or per channel where there are positions. (J. Vignes, "A stochastic arithmetic for
+    reliable scientific computation", Mathematics and Computers in Simulation 35, 1993.)
     """
     generator = torch.Generator(inputs.device).manual_seed(0)
     precision = torch.finfo(inputs.dtype).eps

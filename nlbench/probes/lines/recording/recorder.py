@@ -2,12 +2,11 @@
 
 The network runs once on one input while every operation that PyTorch dispatches is recorded. What
 depends on the input becomes a step of the program; everything else, including parameters, is a
-constant.
-Calls of functions, in-place operations and skip connections are seen as well as modules, and
-control flow that depends on shapes is resolved.
+constant. Function calls, in-place operations and skip connections are recorded as well as modules,
+and control flow that depends on shapes is resolved.
 
-Memory that is changed in place may be read under several names. Each write is logged with the
-positions it covers, and a tensor that overlaps them is brought up to date when it is next read.
+Several tensors may share memory that is changed in place. Each write is logged with the positions
+it covers, and a tensor that overlaps them is updated when it is next read.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from .transposition import is_transposition, with_samples_first
 
 
 def record_program(network: nn.Module, example: Tensor) -> Program:
-    """Record a network on one input (1, *input) of its dtype, which it may change.
+    """Record a network on one input (1, *input) of its dtype, which it may modify.
 
     Raises
     ------
@@ -76,14 +75,14 @@ def record_program(network: nn.Module, example: Tensor) -> Program:
     recorder = Recorder(network, example)
     output = run_once(network, example, recorder.recording())
     value = recorder.output_value(output)
-    return _without_unused(recorder.program, value, tuple(example.shape[1:]))
+    return _drop_unused(recorder.program, value, tuple(example.shape[1:]))
 
 
 def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     """Return why a network can't be traced, or an empty string if it can.
 
     Where the network allows it, only shapes are computed, so that a large network costs as little
-    as a small one. Problems that only numbers reveal, such as a weight that is not finite, are
+    as a small one. Problems that only values reveal, such as a weight that is not finite, are
     found when the network is traced.
 
     Parameters
@@ -110,7 +109,7 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     except UnsupportedOperation as error:
         return str(error)
     except (NlbenchError, RuntimeError, TypeError, ValueError):
-        # Some operation needs numbers.
+        # Some operation needs values.
         try:
             network = double_copy(model)
             device = precise_device(network, example)
@@ -145,8 +144,8 @@ def run_once(
     return output
 
 
-def _without_unused(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Program:
-    """Drop steps that the output doesn't need, and note where each value ends."""
+def _drop_unused(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Program:
+    """Drop steps that the output doesn't need, and record the last use of each value."""
     needed = {output}
     used: list[Step] = []
     for step in reversed(steps):
@@ -159,7 +158,7 @@ def _without_unused(steps: Sequence[Step], output: int, shape: tuple[int, ...]) 
 
 @dataclass(frozen=True)
 class _StorageLayout:
-    """Positions of a tensor's numbers in its storage."""
+    """Layout of a tensor's elements in its storage."""
 
     size: int
     shape: tuple[int, ...]
@@ -171,26 +170,26 @@ class _StorageLayout:
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
         return cls(size, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
-    def places(self) -> Tensor:
-        """Return the position of each number, (numel,)."""
+    def positions(self) -> Tensor:
+        """Return the position of each element, (numel,)."""
         positions = torch.arange(self.size)
         return positions.as_strided(self.shape, self.stride, self.offset).flatten()
 
 
 class Recorder(DispatchMode):
-    """Recorder of what is dispatched while a network runs on one input.
+    """Recorder of the operations that are dispatched while a network runs on one input.
 
     Parameters
     ----------
     network : torch.nn.Module
         In eval mode.
     example : tensor of shape (1, *input)
-        The input, which may be changed in place. All that is recorded must have its dtype.
+        The input, which may be changed in place. Every recorded tensor must have its dtype.
 
     Attributes
     ----------
     steps : list of Step
-        What depends on the input, in order of call. Value 0 is the input.
+        Operations that depend on the input, in order of call. Value 0 is the input.
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
@@ -202,21 +201,21 @@ class Recorder(DispatchMode):
         self._names.begin(example)
         self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
-        # Numbers of values. References are weak, so that recording keeps no memory alive.
+        # Number of each tensor's value. Weak references, so that recording keeps no memory alive.
         self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        # The values whose transpose a tensor is.
+        # Number of the value that each tensor is the transpose of.
         self._transposed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
         self._input_shape = tuple(example.shape[1:])
         self._constants: set[StorageWeakRef] = set()
-        # Positions of maxima: they come with the maxima and are rarely used.
+        # Positions of maxima, which are returned with the maxima and rarely used.
         self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._bind(example, 0)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what is dispatched, by which module."""
+        """Record the dispatched operations and the modules that call them."""
         with ExitStack() as entered:
             entered.enter_context(self._names.hooked())
             for module in self._attention:
@@ -233,7 +232,7 @@ class Recorder(DispatchMode):
         return [replace(step, site=name.text if name else "") for step, name in named]
 
     def output_value(self, output: Tensor) -> int:
-        """Return the number of the network's output, which may be a constant."""
+        """Return the value number of the network's output, which may be a constant."""
         self._refresh(output, "forward")
         if output in self._transposed:
             raise self._refusal("forward", _MOVES_SAMPLES)
@@ -247,7 +246,7 @@ class Recorder(DispatchMode):
         return self._values[output]
 
     def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Raise for attention by name, since the reason for its first step would mislead."""
+        """Refuse attention by name, since an error about its first step would mislead."""
         if any(isinstance(x, Tensor) and x in self._values for x in inputs):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
@@ -331,7 +330,7 @@ class Recorder(DispatchMode):
         return result
 
     def _transpose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Transpose a value, which takes no step: the result refers to the same value."""
+        """Transpose a value without a step: the result refers to the same value."""
         source, result = args[0], func(*args, **kwargs)
         if source in self._transposed:
             self._bind(result, self._transposed[source])
@@ -456,12 +455,12 @@ class Recorder(DispatchMode):
             self._writes.bind(tensor)
 
     def _refresh(self, tensor: Tensor, name: str) -> None:
-        """Update a tensor whose memory was overwritten under another name."""
+        """Update a tensor whose memory was overwritten through another tensor."""
         for time, (layout, content) in self._writes.pending(tensor):
-            own, places = _StorageLayout.of(tensor).places(), layout.places()
-            order = torch.full((int(max(own.max(), places.max())) + 1,), -1)
-            order[places] = torch.arange(len(places))
-            source = order[own]
+            positions, written = _StorageLayout.of(tensor).positions(), layout.positions()
+            order = torch.full((int(max(positions.max(), written.max())) + 1,), -1)
+            order[written] = torch.arange(len(written))
+            source = order[positions]
             hit = source >= 0
             if bool(hit.any()):
                 is_moved = tensor.ndim == 0 or len(tensor) != 1 or tensor in self._transposed
@@ -473,11 +472,11 @@ class Recorder(DispatchMode):
             self._writes.bind(tensor, time)
 
     def _assign(self, tensor: Tensor, content: Any, places: Tensor, source: Tensor) -> None:
-        """Add the step that inserts overwritten numbers into a tensor."""
+        """Add the step that inserts overwritten elements into a tensor."""
         base, value = self._values.get(tensor), content
         traced = [v for v in (base, value) if isinstance(v, int)]
         if not traced:
-            return  # Constants in a constant.
+            return  # A constant was overwritten with constants.
         numbers = {v: Input(i) for i, v in enumerate(dict.fromkeys(traced))}
         arguments = [
             numbers[v] if isinstance(v, int) else (tensor.clone() if v is None else v)
@@ -512,7 +511,7 @@ def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
 
 
 def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
-    """Return True if a call uses only shape and kind of its traced tensors."""
+    """Return True if a call uses only the shape and dtype of its traced tensors."""
     takes = known(name).takes
     return takes == "shape" or (takes == "second shape" and not isinstance(spec[0], Input))
 
@@ -528,7 +527,7 @@ def _rule_of(call: RecordedCall) -> Rule:
 
 
 class _CallNames(SiteNames):
-    """Names of calls; passes calls that are registered as a whole on to the recorder."""
+    """Names of calls; calls registered as one operation are passed to the recorder."""
 
     def __init__(self, network: nn.Module, recorder: Recorder) -> None:
         super().__init__(network)
@@ -551,7 +550,7 @@ def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _part(function: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """Return a function of one of the results of an operation."""
+    """Return a function that computes one result of an operation."""
 
     def select(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)[index]

@@ -206,5 +206,5 @@ def padding(call: RecordedCall) -> Rule:
 @line_rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def dropout(call: RecordedCall) -> Rule:
     if call.args[2]:
-        raise NotAffine("it draws at random")
+        raise NotAffine("it is random")
     return Rule(call.apply, unchanged)

@@ -96,7 +96,7 @@ def test_max_pooling_bends_at_every_overtake():
         ]
     ),
 )
-def test_max_pooling_is_exact_and_has_no_bend_too_many(seed, drawn):
+def test_max_pooling_is_exact_and_has_no_extra_bends(seed, drawn):
     pool, axes = drawn
     torch.manual_seed(seed)
     start, end = torch.randn(2, 2, *[5] * axes)
@@ -127,7 +127,7 @@ def test_a_segment_without_length_is_one_region():
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_a_segment_inside_a_boundary_has_no_breakpoints(scale):
-    # Pre-activation 0.1 a + 0.2 b - 0.3 c is zero at a = b = c but for rounding.
+    # Pre-activation 0.1 a + 0.2 b - 0.3 c is zero at a = b = c up to rounding.
     net = nn.Sequential(nn.Linear(3, 1, bias=False), nn.ReLU()).double()
     with torch.no_grad():
         net[0].weight.copy_(scale * torch.tensor([[0.1, 0.2, -0.3]], dtype=torch.float64))
@@ -164,12 +164,12 @@ def test_in_place_relu_before_anything_sees_the_preactivation():
     plain = nn.Sequential(nn.ReLU(), nn.Linear(2, 1))
     inplace = nn.Sequential(nn.ReLU(inplace=True), plain[1])
     start, end = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, -2.0])
-    kept = start.clone(), end.clone()
+    before = start.clone(), end.clone()
     trace = trace_segment(inplace, start, end)
     assert trace.t.tolist() == [0, 0.25, 0.5, 1]
     assert torch.equal(trace.values, trace_segment(plain, start, end).values)
-    assert torch.equal(start, kept[0])
-    assert torch.equal(end, kept[1])
+    assert torch.equal(start, before[0])
+    assert torch.equal(end, before[1])
 
 
 def test_origins_name_the_site_whose_unit_bends():
@@ -213,8 +213,8 @@ def test_a_weight_that_is_nan_is_refused():
         trace_segment(net, *torch.randn(2, 3))
 
 
-def test_a_nan_that_only_hides_inside_is_refused():
-    # relu6 brings the overflow back to 6, so the output alone would look sound.
+def test_a_hidden_overflow_is_refused():
+    # relu6 clips the overflow to 6, so the output is finite.
     net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU6()).double()
     with torch.no_grad():
         net[0].weight.fill_(1.5e308)
@@ -243,14 +243,14 @@ def test_a_smooth_activation_is_refused_by_name_and_place():
         trace_segment(net, *torch.randn(2, 3))
 
 
-def test_many_segments_give_what_each_gives():
+def test_several_segments_have_the_traces_of_each():
     net = mlp(3)
     starts, ends = torch.randn(2, 4, 3)
     for trace, start, end in zip(trace_segments(net, starts, ends), starts, ends, strict=True):
         assert torch.equal(trace.t, trace_segment(net, start, end).t)
 
 
-def test_looks_name_path_and_segment():
+def test_observations_name_path_and_segment():
     paths = torch.randn(2, 4, 3)
     observations = list(observe_paths(mlp(3), paths))
     assert [(observation.path, observation.segment) for observation in observations] == [
@@ -268,7 +268,7 @@ def test_paths_without_a_segment_are_refused():
         list(observe_paths(mlp(3), torch.randn(2, 1, 3)))
 
 
-def test_control_flow_that_turns_on_the_second_segment_is_noticed():
+def test_control_flow_that_differs_on_the_second_segment_is_detected():
     class Turns(nn.Module):
         def forward(self, x):
             return 2 * x if float(x.data.numpy().sum()) > 10 else x
@@ -279,14 +279,14 @@ def test_control_flow_that_turns_on_the_second_segment_is_noticed():
 
 @settings(max_examples=20, deadline=None)
 @given(networks(), st.floats(0.1, 0.9))
-def test_a_part_of_a_segment_has_the_part_of_its_breakpoints(drawn, share):
+def test_a_part_of_a_segment_has_the_breakpoints_of_that_part(drawn, fraction):
     net, start, end = drawn
     net, start, end = net.double(), start.double(), end.double()
-    whole = trace_segment(net, start, end)
-    part = trace_segment(net, start, torch.lerp(start, end, share))
-    inside = whole.t[whole.t < share - 1e-6]
-    assume(bool((whole.t - share).abs().min() > 1e-6))
-    torch.testing.assert_close(part.t[:-1] * share, inside, rtol=0, atol=1e-10)
+    full = trace_segment(net, start, end)
+    part = trace_segment(net, start, torch.lerp(start, end, fraction))
+    inside = full.t[full.t < fraction - 1e-6]
+    assume(bool((full.t - fraction).abs().min() > 1e-6))
+    torch.testing.assert_close(part.t[:-1] * fraction, inside, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("head", [lambda y: y[:, 0], lambda y: y[:, :1].squeeze(-1)])
@@ -300,7 +300,7 @@ def test_a_head_of_one_number_is_traced(head):
 
 
 class Sneaky(nn.Module):
-    """Does something that is not seen, given by `factor`, a function of the input."""
+    """Multiplies its output by `factor`, a function of the input that is not recorded."""
 
     def __init__(self, factor):
         super().__init__()
@@ -339,14 +339,14 @@ def _by_storage(module, x):
 @pytest.mark.parametrize(
     "net", [Sneaky(_by_copy), Sneaky(_by_numpy), Sneaky(_by_storage), Counting()]
 )
-def test_values_read_unnoticed_are_caught_inside_the_segment(net):
+def test_unrecorded_reads_are_detected_inside_the_segment(net):
     # The program is recorded and checked at 0, 1/2 and 1, where the factor is 1.
     start, end = torch.zeros(3), torch.tensor([1.0, 0.5, -1.0])
     with pytest.raises(UnsupportedOperation, match=r"do not reproduce|depends on the values"):
         trace_segment(net, start, end)
 
 
-def test_looks_are_made_with_the_method_asked_for():
+def test_observations_use_the_requested_method():
     paths = torch.randn(2, 3, 3)
     for method in ("exact", "adaptive", "sampling"):
         observations = list(observe_paths(mlp(3), paths, method=method, resolution=20))
@@ -359,9 +359,9 @@ def test_a_trace_made_in_inference_mode_is_the_same(method):
     options = {"method": method, "resolution": 100}
     expected = trace_segment(net, *ends, **options)
     with torch.inference_mode():
-        found = trace_segment(copy.deepcopy(net), *ends.clone(), **options)
-    assert torch.equal(found.t, expected.t)
-    assert torch.equal(found.values, expected.values)
+        trace = trace_segment(copy.deepcopy(net), *ends.clone(), **options)
+    assert torch.equal(trace.t, expected.t)
+    assert torch.equal(trace.values, expected.values)
 
 
 def test_ends_without_numbers_are_refused():
@@ -406,7 +406,7 @@ def test_close_kinks_are_thinned_not_merged(method):
 
 
 @pytest.mark.parametrize("read", [lambda x: x.data_ptr(), np.from_dlpack, copy.deepcopy])
-def test_memory_that_is_handed_out_is_refused(read):
+def test_access_to_memory_is_refused(read):
     def forward(x):
         read(x)
         return torch.relu(x)

@@ -26,7 +26,7 @@ def test_the_outputs_are_those_of_each_input():
 def test_a_small_memory_makes_small_batches():
     net = Watched()
     example = torch.randn(2, 1000, dtype=torch.float64)
-    # Half of so little is for what is no tensor; of what fits it is a power of two.
+    # Half of so little memory is overhead, and the batch size is a power of two.
     batches = BatchedNetwork.of(net, example, memory=2 * 5 * bytes_per_sample(net, example[:1]))
     net.sizes.clear()
     batches(torch.randn(10, 1000, dtype=torch.float64))
@@ -91,27 +91,27 @@ def test_a_network_that_draws_at_random_is_no_function_of_its_input():
 
 
 class Cramped(nn.Module):
-    """Runs out of memory with more than so many inputs."""
+    """Runs out of memory with more than `max_inputs` inputs."""
 
-    def __init__(self, most):
+    def __init__(self, max_inputs):
         super().__init__()
-        self.most, self.sizes = most, []
+        self.max_inputs, self.sizes = max_inputs, []
 
     def forward(self, x):
         self.sizes.append(len(x))
-        if len(x) > self.most:
+        if len(x) > self.max_inputs:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return x.square()
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_out_of_memory_halves_batches(most):
-    network, x = Cramped(most), torch.randn(20, 3)
+@pytest.mark.parametrize("max_inputs", [1, 3])
+def test_out_of_memory_halves_batches(max_inputs):
+    network, x = Cramped(max_inputs), torch.randn(20, 3)
     batches = BatchedNetwork.of(network, x[:2])
     assert torch.equal(batches(x), x.square())
     network.sizes.clear()
     batches(x)
-    assert max(network.sizes) <= most
+    assert max(network.sizes) <= max_inputs
 
 
 def test_a_network_that_never_fits_is_refused():

@@ -1,8 +1,8 @@
 """Random compositions of operations, traced and compared with values in extended precision.
 
-Each operation is written twice: for PyTorch, and in NumPy on 64 bits of mantissa, which is all
-that the reference uses. A trace is right if between its breakpoints the reference is straight,
-and complete if the reference bends nowhere else.
+Each operation is written twice: for PyTorch, and in NumPy with a mantissa of 64 bits, as a
+reference. A trace is correct if the reference is straight between its breakpoints, and complete if
+the reference bends nowhere else.
 """
 
 import numpy as np
@@ -134,11 +134,11 @@ OPERATIONS = {
 
 
 @st.composite
-def compositions(draw, least, most):
-    # Drawn by itself: lists of any length are short ones nearly always.
-    depth = draw(st.integers(least, most))
+def compositions(draw, min_depth, max_depth):
+    # Drawn separately, since lists of any length are nearly always short.
+    depth = draw(st.integers(min_depth, max_depth))
     names = draw(st.lists(st.sampled_from(list(OPERATIONS)), min_size=depth, max_size=depth))
-    # Between them layers that mix, or most would soon be constant.
+    # Linear layers in between, or most compositions would soon be constant.
     seeds = [draw(st.integers(0, 999)) for _ in names]
     parts = []
     for name, seed in zip(names, seeds, strict=True):
@@ -147,7 +147,7 @@ def compositions(draw, least, most):
     return names, parts[:depth], draw(st.integers(0, 999))
 
 
-def assert_right(drawn):
+def assert_correct(drawn):
     _, parts, seed = drawn
 
     def forward(x):
@@ -166,10 +166,10 @@ def assert_right(drawn):
     trace = trace_segment(Functional(forward), start, end)
     t, values = trace.t.numpy().astype(np.longdouble), trace.values.numpy()
     scale = np.abs(values).max() + 1e-300
-    # Straight inside of each region; it can't bend elsewhere, as it would not be.
-    for share in (0.0, 0.07, 0.31, 0.5, 0.82, 0.97):
-        at = t[:-1] + share * np.diff(t)
-        line = values[:-1] + share * np.diff(values, axis=0)
+    # If it is straight inside each region, it bends nowhere else.
+    for fraction in (0.0, 0.07, 0.31, 0.5, 0.82, 0.97):
+        at = t[:-1] + fraction * np.diff(t)
+        line = values[:-1] + fraction * np.diff(values, axis=0)
         assert np.abs(reference(at) - line).max() <= 1e-10 * scale
     # A breakpoint that changes the slope of the trace changes that of the reference.
     for i in np.flatnonzero(np.diff(t) > 1e-6)[:-1]:
@@ -184,11 +184,11 @@ def assert_right(drawn):
 @settings(max_examples=25, deadline=None)
 @given(compositions(1, 16))
 def test_compositions_agree_with_extended_precision(drawn):
-    assert_right(drawn)
+    assert_correct(drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(compositions(40, 40))
 def test_forty_operations_agree_with_extended_precision(drawn):
-    assert_right(drawn)
+    assert_correct(drawn)

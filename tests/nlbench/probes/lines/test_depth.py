@@ -22,10 +22,10 @@ def ends(width, seed=0):
     return torch.randn(2, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_crossings(layers, start, end, least=1, **options):
+def assert_crossings(layers, start, end, min_crossings=1, **options):
     expected = boundaries(layers, start, end)
     trace = trace_segment(Layers(layers).double(), start, end, **options)
-    assert len(expected) >= least
+    assert len(expected) >= min_crossings
     assert trace.crossings == len(expected)
     distance = np.abs(trace.t[1:-1].numpy()[:, None] - expected.astype(np.float64)).min(0)
     assert distance.max() < 1e-9
@@ -37,7 +37,7 @@ def test_a_chain_of_affine_layers_loses_no_crossing(depth, method):
     layers = [affine(64, 64, seed) for seed in range(depth)]
     layers += [Relu(), affine(3, 64, 99)]
     options = {"method": method, "sensitivity": 1e-10} if method == "adaptive" else {}
-    assert_crossings(layers, *ends(64), least=10, **options)
+    assert_crossings(layers, *ends(64), min_crossings=10, **options)
 
 
 @pytest.mark.parametrize("by", ["relu", "maximum", "clamp", "pool", "leaky"])
@@ -46,7 +46,7 @@ def test_twenty_layers_lose_no_crossing(by):
     slope = 0.1 if by == "leaky" else 0.0
     for seed in range(20):
         layers += [affine(32, 32, seed, scale=6**0.5, bias=True), Relu(by, slope)]
-    assert_crossings([*layers, affine(2, 32, 99)], *ends(32), least=50)
+    assert_crossings([*layers, affine(2, 32, 99)], *ends(32), min_crossings=50)
 
 
 @pytest.mark.parametrize(("by", "members"), [("maximum", 2), ("pool", 2), ("pool", 4), ("amax", 3)])
@@ -54,7 +54,7 @@ def test_maxout_and_stacks_of_max_pooling_lose_no_crossing(by, members):
     layers = []
     for seed in range(8):
         layers += [affine(16 * members, 16, seed, scale=2.0), Maxout(members, by)]
-    assert_crossings([*layers, affine(2, 16, 99)], *ends(16), least=20)
+    assert_crossings([*layers, affine(2, 16, 99)], *ends(16), min_crossings=20)
 
 
 @pytest.mark.parametrize("by", ["linear", "matmul", "conv", "conv_transpose"])
@@ -63,7 +63,7 @@ def test_weights_of_any_size_lose_no_crossing(by, scale):
     layers = []
     for seed in range(4):
         layers += [affine(8, 8, seed, scale=3 * scale, by=by), Relu()]
-    assert_crossings([*layers, affine(2, 8, 99)], *ends(8), least=5)
+    assert_crossings([*layers, affine(2, 8, 99)], *ends(8), min_crossings=5)
 
 
 @pytest.mark.parametrize("depth", [50, 200])
@@ -71,11 +71,11 @@ def test_a_narrow_network_may_be_two_hundred_layers_deep(depth):
     layers = []
     for seed in range(depth):
         layers += [affine(6, 6, seed, scale=2.4, bias=seed % 10 == 0), Relu("leaky", 0.5)]
-    assert_crossings([*layers, affine(2, 6, 999)], *ends(6), least=10)
+    assert_crossings([*layers, affine(2, 6, 999)], *ends(6), min_crossings=10)
 
 
 def test_average_pooling_between_convolutions_loses_no_crossing():
-    # The same network twice: once with the kernels as they are, once all in double the depth.
+    # The body is linear, so a unit crosses where its values at the two ends differ in sign.
     torch.manual_seed(0)
     parts = []
     for _ in range(6):

@@ -9,7 +9,7 @@ from nlbench.probes.lines.drawing import BINS, drawing_of
 from nlbench.probes.lines.quadrature import integrate_along
 
 
-def traced(net, path):
+def draw(net, path):
     return drawing_of(list(observe_paths(net, path[None])))
 
 
@@ -17,7 +17,7 @@ def numbers(row):
     return [float(text) for text in row.split()]
 
 
-def made_up(t, values, sites=("relu",), origins=None, length=1.0, segment=0):
+def synthetic(t, values, sites=("relu",), origins=None, length=1.0, segment=0):
     t = torch.tensor(t, dtype=torch.float64)
     values = torch.tensor(values, dtype=torch.float64).reshape(len(t), -1)
     inner = [0] * (len(t) - 2) if origins is None else origins
@@ -29,27 +29,27 @@ def test_curves_are_the_network_at_even_steps():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)).double()
     path = torch.randn(3, 3, dtype=torch.float64)
-    drawing = traced(net, path)
+    drawing = draw(net, path)
     assert drawing["logits"] == [0, 1]
     for start, end, rows in zip(path[:-1], path[1:], drawing["curves"], strict=True):
         curves = [numbers(row) for row in rows]
         t = torch.linspace(0, 1, len(curves[0]), dtype=torch.float64)[:, None]
         with torch.no_grad():
             expected = net(torch.lerp(start, end, t))
-        found = torch.tensor(curves, dtype=torch.float64).T
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        drawn = torch.tensor(curves, dtype=torch.float64).T
+        torch.testing.assert_close(drawn, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_logits_that_stray_furthest_are_drawn():
+def test_logits_with_the_largest_deviation_are_drawn():
     bent = [[0, 0, 0, 0, 0], [1, 4, 0, 3, 2], [0, 0, 0, 0, 0]]
-    drawing = drawing_of([made_up([0, 0.5, 1], bent)])
+    drawing = drawing_of([synthetic([0, 0.5, 1], bent)])
     assert drawing["logits"] == [1, 3, 4]
 
 
 def test_breakpoints_are_counted_by_site_along_the_whole_path():
     observations = [
-        made_up([0, 0.5, 0.75, 1], [0, 1, 1, 0], ("a", "b"), [0, 1], length=1.0),
-        made_up([0, 0.5, 1], [0, 1, 0], ("a", "b"), [1], length=3.0, segment=1),
+        synthetic([0, 0.5, 0.75, 1], [0, 1, 1, 0], ("a", "b"), [0, 1], length=1.0),
+        synthetic([0, 0.5, 1], [0, 1, 0], ("a", "b"), [1], length=3.0, segment=1),
     ]
     drawing = drawing_of(observations)
     assert drawing["sites"] == ["a", "b"]
@@ -63,7 +63,7 @@ def test_the_counts_add_up_to_the_crossings():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 1))
     path = torch.randn(5, 3)
-    drawing = traced(net, path)
+    drawing = draw(net, path)
     counted = sum(sum(numbers(row)) for row in drawing["breakpoints"])
     assert counted == drawing["crossings"]
     assert (
@@ -76,7 +76,7 @@ def test_the_counts_add_up_to_the_crossings():
 def test_many_sites_share_rows():
     names = [f"layer{i}" for i in range(100)]
     t = torch.linspace(0, 1, 102).tolist()
-    drawing = drawing_of([made_up(t, [0.0] * 102, names, list(range(100)))])
+    drawing = drawing_of([synthetic(t, [0.0] * 102, names, list(range(100)))])
     assert len(drawing["sites"]) == 24
     assert drawing["sites"][0] == "layer0 … layer3"
     assert drawing["sites"][-1].endswith("layer99")
@@ -95,7 +95,7 @@ def test_a_smooth_network_has_curves_and_no_breakpoints():
 
 
 def test_a_path_without_length_can_be_drawn():
-    drawing = traced(nn.ReLU(), torch.ones(3, 2))
+    drawing = draw(nn.ReLU(), torch.ones(3, 2))
     assert drawing["lengths"] == [0, 0]
     assert drawing["crossings"] == 0
 
@@ -107,6 +107,6 @@ def test_drawing_size_is_bounded(segments):
     values = 1e3 * torch.randn(2002, 100)
     t = torch.linspace(0, 1, 2002).tolist()
     origins = torch.randint(120, (2000,)).tolist()
-    observation = made_up(t, values.tolist(), names, origins)
+    observation = synthetic(t, values.tolist(), names, origins)
     drawing = drawing_of([observation] * segments)
     assert len(json.dumps(drawing)) < 60_000

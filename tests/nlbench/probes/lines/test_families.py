@@ -1,4 +1,4 @@
-"""Networks that people use trace without change; those that aren't piecewise affine are refused."""
+"""Published networks are traced unchanged, or refused if they aren't piecewise affine."""
 
 import itertools
 import warnings
@@ -20,8 +20,7 @@ PLAIN = {"num_classes": 10}
 SHALLOW = {**PLAIN, "block": zoo.resnet.Bottleneck, "layers": [1, 1, 1, 1]}
 UNSET = {"num_classes": 10, "init_weights": False}
 
-# Of each family one, of those that are wide a shallow one: its options, the size of its images,
-# the length of the segment.
+# One network per family, shallow where they are wide: options, image size, length of the segment.
 FAMILIES = {
     "alexnet": (PLAIN, 64, 1e-3),
     "vgg11_bn": (UNSET, 32, 2e-4),
@@ -40,7 +39,7 @@ CLASSES = {"resnext": zoo.ResNet, "densenet": zoo.DenseNet}
 
 
 def build(name, options):
-    """A network whose batch norms have statistics of their own, and units of either sign."""
+    """Return a network whose batch norms have random statistics."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +59,7 @@ def build(name, options):
 
 
 def narrowed(name, options, width=64):
-    """A network without the hundred million weights of its classifier's hidden layers."""
+    """Return a network with narrow hidden layers in its classifier."""
     with torch.device("meta"):
         net = getattr(zoo, name)(weights=None, **options)
         layers = [i for i, m in enumerate(net.classifier) if isinstance(m, nn.Linear)]
@@ -77,7 +76,7 @@ def narrowed(name, options, width=64):
 
 
 def slopes(net, start, end, t):
-    """The network's derivative along the segment, by PyTorch's own differentiation."""
+    """Return the network's derivative along the segment, by forward-mode differentiation."""
     points = on_segment(start, end, t)
     with torch.no_grad(), forward_ad.dual_level():
         along = (end - start).double().expand_as(points).contiguous()
@@ -87,7 +86,7 @@ def slopes(net, start, end, t):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_piecewise_affine_family_traces_as_it_is(name):
+def test_piecewise_affine_families_are_traced_unchanged(name):
     options, size, length = FAMILIES[name]
     net = build(name, options)
     start = torch.rand(3, size, size)
@@ -103,7 +102,7 @@ def test_every_piecewise_affine_family_traces_as_it_is(name):
     found = outputs(net, on_segment(start, end, torch.cat([trace.t[some], middle])))
     assert float((found - expected).abs().max()) <= 1e-9 * float(trace.values.abs().max())
 
-    # The slope changes nowhere but at breakpoints, and at most of them it does.
+    # The slope changes only at breakpoints, and it does change at some.
     first = trace.regions // 2 - 2
     t = trace.t[first : first + 5]
     inside = t[:-1, None] + torch.tensor([0.1, 0.9]) * t.diff()[:, None]
@@ -121,12 +120,12 @@ def test_adaptive_traces_meet_the_same_regions(name):
     start = torch.rand(3, size, size)
     end = start + length / 2 * torch.randn(3, size, size)
     exact = trace_segment(net, start, end)
-    walked = trace_segment(net, start, end, method="adaptive", sensitivity=1e-7)
+    adaptive = trace_segment(net, start, end, method="adaptive", sensitivity=1e-7)
     assert exact.regions > 2
-    assert walked.regions + walked.notes["shorter_than_sensitivity"] == exact.regions
-    if walked.regions == exact.regions:
-        torch.testing.assert_close(walked.t, exact.t, rtol=0, atol=1e-9)
-        assert torch.equal(walked.origins, exact.origins)
+    assert adaptive.regions + adaptive.notes["shorter_than_sensitivity"] == exact.regions
+    if adaptive.regions == exact.regions:
+        torch.testing.assert_close(adaptive.t, exact.t, rtol=0, atol=1e-9)
+        assert torch.equal(adaptive.origins, exact.origins)
 
 
 @pytest.mark.parametrize(

@@ -33,20 +33,20 @@ def passes(text):
     return int(re.search(r"([\d,]+) forward passes", text)[1].replace(",", ""))
 
 
-def test_an_exact_trace_is_predicted_to_take_a_pass_a_region():
+def test_an_exact_trace_is_predicted_to_take_one_pass_per_region():
     model = dense().eval()
     text = predict(model, number=4)
     traces = trace_segments(model, INPUTS[:8:2], INPUTS[1:8:2])
     regions = sum(trace.regions for trace in traces)
     assert "auto uses exact" in text
-    # Two digits are given, and nine points miss boundaries that are crossed twice.
+    # The forecast has two digits, and nine points miss boundaries that are crossed twice.
     assert 0.9 * regions < passes(text) < 1.1 * regions
     assert passes(predict(model, number=4, method="adaptive")) == pytest.approx(
         2 * regions, rel=0.1
     )
 
 
-def test_what_is_above_the_budget_is_predicted_to_be_refined():
+def test_segments_above_the_budget_are_predicted_to_be_refined():
     text = predict(dense(), number=2, budget=10)
     assert "auto uses refined" in text
     assert 2 * 33 <= passes(text) <= 2 * 4096

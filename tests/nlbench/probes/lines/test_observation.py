@@ -12,7 +12,7 @@ from nlbench.probes.lines import LINES, SegmentEstimate, SegmentTrace
 from nlbench.subjects.subject import Subject
 
 
-class Listening:
+class RecordingListener:
     def __init__(self):
         self.observations = []
 
@@ -24,9 +24,9 @@ def lines(**options):
     return resolve_options(LINES.options, options, owner="lines")
 
 
-def shown_to(model, inputs, settings):
-    """What a pass shows, what it tells one listener, and its steps."""
-    listener, shown, taken = Listening(), {}, []
+def run_pass(model, inputs, settings):
+    """Return the facts of a pass, its observations and its number of steps."""
+    listener, facts, steps = RecordingListener(), {}, []
     subject = Subject(model, inputs, None, {})
     resources = Resources(torch.device("cpu"))
     LINES.observe(
@@ -35,10 +35,10 @@ def shown_to(model, inputs, settings):
         settings,
         [listener],
         resources=resources,
-        step=lambda: taken.append(1),
-        facts=shown,
+        step=lambda: steps.append(1),
+        facts=facts,
     )
-    return shown, listener.observations, len(taken)
+    return facts, listener.observations, len(steps)
 
 
 def convolutional(act=nn.ReLU, seed=0):
@@ -52,33 +52,33 @@ def images():
 
 
 @pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
-def test_every_kind_of_path_is_shown_segment_by_segment(images, kind):
+def test_every_kind_of_path_is_observed_segment_by_segment(images, kind):
     settings = lines(paths=kind, number=2, anchors=3, radius=2)
-    shown, observations, taken = shown_to(convolutional(), images, settings)
+    facts, observations, steps = run_pass(convolutional(), images, settings)
     segments = 1 if kind == "pairs" else 3
     assert (
-        shown["segments"] == LINES.steps(8, settings) == taken == len(observations) == 2 * segments
+        facts["segments"] == LINES.steps(8, settings) == steps == len(observations) == 2 * segments
     )
     assert [(observation.path, observation.segment) for observation in observations] == [
         (path, segment) for path in range(2) for segment in range(segments)
     ]
-    assert shown["drawing"]["place"] == "path0"
-    assert "remarks" not in shown
+    assert facts["drawing"]["place"] == "path0"
+    assert "remarks" not in facts
 
 
 @pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
 def test_paths_do_not_depend_on_the_model(images, kind):
     settings = lines(paths=kind, number=2, anchors=3, radius=2)
-    shown, _, _ = shown_to(convolutional(), images, settings)
+    facts, _, _ = run_pass(convolutional(), images, settings)
     torch.rand(7)
-    other, _, _ = shown_to(convolutional(nn.LeakyReLU, seed=5), images, settings)
-    assert shown["paths_hash"] == other["paths_hash"]
+    other, _, _ = run_pass(convolutional(nn.LeakyReLU, seed=5), images, settings)
+    assert facts["paths_hash"] == other["paths_hash"]
 
 
 @pytest.mark.parametrize("kind", ["open", "random"])
 def test_another_seed_makes_other_paths(images, kind):
     hashes = {
-        shown_to(convolutional(), images, lines(paths=kind, number=1, seed=seed))[0]["paths_hash"]
+        run_pass(convolutional(), images, lines(paths=kind, number=1, seed=seed))[0]["paths_hash"]
         for seed in (0, 1)
     }
     assert len(hashes) == 2
@@ -86,20 +86,20 @@ def test_another_seed_makes_other_paths(images, kind):
 
 def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
     settings = lines(number=2, anchors=3, radius=2, tolerance=1e-4)
-    shown, observations, _ = shown_to(convolutional(nn.GELU), images, settings)
+    facts, observations, _ = run_pass(convolutional(nn.GELU), images, settings)
     assert len(observations) == 6
     assert all(isinstance(observation.trace, SegmentEstimate) for observation in observations)
     assert all("gelu" in observation.trace.refused for observation in observations)
-    assert shown["remarks"] == dict.fromkeys(
+    assert facts["remarks"] == dict.fromkeys(
         ("path0", "path1"), "by quadrature, relative error at most 0.0001 up to rounding"
     )
-    assert shown["drawing"]["method"] == "quadrature"
+    assert facts["drawing"]["method"] == "quadrature"
 
 
 def test_quadrature_has_the_segments_of_a_trace(images):
     settings = lines(number=2, anchors=3, radius=2)
-    _, traced, _ = shown_to(convolutional(), images, settings)
-    _, integrated, _ = shown_to(convolutional(nn.GELU), images, settings)
+    _, traced, _ = run_pass(convolutional(), images, settings)
+    _, integrated, _ = run_pass(convolutional(nn.GELU), images, settings)
     for one, other in zip(traced, integrated, strict=True):
         assert (one.place, one.segment) == (other.place, other.segment)
         assert one.trace.length == pytest.approx(other.trace.length)
@@ -111,9 +111,9 @@ def test_unconverged_quadrature_has_a_remark(images):
             return (3000 * x.flatten(1)[:, :2]).sin()
 
     settings = lines(number=1, anchors=2, radius=2, evaluations=64)
-    shown, observations, _ = shown_to(Wild(), images, settings)
+    facts, observations, _ = run_pass(Wild(), images, settings)
     assert not any(observation.trace.converged for observation in observations)
-    assert "relative error above 0.001 on 2 of 2 segments" in shown["remarks"]["path0"]
+    assert "relative error above 0.001 on 2 of 2 segments" in facts["remarks"]["path0"]
 
 
 def test_refused_trace_continues_by_quadrature(images, monkeypatch):
@@ -129,36 +129,36 @@ def test_refused_trace_continues_by_quadrature(images, monkeypatch):
 
     monkeypatch.setattr(api, "_trace_or_estimate", interrupted)
     settings = lines(number=1, anchors=4, radius=2)
-    _, observations, taken = shown_to(convolutional(), images, settings)
+    _, observations, steps = run_pass(convolutional(), images, settings)
     assert [type(observation.trace) for observation in observations] == [SegmentTrace] * 2 + [
         SegmentEstimate
     ] * 2
     assert [observation.segment for observation in observations] == [0, 1, 2, 3]
-    assert taken == 4
+    assert steps == 4
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
 def test_only_images_are_translated(kind):
     with pytest.raises(Undefined, match=r"set lines.paths=pairs or random"):
-        shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind))
+        run_pass(nn.ReLU(), torch.rand(8, 5), lines(paths=kind))
 
 
 @pytest.mark.parametrize("kind", ["random", "pairs"])
 def test_other_inputs_have_random_paths_and_pairs(kind):
-    _, observations, _ = shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind, number=3))
+    _, observations, _ = run_pass(nn.ReLU(), torch.rand(8, 5), lines(paths=kind, number=3))
     assert {observation.place for observation in observations} == {"path0", "path1", "path2"}
 
 
 def test_first_segments_of_a_long_path_are_drawn():
     settings = lines(paths="random", number=1, anchors=66)
-    shown, observations, _ = shown_to(nn.ReLU(), torch.rand(8, 2), settings)
+    facts, observations, _ = run_pass(nn.ReLU(), torch.rand(8, 2), settings)
     expected = [observation.trace.length for observation in observations[:64]]
-    assert shown["drawing"]["lengths"] == pytest.approx(expected, rel=1e-5)
+    assert facts["drawing"]["lengths"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_random_paths_need_two_samples_for_their_statistics():
     with pytest.raises(RequestError, match="need 2 samples, there are 1"):
-        shown_to(nn.ReLU(), torch.rand(1, 5), lines(paths="random", number=3))
+        run_pass(nn.ReLU(), torch.rand(1, 5), lines(paths="random", number=3))
 
 
 def test_transformer_has_a_deviation_and_no_density():
@@ -179,7 +179,7 @@ def test_transformer_has_a_deviation_and_no_density():
 def test_too_large_paths_are_refused():
     settings = lines(paths="random", number=1_000_000, anchors=8)
     with pytest.raises(RequestError, match=r"1,000,000 paths of 9 points each take .* GiB"):
-        shown_to(nn.ReLU(), torch.rand(2, 3, 32, 32), settings)
+        run_pass(nn.ReLU(), torch.rand(2, 3, 32, 32), settings)
 
 
 def test_measures_without_images_name_the_option_to_set():

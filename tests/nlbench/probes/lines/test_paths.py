@@ -17,7 +17,7 @@ from nlbench.probes.lines.paths import (
 
 
 def shifted_by_loops(image, right, down):
-    """Pixel by pixel: what was at (r, c) goes to (r + down, c + right), edges repeat."""
+    """Translate an image pixel by pixel, with its edges replicated."""
     result = torch.empty_like(image)
     height, width = image.shape[-2:]
     for r in range(height):
@@ -62,8 +62,8 @@ def test_a_path_ends_at_its_own_first_anchor():
     assert not torch.equal(paths[0, -1], paths[1, 0])
 
 
-def test_anchors_are_the_images_values_and_nothing_else():
-    # A normalisation inside the loop over anchors would change them again and again.
+def test_anchors_contain_only_the_images_values():
+    # Normalising inside the loop over anchors would change them repeatedly.
     images = torch.rand(1, 3, 8, 8) + 5
     paths = closed_paths(images)
     assert torch.isin(paths, images).all()
@@ -104,21 +104,21 @@ def test_an_open_path_goes_from_the_image_through_translations_of_it(
     images = torch.rand(2, 3, height, width)
     paths = open_paths(images, anchors, radius, seed)
     assert paths.shape == (2, anchors + 1, 3, height, width)
-    reach = range(-math.floor(radius), math.floor(radius) + 1)
-    shifts = [(x, y) for x in reach for y in reach if math.hypot(x, y) <= radius]
+    offsets = range(-math.floor(radius), math.floor(radius) + 1)
+    shifts = [(x, y) for x in offsets for y in offsets if math.hypot(x, y) <= radius]
     for path, image in zip(paths, images, strict=True):
         assert torch.equal(path[0], image)
         moved = [shifted_by_loops(image, *shift) for shift in shifts]
-        assert all(any(torch.equal(anchor, one) for one in moved) for anchor in path[1:])
+        assert all(any(torch.equal(anchor, image) for image in moved) for anchor in path[1:])
         assert (path.diff(dim=0).flatten(1).norm(dim=1) > 0).all()
 
 
-def test_every_translation_within_the_radius_is_drawn_alike():
+def test_translations_within_the_radius_are_equally_likely():
     image = torch.rand(1, 1, 9, 9)
     anchors = open_paths(image, anchors=4000, radius=1.0)[0, 1:, 0, 4, 4]
     places = [(4, 4), (3, 4), (5, 4), (4, 3), (4, 5)]
-    shares = [float((anchors == image[0, 0, y, x]).double().mean()) for x, y in places]
-    assert shares == pytest.approx([0.2] * 5, abs=0.03)
+    frequencies = [float((anchors == image[0, 0, y, x]).double().mean()) for x, y in places]
+    assert frequencies == pytest.approx([0.2] * 5, abs=0.03)
 
 
 @pytest.mark.parametrize("make", [open_paths, lambda x, seed=0: noise_paths(x, len(x), seed=seed)])
@@ -192,11 +192,11 @@ def test_directions_have_the_radius_and_depend_on_the_position_alone(kind):
     paths = direction_paths(inputs, 4, 2.5, kind=kind, seed=1)
     assert paths.shape == (12, 2, 2, 5)
     assert paths[:, 0].equal(inputs.repeat_interleave(4, 0))
-    away = (paths[:, 1] - paths[:, 0]).flatten(1)
-    torch.testing.assert_close(away.norm(dim=1), torch.full((12,), 2.5))
+    vectors = (paths[:, 1] - paths[:, 0]).flatten(1)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.full((12,), 2.5))
     assert direction_paths(inputs[:1], 4, 2.5, kind=kind, seed=1).equal(paths[:4])
     if kind == "sign":
-        torch.testing.assert_close(away.abs(), torch.full((12, 10), 2.5 / 10**0.5))
+        torch.testing.assert_close(vectors.abs(), torch.full((12, 10), 2.5 / 10**0.5))
 
 
 def test_gradient_directions_climb_the_largest_outputs():

@@ -10,7 +10,7 @@ from tests.support.segments import mlp, small_residual
 
 
 def point(drawn, points, u, v):
-    """The point of input space at a place of the picture."""
+    """Return the input at coordinates (u, v) of the plane."""
     across = points[1] - points[0]
     aside = points[2] - points[0]
     up = aside - (aside * across).sum() / (across * across).sum() * across
@@ -47,7 +47,7 @@ def test_drawn_boundaries_are_those_of_exact_traces_of_random_chords(network, sh
         trace = trace_segment(network, *(point(drawn, points, *end) for end in ends))
         step = (trace.t[1:-1] * (last - first)).long()
         exact = torch.bincount(step.cpu(), minlength=last - first)
-        # Two boundaries in a step may be one unit's, there and back: nothing is drawn.
+        # A unit that crosses twice within a step is missed.
         plain = exact <= 1
         assert counts[plain].tolist() == exact[plain].tolist()
         assert (counts <= exact).all()
@@ -64,7 +64,7 @@ def test_decisions_are_the_networks():
         assert int(network(x.float()[None]).argmax()) == int(drawn.decisions[row, column])
 
 
-def test_memory_decides_no_number():
+def test_memory_does_not_change_the_result():
     network = small_residual(1)
     points = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(1))
     one = plane(network, points, size=10, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_two_points_make_the_same_plane_each_time():
 
 
 @pytest.mark.parametrize("points", [torch.zeros(3, 3), torch.zeros(1, 3)])
-def test_points_that_make_no_plane_are_refused(points):
+def test_points_that_span_no_plane_are_refused(points):
     with pytest.raises(RequestError):
         plane(mlp(0), points, size=4)
 

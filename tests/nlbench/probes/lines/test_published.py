@@ -1,4 +1,4 @@
-"""Steps from breakpoint to breakpoint, and samples, against the exact trace, and by hand."""
+"""Adaptive and sampled traces, compared with exact traces and known breakpoints."""
 
 import pytest
 import torch
@@ -28,26 +28,28 @@ def two_kinks(apart):
     return net
 
 
-def assert_same_apart_from_short_regions(exact, walked):
-    """Each boundary that was walked to is exact; one that wasn't ends a short region."""
-    sensitivity = walked.notes["sensitivity"]
-    nearest = (exact.t[:, None] - walked.t).abs()
+def assert_same_apart_from_short_regions(exact, adaptive_trace):
+    """Check that each boundary found is exact, and each one missed ends a short region."""
+    sensitivity = adaptive_trace.notes["sensitivity"]
+    nearest = (exact.t[:, None] - adaptive_trace.t).abs()
     assert (nearest.amin(0) < 1e-9).all()
     missed = nearest.amin(1) > 1e-9
     lengths = exact.t.diff()
     assert (lengths[missed[1:-1].nonzero().squeeze(1)] < sensitivity).all()
-    assert exact.regions - walked.regions == walked.notes["shorter_than_sensitivity"]
+    assert (
+        exact.regions - adaptive_trace.regions == adaptive_trace.notes["shorter_than_sensitivity"]
+    )
 
 
 @settings(max_examples=8, deadline=None)
 @given(networks())
 def test_the_same_regions_are_found_as_by_the_exact_trace(drawn):
     net, start, end = drawn
-    exact, walked = trace_segment(net, start, end), adaptive(net, start, end)
-    assert_same_apart_from_short_regions(exact, walked)
-    if walked.regions == exact.regions:
-        torch.testing.assert_close(walked.values, exact.values, rtol=1e-9, atol=1e-12)
-        assert torch.equal(walked.origins, exact.origins)
+    exact, adaptive_trace = trace_segment(net, start, end), adaptive(net, start, end)
+    assert_same_apart_from_short_regions(exact, adaptive_trace)
+    if adaptive_trace.regions == exact.regions:
+        torch.testing.assert_close(adaptive_trace.values, exact.values, rtol=1e-9, atol=1e-12)
+        assert torch.equal(adaptive_trace.origins, exact.origins)
 
 
 @settings(max_examples=12, deadline=None)
@@ -59,37 +61,37 @@ def test_ties_zero_biases_and_starts_on_a_boundary_make_no_difference(drawn):
 
 @settings(max_examples=8, deadline=None)
 @given(networks())
-def test_what_a_coarse_sensitivity_passes_over_ends_short_regions(drawn):
+def test_boundaries_missed_by_a_coarse_sensitivity_end_short_regions(drawn):
     net, start, end = drawn
     exact = trace_segment(net, start, end)
     try:
-        walked = adaptive(net, start, end, sensitivity=1e-2)
+        adaptive_trace = adaptive(net, start, end, sensitivity=1e-2)
     except UnsupportedOperation:
-        # The check allows for regions that were passed over, if none was the steepest of all.
+        # The check tolerates skipped regions unless one of them is the steepest.
         assert exact.t.diff().min() < 1e-2
         reject()
-    nearest = (exact.t[:, None] - walked.t).abs()
+    nearest = (exact.t[:, None] - adaptive_trace.t).abs()
     assert (nearest.amin(0) < 1e-9).all()
     missed = (nearest.amin(1) > 1e-9).nonzero().squeeze(1)
     assert (exact.t.diff()[missed - 1] < 1e-2).all()
-    assert bool(walked.notes["shorter_than_sensitivity"]) == bool(len(missed))
+    assert bool(adaptive_trace.notes["shorter_than_sensitivity"]) == bool(len(missed))
 
 
-def test_short_regions_are_passed_over_and_counted():
+def test_short_regions_are_skipped_and_counted():
     net, start, end = two_kinks(3e-8), torch.tensor([0.0]), torch.tensor([1.0])
-    walked = adaptive(net, start, end)
-    assert walked.t.tolist() == pytest.approx([0, 0.5, 1], abs=1e-14)
-    assert walked.notes == {"sensitivity": 1e-6, "shorter_than_sensitivity": 1.0}
-    assert walked.method == "adaptive"
+    adaptive_trace = adaptive(net, start, end)
+    assert adaptive_trace.t.tolist() == pytest.approx([0, 0.5, 1], abs=1e-14)
+    assert adaptive_trace.notes == {"sensitivity": 1e-6, "shorter_than_sensitivity": 1.0}
+    assert adaptive_trace.method == "adaptive"
     finer = adaptive(net, start, end, sensitivity=1e-9)
     assert finer.t.tolist() == pytest.approx([0, 0.5, 0.5 + 3e-8, 1], abs=1e-14)
     assert finer.notes["shorter_than_sensitivity"] == 0
 
 
-def test_units_that_coincide_are_one_boundary_and_none_passed_over():
-    walked = adaptive(two_kinks(0.0), torch.tensor([0.0]), torch.tensor([1.0]))
-    assert walked.t.tolist() == [0, 0.5, 1]
-    assert walked.notes["shorter_than_sensitivity"] == 0
+def test_units_that_coincide_make_one_boundary():
+    adaptive_trace = adaptive(two_kinks(0.0), torch.tensor([0.0]), torch.tensor([1.0]))
+    assert adaptive_trace.t.tolist() == [0, 0.5, 1]
+    assert adaptive_trace.notes["shorter_than_sensitivity"] == 0
 
 
 def test_a_boundary_closer_to_the_end_than_the_sensitivity_is_found():
@@ -120,8 +122,8 @@ def test_t_does_not_drift_over_many_regions():
     with torch.no_grad():
         net[0].weight.fill_(1.0)
         net[0].bias.copy_(-zeros)
-    walked = adaptive(net, torch.tensor([0.0]), torch.tensor([1.0]), sensitivity=1e-8)
-    torch.testing.assert_close(walked.t[1:-1], zeros.sort().values, rtol=0, atol=1e-14)
+    adaptive_trace = adaptive(net, torch.tensor([0.0]), torch.tensor([1.0]), sensitivity=1e-8)
+    torch.testing.assert_close(adaptive_trace.t[1:-1], zeros.sort().values, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +146,12 @@ def test_t_does_not_drift_over_many_regions():
         (lambda x: nn.functional.adaptive_max_pool1d(torch.cat([x, -x], 1)[:, None], 1)[:, 0], [0]),
     ],
 )
-def test_every_kind_of_unit_is_walked_across(function, bends):
+def test_every_kind_of_unit_is_traced(function, bends):
     net, start, end = Functional(function), torch.tensor([-8.0]), torch.tensor([8.0])
-    walked = adaptive(net, start, end)
-    assert (16 * walked.t - 8).tolist() == pytest.approx([-8, *bends, 8], abs=1e-12)
+    adaptive_trace = adaptive(net, start, end)
+    assert (16 * adaptive_trace.t - 8).tolist() == pytest.approx([-8, *bends, 8], abs=1e-12)
     exact = trace_segment(net, start, end)
-    torch.testing.assert_close(walked.values, exact.values, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(adaptive_trace.values, exact.values, rtol=1e-12, atol=1e-12)
 
 
 def test_a_segment_without_length_is_one_region():
@@ -163,12 +165,12 @@ def test_batch_of_segments_changes_nothing(together, seed):
     net = double_copy(mlp(seed))
     segments = list(zip(*torch.randn(2, 6, 3, dtype=torch.float64), strict=True))
     program = record_checked_program(net, torch.stack(segments[0]))
-    for walked, (start, end) in zip(
+    for adaptive_trace, (start, end) in zip(
         trace_adaptively(program, segments, batch_segments=together), segments, strict=True
     ):
         alone = next(trace_adaptively(program, [(start, end)]))
-        assert walked.regions == alone.regions
-        torch.testing.assert_close(walked.t, alone.t, rtol=0, atol=1e-12)
+        assert adaptive_trace.regions == alone.regions
+        torch.testing.assert_close(adaptive_trace.t, alone.t, rtol=0, atol=1e-12)
 
 
 def test_traces_come_in_order_and_one_at_a_time():
@@ -224,7 +226,7 @@ def test_a_step_has_a_breakpoint_in_its_middle_if_boundaries_lie_in_it(drawn, re
     steps = torch.unique((exact.t[1:-1] * resolution).floor())
     found = trace.t[1:-1] * resolution - 0.5
     if not bool(near.any()):
-        # Units that bend and bend back between two samples leave no trace.
+        # Units that bend twice between two samples are missed.
         assert set(found.round().long().tolist()) <= set(steps.long().tolist())
         alone = [
             s for s in steps.tolist() if ((exact.t[1:-1] * resolution).floor() == s).sum() == 1
@@ -262,7 +264,7 @@ def test_a_sample_on_a_boundary_loses_no_region(resolution):
         assert trace.t.tolist() == pytest.approx([0, (place + 0.5) / resolution, 1])
 
 
-def test_a_trace_by_sampling_says_so():
+def test_a_sampled_trace_reports_its_method():
     trace = sampled(mlp(0), *torch.randn(2, 3), resolution=50)
     assert (trace.method, trace.notes) == ("sampling", {"resolution": 50.0})
 

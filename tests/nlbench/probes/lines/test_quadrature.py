@@ -24,7 +24,7 @@ def one_trace(net, ends, **options):
 
 
 def by_quad(net, ends, logit=0):
-    """Positive and negative area between a double network and its chord, by scipy."""
+    """Return the areas above and below the chord of a float64 network, by SciPy."""
     a, b = ends[:1], ends[1:]
 
     def distance(t):
@@ -40,7 +40,7 @@ def by_quad(net, ends, logit=0):
 
 
 def test_a_parabola_has_the_closed_form():
-    # t - t² lies under the chord by 1/6, and moves by 1/4 away from it and back.
+    # t² lies below its chord by t - t²: by 1/6 on average, and by 1/4 at most.
     trace = smooth_estimate(column(np.square))
     assert float(trace.below) == pytest.approx(1 / 6, rel=1e-14)
     assert float(trace.above) == pytest.approx(0, abs=1e-15)
@@ -57,7 +57,7 @@ def test_a_sine_has_the_closed_form(waves):
 
 
 def test_a_gelu_on_a_line_has_the_closed_form():
-    # x Φ(x) on [0, c] lies under its chord; its integral is (x²Φ + xφ - Φ)/2 between the ends.
+    # x Φ(x) on [0, c] lies below its chord; its integral is (x²Φ + xφ - Φ)/2 between the ends.
     c = 2.0
     ends = torch.tensor([[0.0], [c]])
     trace = one_trace(nn.GELU(), ends, tolerance=1e-9)
@@ -70,7 +70,7 @@ def test_a_gelu_on_a_line_has_the_closed_form():
 
 @pytest.mark.parametrize("c", [0.5, 3.0, 30.0])
 def test_a_tanh_on_a_line_has_the_closed_form(c):
-    # On [-c, c] the chord is t tanh(c) and tanh strays on both sides alike.
+    # On [-c, c] the chord is t tanh(c), and tanh deviates equally on both sides.
     trace = one_trace(nn.Tanh(), torch.tensor([[-c], [c]]), tolerance=1e-8)
     area = math.log(math.cosh(c)) - c * math.tanh(c) / 2
     expected = area / (2 * c)
@@ -116,28 +116,28 @@ def test_error_estimate_holds_at_kinks(seed, tolerance):
     distance = f - torch.lerp(f[:1], f[-1:], t[:, None])
     left, right = distance[:-1], distance[1:]
     total = (left.abs() + right.abs()).clamp(min=1e-300)
-    parted = torch.where(left * right < 0, (left**2 + right**2) / total, total) / 2
-    expected = (t.diff()[:, None] * parted).sum(0)
-    found = one_trace(net, ends, tolerance=tolerance)
-    off = (found.above + found.below - expected).abs()
-    assert (off <= found.deviation_error + 1e-12 * f.abs().max()).all()
-    if found.converged:
-        assert (off <= tolerance * expected + 1e-12 * f.abs().max()).all()
+    heights = torch.where(left * right < 0, (left**2 + right**2) / total, total) / 2
+    expected = (t.diff()[:, None] * heights).sum(0)
+    estimate = one_trace(net, ends, tolerance=tolerance)
+    error = (estimate.above + estimate.below - expected).abs()
+    assert (error <= estimate.deviation_error + 1e-12 * f.abs().max()).all()
+    if estimate.converged:
+        assert (error <= tolerance * expected + 1e-12 * f.abs().max()).all()
 
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=20)
-def test_from_the_other_end_the_areas_are_the_same(seed):
+def test_reversed_segments_have_the_same_areas(seed):
     random = np.random.default_rng(seed)
     a, b, c = random.normal(size=(3, 4, 1))
     function = lambda t: (c * np.tanh(5 * a * t + b)).sum(0)[:, None]  # noqa: E731
-    there, back = smooth_estimate(function), smooth_estimate(lambda t: function(1 - t))
-    assert float(there.above) == pytest.approx(float(back.above), rel=1e-5, abs=1e-9)
-    assert float(there.below) == pytest.approx(float(back.below), rel=1e-5, abs=1e-9)
-    assert float(there.variation) == pytest.approx(float(back.variation), rel=1e-3, abs=1e-9)
+    forward, reverse = smooth_estimate(function), smooth_estimate(lambda t: function(1 - t))
+    assert float(forward.above) == pytest.approx(float(reverse.above), rel=1e-5, abs=1e-9)
+    assert float(forward.below) == pytest.approx(float(reverse.below), rel=1e-5, abs=1e-9)
+    assert float(forward.variation) == pytest.approx(float(reverse.variation), rel=1e-3, abs=1e-9)
 
 
-def test_an_affine_function_strays_nowhere_and_that_is_converged():
+def test_an_affine_function_converges_without_deviation():
     trace = smooth_estimate(lambda t: np.stack([3 * t - 1, 1e6 + 0 * t, 0 * t], 1))
     assert trace.converged
     assert trace.evaluations == 35 + CHECK_PLACES
@@ -170,7 +170,7 @@ def test_the_function_is_evaluated_no_more_often_than_allowed(evaluations):
     assert sum(calls) == trace.evaluations <= evaluations
 
 
-def test_a_jump_is_closed_in_on():
+def test_a_jump_is_resolved():
     trace = smooth_estimate(column(lambda t: (t > 0.37).astype(float)), tolerance=1e-4)
     assert float(trace.above + trace.below) == pytest.approx(0.37**2 / 2 + 0.63**2 / 2, rel=1e-4)
 
@@ -221,16 +221,16 @@ def test_a_narrow_peak_between_all_nodes_is_found(centre):
     def function(t):
         return (0.05 * t**2 + np.exp(-(((t - centre) / 0.001) ** 2)))[:, None]
 
-    found = smooth_estimate(function, tolerance=1e-5)
+    estimate = smooth_estimate(function, tolerance=1e-5)
     grid = np.linspace(0, 1, 400_001)
     values = function(grid)[:, 0]
     chord = values[0] + grid * (values[-1] - values[0])
     true = np.trapezoid(np.abs(values - chord), grid)
-    assert found.converged
-    assert float(found.above + found.below) == pytest.approx(true, rel=1e-5)
+    assert estimate.converged
+    assert float(estimate.above + estimate.below) == pytest.approx(true, rel=1e-5)
 
 
-def test_without_evaluations_to_compare_nothing_is_converged():
-    found = smooth_estimate(lambda t: t[:, None] ** 2, evaluations=100)
-    assert not found.converged  # 35 values are no comparison
+def test_convergence_needs_evaluations_for_the_comparison():
+    estimate = smooth_estimate(lambda t: t[:, None] ** 2, evaluations=100)
+    assert not estimate.converged
     assert smooth_estimate(lambda t: t[:, None] ** 2, evaluations=35 + CHECK_PLACES).converged

@@ -20,7 +20,7 @@ def interpolated(*functions):
 
 
 def by_roots(c):
-    """Signed areas and variation of one polynomial, from all its roots and its derivative's."""
+    """Return areas and variation of a polynomial, from its roots and those of its derivative."""
     power = chebyshev.cheb2poly(c)
 
     def between(roots):
@@ -39,7 +39,7 @@ def chebyshev_int(power):
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=30)
-def test_a_polynomial_of_degree_16_is_given_back(seed):
+def test_a_polynomial_of_degree_16_is_reproduced(seed):
     c = np.random.default_rng(seed).normal(size=DEGREE + 1)
     found = interpolated(lambda x: chebyshev.chebval(x, c))
     np.testing.assert_allclose(found[:, 0, 0], c, atol=1e-13)
@@ -86,5 +86,5 @@ def test_parts_do_not_depend_on_the_block_size():
 def test_tail_bounds_the_interpolation_error(function):
     c = interpolated(function)
     x = np.linspace(-1, 1, 20001)
-    left_out = np.abs(function(x) - chebyshev.chebval(x, c[:, 0, 0])).mean()
-    assert left_out <= tail(c)[0, 0] + 1e-15
+    error = np.abs(function(x) - chebyshev.chebval(x, c[:, 0, 0])).mean()
+    assert error <= tail(c)[0, 0] + 1e-15

@@ -1,4 +1,4 @@
-"""Operations of one's own are traced as they were registered, and refused as unknown if not."""
+"""Custom operations are traced as registered, and refused as unknown otherwise."""
 
 import itertools
 
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 def hat(x):
-    """1 at 0, 0 from 1 away on, by NumPy, where no operation of PyTorch is seen."""
+    """Return max(0, 1 - |x|), by NumPy's `abs`, which PyTorch doesn't dispatch."""
     return torch.from_numpy(1 - abs(x.detach().numpy())).clamp(min=0)
 
 
@@ -86,7 +86,7 @@ def test_registered_calls_are_named_as_sites(make):
 def test_unregistered_operations_are_refused_as_unknown(make):
     _, call, name = make()
     if make is autograd_function:
-        message = "gt|lt at 1: not piecewise affine"  # By what it is made of.
+        message = "gt|lt at 1: not piecewise affine"  # One of its parts.
     else:
         message = f"{name} at 1: it is not known; register it with nlbench.register_op"
     net = nn.Sequential(nn.Linear(3, 3), Functional(lambda x: call(x)))
@@ -94,7 +94,7 @@ def test_unregistered_operations_are_refused_as_unknown(make):
         trace_segment(net, *torch.randn(2, 3))
 
 
-def test_wrong_kinks_are_noticed():
+def test_wrong_kinks_are_detected():
     op, call, _ = custom_op()
     nlbench.register_op(op, kinks=(-1.0, 1.0))
     with pytest.raises(UnsupportedOperation, match="not reproduce"):

@@ -12,7 +12,7 @@ from segments import Functional, assert_exact, mlp, networks, on_segment
 
 def test_rounding_where_a_whole_layer_is_off_makes_no_breakpoints():
     # For t between 0.2033 and 0.2124 all units of the first layer are off and the second
-    # is zero; at the ends of that gap a unit of the first is zero but for rounding.
+    # is zero; at the ends of that gap a unit of the first is zero up to rounding.
     net = mlp(816, widths=(3, 6, 6, 2))
     start, end = torch.randn(2, 3)
     with torch.no_grad():
@@ -72,22 +72,22 @@ def test_a_large_constant_hides_no_crossing(function, value):
     start, end = torch.randn(2, 6)
     trace = trace_segment(net, start, end)
     assert_exact(net, start, end, trace)
-    # A moderate constant is out of reach as well, and so makes the same function.
+    # A moderate constant is never reached either, so the function is the same.
     plain = Functional(lambda x: layers[1](function(layers[0](x), -1e3)))
     expected = trace_segment(plain, start, end).t
     assert len(trace.t) > 3
     torch.testing.assert_close(trace.t, expected, rtol=0, atol=1e-12)
 
 
-def test_padding_by_hand_is_padding_of_the_pool():
+def test_explicit_padding_equals_the_padding_of_pooling():
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 4, 3).double()
     start, end = torch.randn(2, 3, 12, 12)
-    by_hand = Functional(
+    explicit = Functional(
         lambda x: nn.functional.max_pool2d(nn.functional.pad(conv(x), (1, 1, 1, 1), value=-1e30), 2)
     )
-    of_the_pool = Functional(lambda x: nn.functional.max_pool2d(conv(x), 2, padding=1))
-    trace, expected = (trace_segment(net, start, end) for net in (by_hand, of_the_pool))
+    built_in = Functional(lambda x: nn.functional.max_pool2d(conv(x), 2, padding=1))
+    trace, expected = (trace_segment(net, start, end) for net in (explicit, built_in))
     assert trace.regions > 50
     assert torch.equal(trace.t, expected.t)
     assert torch.equal(trace.values, expected.values)
@@ -107,7 +107,7 @@ def test_units_of_very_different_scales_do_not_hide_each_other():
     assert_exact(Functional(forward), start, end, trace)
 
 
-def test_rounding_that_a_unit_passes_on_makes_no_breakpoints():
+def test_propagated_rounding_makes_no_breakpoints():
     start, end = torch.rand(2, 64, dtype=torch.float64, generator=torch.manual_seed(0)) + 0.1
     for constant in (1, 30, 1000):
 
@@ -133,8 +133,8 @@ def test_single_precision_finds_nearly_the_same_regions(drawn):
     distance = (double.t[alone, None] - single.t).abs().amin(1)
     assert (distance < 1e-3).all()
     at = torch.searchsorted(double.t, single.t).clamp(1, len(double.t) - 1)
-    share = (single.t - double.t[at - 1]) / (double.t[at] - double.t[at - 1])
-    expected = torch.lerp(double.values[at - 1], double.values[at], share[:, None])
+    weight = (single.t - double.t[at - 1]) / (double.t[at] - double.t[at - 1])
+    expected = torch.lerp(double.values[at - 1], double.values[at], weight[:, None])
     scale = float(double.values.abs().max())
     assert float((single.values - expected).abs().max()) <= 1e-4 * scale + 1e-6
 

@@ -1,4 +1,4 @@
-"""Slope changes are counted beside units whose crossing is known to change nothing."""
+"""Changes of slope, in networks with units that are known to change nothing."""
 
 from dataclasses import replace
 
@@ -40,14 +40,14 @@ def test_a_curve_of_many_faint_bends_is_not_taken_for_a_line():
     assert slope_changes(curve) > 1000
 
 
-def test_a_constant_output_has_none():
+def test_a_constant_output_has_no_change_of_slope():
     assert slope_changes(trace_of([0, 0.5, 1], [[0.0], [0.0], [0.0]])) == 0
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1e-3, 1.0, 1e3]))
 def test_crossings_of_units_that_are_not_read_change_no_slope(seed, scale):
-    """Half of the hidden units are read; a network of these alone says where slopes change."""
+    """Half of the hidden units are read; a network of only these shows where slopes change."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 3)).double()
     small = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double()
@@ -59,9 +59,9 @@ def test_crossings_of_units_that_are_not_read_change_no_slope(seed, scale):
         small[2].weight.copy_(net[2].weight[:, :10])
         small[2].bias.copy_(net[2].bias)
     start, end = torch.randn(2, 4, dtype=torch.float64)
-    whole, read = trace_segment(net, start, end), trace_segment(small, start, end)
-    assert slope_changes(whole) == slope_changes(read) == read.crossings
-    assert whole.crossings >= read.crossings
+    full, reduced = trace_segment(net, start, end), trace_segment(small, start, end)
+    assert slope_changes(full) == slope_changes(reduced) == reduced.crossings
+    assert full.crossings >= reduced.crossings
 
 
 @settings(max_examples=20, deadline=None)
@@ -83,7 +83,7 @@ def test_units_that_are_duplicated_or_dead_change_nothing(seed):
     assert slope_changes(trace_segment(wide, start, end)) == before
 
 
-def test_slopes_are_undefined_where_they_cannot_be_told():
+def test_unresolved_slopes_are_undefined():
     ends = torch.tensor([-1.0]), torch.tensor([2.0])
     with pytest.raises(Undefined, match="sampled breakpoints"):
         slope_changes(trace_segment(nn.ReLU(), *ends, method="sampling"))

@@ -1,4 +1,4 @@
-"""A trace is compared with its network apart from the estimates it was made with, in bounds."""
+"""Traces are compared with the network, independently of their error estimates."""
 
 import gc
 import weakref
@@ -33,7 +33,7 @@ def without(trace, row):
     return replace(trace, t=trace.t[kept], values=trace.values[kept], origins=trace.origins[kept])
 
 
-def test_a_right_trace_passes():
+def test_a_correct_trace_passes():
     program, net, points, trace = traced()
     assert trace.crossings > 2
     check.check_trace(program, net, points, trace)
@@ -50,7 +50,7 @@ def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
     assert empty.crossings == 0
     with pytest.raises(UnsupportedOperation, match=r"not reproduce|crosses a boundary"):
         check.check_trace(blind, net, points, empty)
-    # Also where the values say nothing.
+    # Also where the values reveal nothing.
     ends = replace(trace, t=trace.t[[0, -1]], values=trace.values[[0, -1]])
     ends = replace(ends, origins=trace.origins[[0, -1]])
     flat = Functional(lambda x: 0 * net(x))
@@ -59,7 +59,7 @@ def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
         check.check_trace(flat_program, flat, points, replace(ends, values=0 * ends.values))
 
 
-def test_a_breakpoint_that_is_none_is_refused():
+def test_a_spurious_breakpoint_is_refused():
     program, net, points, trace = traced()
     i = int(trace.t.diff().argmax())
     middle = (trace.t[i] + trace.t[i + 1]) / 2
@@ -75,11 +75,11 @@ def test_a_breakpoint_that_is_none_is_refused():
         check.check_trace(program, net, points, more)
 
 
-def test_sampling_asks_no_rule_for_its_bound():
+def test_sampling_uses_no_bounds():
     program, _, points, _ = traced()
 
     def refuse(x, bounds, output):
-        raise AssertionError("asked for a bound")
+        raise AssertionError("a bound was computed")
 
     steps = tuple(replace(s, rule=replace(s.rule, bound=refuse)) for s in program.steps)
     blind = Program(steps, program.output, program.shape)
@@ -90,10 +90,10 @@ def test_sampling_asks_no_rule_for_its_bound():
             "nlbench.probes.lines.published.measure_point_memory",
             lambda p, x, **how: measure_point_memory(program, x, **how),
         )
-        (found,) = trace_by_sampling(blind, [tuple(points)], resolution=300)
+        (trace,) = trace_by_sampling(blind, [tuple(points)], resolution=300)
     (expected,) = trace_by_sampling(program, [tuple(points)], resolution=300)
-    assert torch.equal(found.t, expected.t)
-    assert found.crossings > 2
+    assert torch.equal(trace.t, expected.t)
+    assert trace.crossings > 2
 
 
 def deep():
@@ -106,27 +106,27 @@ def deep():
 def test_a_walk_keeps_no_value_that_no_later_step_needs():
     net = double_copy(deep())
     points = torch.randn(2, 2, 8, 8).double()
-    alive, most = [], 0
+    outputs, max_alive = [], 0
     with torch.inference_mode():
-        for seen in walk(record_checked_program(net, points), points):
-            alive.append(weakref.ref(seen.output))
-            del seen
+        for computed in walk(record_checked_program(net, points), points):
+            outputs.append(weakref.ref(computed.output))
+            del computed
             gc.collect(0)
-            most = max(most, sum(ref() is not None for ref in alive))
-    assert len(alive) > 75
-    assert most <= 4
+            max_alive = max(max_alive, sum(ref() is not None for ref in outputs))
+    assert len(outputs) > 75
+    assert max_alive <= 4
 
 
 @pytest.mark.parametrize("limit", [2, 4, 64])
 def test_checked_points_are_limited(limit, monkeypatch):
     sizes = []
 
-    def counted(own, copies):
-        def walked(program, inputs, *rest):
+    def counted(function, copies):
+        def counting(program, inputs, *rest):
             sizes.append(copies * len(inputs))
-            return own(program, inputs, *rest)
+            return function(program, inputs, *rest)
 
-        return walked
+        return counting
 
     program, net, points, trace = traced(2)
     monkeypatch.setattr(check, "walk", counted(walk, 1))
@@ -149,8 +149,9 @@ def test_checked_points_are_limited(limit, monkeypatch):
 def test_a_unit_within_rounding_of_its_kink_has_no_side(x, bound, is_refused):
     x = torch.tensor(x, dtype=torch.float64)
     step = SimpleNamespace(site="relu", refusal=ValueError)
-    seen = SimpleNamespace(step=step, inputs=[x], bounds=[torch.full_like(x, bound)], output=x)
-    compare = partial(check._compare, seen, Kinks(lambda inputs: inputs[0]), [""])
+    bounds = [torch.full_like(x, bound)]
+    computed = SimpleNamespace(step=step, inputs=[x], bounds=bounds, output=x)
+    compare = partial(check._compare, computed, Kinks(lambda inputs: inputs[0]), [""])
     if is_refused:
         with pytest.raises(ValueError, match="missing in the trace"):
             compare()

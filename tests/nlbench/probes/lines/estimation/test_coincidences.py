@@ -26,7 +26,7 @@ def depthwise(kernel=1):
 
 
 def network_of(*layers, seed=0, channels=3, size=10):
-    """Layers and a head, with statistics of data; and a segment between two samples."""
+    """Return a network with a head and batch statistics, and a segment between two samples."""
     torch.manual_seed(seed)
     net = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(4))
     example = torch.randn(16, channels, size, size)
@@ -91,7 +91,7 @@ def check(network, start, end):
 def test_units_that_cross_together_count_once(name):
     exact, estimate = check(*network_of(*CASES[name]()))
     assert exact > 50
-    if name != "leaky at one place":  # There half of the crossings are another's, by construction.
+    if name != "leaky at one place":  # By construction, half of its crossings repeat another.
         assert estimate.at_least >= 0.98 * exact
 
 
@@ -123,7 +123,7 @@ def test_members_that_tie_at_the_end_do_not_switch(order):
         assert estimate_segment(network, *segment).at_least == exact == 1
 
 
-def test_units_saturated_where_copies_are_sought_are_none():
+def test_units_saturated_at_the_compared_places_are_not_copies():
     network = nn.Sequential(
         nn.Linear(1, 20),
         Functional(lambda x: x.clamp(-1, 1)),
@@ -136,7 +136,7 @@ def test_units_saturated_where_copies_are_sought_are_none():
 
 
 @pytest.mark.parametrize(("slope", "expected"), [(1.0, 2), (1000.0, 2)])
-def test_ranks_change_beside_units_that_switch_on(slope, expected):
+def test_ranks_change_next_to_units_that_switch_on(slope, expected):
     # The second unit switches on as the first switches off, or overtakes it at once.
     last = 1e-7 if slope == 1 else 0.5
 
@@ -153,13 +153,13 @@ def test_ranks_change_beside_units_that_switch_on(slope, expected):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("act", [nn.ReLU, nn.Hardtanh])
-def test_ranks_are_counted_beside_units_at_rest(seed, act):
+def test_ranks_are_counted_next_to_resting_units(seed, act):
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(6, 6), act(), Functional(lambda x: x.topk(3, 1)[0]))
     start, end = 4 * torch.randn(2, 6)
     exact, estimate = check(network, start, end)
     assert estimate.at_least >= exact - 2
-    # Three that change places at once are seen as two.
+    # Three units that change places at once are counted as two.
     assert estimate.error > 0 or exact < 3
 
 
@@ -203,7 +203,7 @@ FLATS = torch.zeros(1, dtype=torch.float64)
 
 
 def table(crossings, has_windows=False, steps=8):
-    """A table of (step, unit, values at the left, values at the right)."""
+    """Return a table of crossings (step, unit, values at the left, values at the right)."""
     log = CrossingLog(100)
     for step, unit, *ends in crossings:
         for side, values in enumerate(ends):
@@ -287,7 +287,7 @@ def test_a_switch_needs_a_leader_at_each_end():
     assert counts([unknown], has_windows=True) == [1, 0, 1]
 
 
-def test_switches_through_rest_are_the_kinks_of_units():
+def test_switches_through_rest_are_crossings_of_units():
     assert counts([(0, 1, [0.5, 0.0], [0.0, 0.6])], has_windows=True) == [1, 1, 0]
     assert counts([(0, 1, [0.5, 0.0], [0.1, 0.6])], has_windows=True) == [1, 0, 0]
 

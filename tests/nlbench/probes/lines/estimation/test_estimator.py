@@ -54,7 +54,7 @@ def ends(seed, shape=(3, 12, 12), step=1.0):
 
 
 def translated(seed):
-    """An image and itself moved by a pixel, with its edges replicated: columns are alike."""
+    """Return an image with equal columns and its translation by a pixel, edges replicated."""
     image = torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(seed))
     image[:, :, 5:] = image[:, :, 5:6]
     moved = image.roll(1, 2)
@@ -120,7 +120,7 @@ def test_at_least_is_a_lower_bound(seed, act, mode, replicated):
 @given(networks())
 def test_contrived_ties_cost_few_boundaries(case):
     network, start, end = case
-    # What a leaky unit hands on as it is bends again where it has bent.
+    # Units that read a leaky unit's output may bend where it bends.
     has_skips = any(isinstance(m, Block) for m in network.modules())
     assume(not (has_skips and isinstance(network[2], (nn.LeakyReLU, nn.PReLU))))
     trace = trace_segment(network, start, end)
@@ -142,7 +142,7 @@ def test_copies_of_units_count_once():
     with torch.no_grad():
         double[0].weight.copy_(plain[0].weight.repeat(2, 1))
         double[0].bias.copy_(plain[0].bias.repeat(2))
-        double[0].weight[20:] *= -1  # their kinks lie where the others' do
+        double[0].weight[20:] *= -1  # The kinks stay where they are.
         double[0].bias[20:] *= -1
         double[2].weight.normal_()
     start, end = 3 * torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
@@ -172,7 +172,7 @@ def test_a_segment_that_begins_on_a_boundary_does_not_cross_it():
 
 @pytest.mark.parametrize("seed", [87, 96, 138, 140, 170, 176])
 def test_pairs_are_searched_longer_among_few_crossings(seed):
-    # Of so few a pair is a large part, and a grid that meets none says little of it.
+    # A pair is a large part of so few crossings, and a grid that finds none is weak evidence.
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU()).double()
     with torch.no_grad():
@@ -200,8 +200,8 @@ def test_estimates_depend_on_neither_memory_nor_batch(seed, megabytes):
         torch.testing.assert_close(estimate.values, alone.values, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("most", [3, 5])  # Three are run together at first, as a check.
-def test_out_of_memory_halves_the_chunk(most, monkeypatch):
+@pytest.mark.parametrize("max_points", [3, 5])  # The first check runs three together.
+def test_out_of_memory_halves_the_chunk(max_points, monkeypatch):
     network = mlp(5, widths=(3, 30, 30, 2))
     pairs = list(zip(*2 * torch.randn(2, 5, 3), strict=True))
     options = {"tolerance": 1e-3, "evaluations": 100, "dtype": torch.float64}
@@ -210,7 +210,7 @@ def test_out_of_memory_halves_the_chunk(most, monkeypatch):
 
     def cramped(self, inputs, *watching):
         estimate = run(self, inputs, *watching)
-        if len(inputs) > most:
+        if len(inputs) > max_points:
             failed.append(len(inputs))
             raise torch.OutOfMemoryError("CUDA out of memory")
         return estimate
@@ -220,15 +220,15 @@ def test_out_of_memory_halves_the_chunk(most, monkeypatch):
         assert (estimate.crossings, estimate.error) == (other.crossings, other.error)
         assert estimate.evaluations == other.evaluations
         torch.testing.assert_close(estimate.values, other.values, rtol=1e-12, atol=1e-14)
-    assert 2 < len(failed) < 7  # Of 64 points no more halves; what fits is remembered.
+    assert 2 < len(failed) < 7  # The size that fits is remembered.
 
 
 def test_estimate_is_symmetric_in_the_ends():
     segment = ends(7)
-    there = estimate_segment(NETWORKS["relu6"], *segment, dtype=torch.float64)
-    back = estimate_segment(NETWORKS["relu6"], *segment[::-1], dtype=torch.float64)
-    assert back.crossings == pytest.approx(there.crossings, abs=max(2, there.error))
-    torch.testing.assert_close(back.above, there.above, rtol=1e-3, atol=1e-6)
+    forward = estimate_segment(NETWORKS["relu6"], *segment, dtype=torch.float64)
+    reverse = estimate_segment(NETWORKS["relu6"], *segment[::-1], dtype=torch.float64)
+    assert reverse.crossings == pytest.approx(forward.crossings, abs=max(2, forward.error))
+    torch.testing.assert_close(reverse.above, forward.above, rtol=1e-3, atol=1e-6)
 
 
 def test_short_segments_use_double_precision():
@@ -302,15 +302,19 @@ def test_invalid_ends_are_refused(start, end, error):
 def test_auto_traces_within_the_budget():
     network = NETWORKS["average pooling"]
     paths = torch.stack([*ends(0), *ends(1)])[None]
-    exact = [seen.trace for seen in observe_paths(network, paths)]
-    estimates = [seen.trace for seen in observe_paths(network, paths, method="auto", budget=10**6)]
+    exact = [observation.trace for observation in observe_paths(network, paths)]
+    estimates = [
+        observation.trace
+        for observation in observe_paths(network, paths, method="auto", budget=10**6)
+    ]
     assert [trace.method for trace in estimates] == ["exact"] * 3
     for trace, other in zip(exact, estimates, strict=True):
         assert trace.t.tolist() == other.t.tolist()
         assert trace.values.tolist() == other.values.tolist()
     counts = sorted(trace.crossings for trace in exact)
     few = [
-        seen.trace for seen in observe_paths(network, paths, method="auto", budget=counts[1] + 1)
+        observation.trace
+        for observation in observe_paths(network, paths, method="auto", budget=counts[1] + 1)
     ]
     assert sorted(trace.method for trace in few) == ["exact", "exact", "refined"]
     for trace, other in zip(exact, few, strict=True):
@@ -323,16 +327,16 @@ def test_estimates_can_require_gradients():
 
 
 def changed_places(before, after, tops):
-    """Fewest exchanges of neighbours that some ranks see, by trying all there are."""
-    distance, going = {before: 0}, [before]
-    while going:
-        order = going.pop(0)
+    """Return the minimum number of neighbour swaps that change some ranks, by exhaustive search."""
+    distance, queue = {before: 0}, [before]
+    while queue:
+        order = queue.pop(0)
         for i in range(len(order) - 1):
             other = (*order[:i], order[i + 1], order[i], *order[i + 2 :])
             cost = distance[order] + (i + 1 in tops)
             if cost < distance.get(other, math.inf):
                 distance[other] = cost
-                going.append(other)
+                queue.append(other)
     return distance[after]
 
 
@@ -360,7 +364,7 @@ def test_copies_of_sorted_lines_count_once():
 
 
 def test_multiples_of_one_number_count_once():
-    # In its corner all pixels are alike, and what is around it is zero: each channel is a
+    # All pixels of the corner are equal and the padding around it is zero, so each channel is a
     # multiple of one number.
     torch.manual_seed(0)
     network = nn.Sequential(
@@ -379,7 +383,7 @@ def test_multiples_of_one_number_count_once():
 
 
 def test_units_equal_only_where_off_are_not_copies():
-    # Off but between 0.34 and 0.66, where no two of them bend at one place.
+    # The units are on between 0.34 and 0.66, where no two of them bend at one point.
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1), nn.ReLU())
     behind = [nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 2)]
@@ -411,8 +415,8 @@ def test_auto_traces_operations_without_pieces():
     nlbench.register_op(uncounted, line=without_pieces)
     network = nn.Sequential(nn.Linear(3, 8), Functional(lambda x: uncounted(x)))
     path = 4 * torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
-    (seen,) = observe_paths(network, path, method="auto", budget=1)
-    assert seen.trace.method == "exact"
+    (observation,) = observe_paths(network, path, method="auto", budget=1)
+    assert observation.trace.method == "exact"
 
 
 FAR = 1e6
@@ -462,7 +466,7 @@ def test_an_estimate_stays_within_the_memory():
             estimate_segments(network, pairs, tolerance=1e-3, evaluations=34, memory=memory)
         )
     assert all(one.crossings > 300 for one in estimate)
-    # In single precision, and in double to tell which units are one.
+    # One copy in single precision, and one in double to recognise copies of units.
     copies = 3 * sum(parameter.nbytes for parameter in network.parameters())
     assert memory / 8 < live.peak <= memory / 2 + copies
     with pytest.raises(RequestError, match=r"^memory: .* are too few"):
@@ -470,7 +474,7 @@ def test_an_estimate_stays_within_the_memory():
 
 
 class Cast(nn.Module):
-    """A network whose output is of another type than it computes in."""
+    """A network whose output has another dtype than its layers."""
 
     def __init__(self, act, dtype, noise=0.0):
         super().__init__()
@@ -488,7 +492,7 @@ class Cast(nn.Module):
 def test_output_dtype_does_not_matter(act, dtype):
     ends = torch.linspace(-2, 2, 12).reshape(2, 6)
     estimate, plain = (estimate_segment(Cast(act, one), *ends) for one in (dtype, torch.float64))
-    # Steps of half precision are rounding, no other function.
+    # Steps of half precision are rounding, not a different function.
     totals = absolute_deviation(estimate), absolute_deviation(plain)
     torch.testing.assert_close(*totals, rtol=0.02, atol=1e-3)
 

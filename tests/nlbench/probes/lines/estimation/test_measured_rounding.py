@@ -1,4 +1,4 @@
-"""Where rounding measured at a point replaces the expected one."""
+"""Measured rounding errors replace the expected ones where they are much larger."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ EPS = torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize(("ratio", "is_measured"), [(0.0, 0), (1.0, 0), (1.9, 0), (2.1, 1), (3, 1)])
-def test_noise_is_measured_from_twice_the_expected_one_on(monkeypatch, ratio, is_measured):
+def test_noise_is_measured_above_twice_the_expected_noise(monkeypatch, ratio, is_measured):
     noise, values = torch.tensor([[2.0**-10]]), torch.zeros(1, 5)
     perturbed = values.clone()
     perturbed[0, 3] = -ratio * noise.item()
@@ -30,7 +30,7 @@ def test_noise_is_measured_from_twice_the_expected_one_on(monkeypatch, ratio, is
 
 
 @pytest.mark.parametrize(("ratio", "is_measured"), [(0.0, 0), (3.9, 0), (4.1, 1), (6.0, 1)])
-def test_the_error_of_outputs_is_measured_from_four_times_the_expected_one_on(ratio, is_measured):
+def test_output_error_is_measured_above_four_times_the_expected_error(ratio, is_measured):
     values = torch.tensor([[1.0, -8.0], [3.0, 2.0]])
     expected = 2 * EPS * 8.0
     rounding = SimpleNamespace(output_error=torch.tensor([0.0, ratio * expected]))

@@ -3,53 +3,59 @@ import itertools
 import pytest
 import torch
 
-from nlbench.probes.lines.exact.chunks import Chunk, Values, insert_breakpoints, spaced, split
+from nlbench.probes.lines.exact.chunks import (
+    Chunk,
+    Values,
+    insert_breakpoints,
+    select_spaced,
+    split,
+)
 
 
-def chunk_of(t, owner, left, share):
+def chunk_of(t, owner, left, weight):
     t = torch.tensor(t, dtype=torch.float64)
     values = Values({0: 10 * t[:, None]}, {0: t[:, None]})
     origins = torch.full((len(t),), -1)
-    places = torch.tensor(share, dtype=torch.float64)
+    places = torch.tensor(weight, dtype=torch.float64)
     return Chunk(0, t, origins, torch.tensor(owner), values, torch.tensor(left), places)
 
 
-def inserted(t, owner, left, share, gap=0.01):
-    return insert_breakpoints(chunk_of(t, owner, left, share), 5, gap)
+def inserted(t, owner, left, weight, gap=0.01):
+    return insert_breakpoints(chunk_of(t, owner, left, weight), 5, gap)
 
 
 def test_breakpoints_are_inserted_in_order_with_interpolated_values():
-    longer = inserted([0, 0.5, 1], [0, 0, 0], [1, 0, 0], [0.5, 0.8, 0.2])
-    assert longer.t.tolist() == pytest.approx([0, 0.1, 0.4, 0.5, 0.75, 1])
-    assert longer.origins.tolist() == [-1, 5, 5, -1, 5, -1]
-    values = longer.values()
+    chunk = inserted([0, 0.5, 1], [0, 0, 0], [1, 0, 0], [0.5, 0.8, 0.2])
+    assert chunk.t.tolist() == pytest.approx([0, 0.1, 0.4, 0.5, 0.75, 1])
+    assert chunk.origins.tolist() == [-1, 5, 5, -1, 5, -1]
+    values = chunk.values()
     assert values.tensors[0].flatten().tolist() == pytest.approx([0, 1, 4, 5, 7.5, 10])
     assert values.bounds[0].flatten().tolist() == pytest.approx([0, 0.1, 0.4, 0.5, 0.75, 1])
 
 
-@pytest.mark.parametrize("share", [0.001, 0.999])
-def test_a_breakpoint_next_to_a_point_is_that_point(share):
-    assert inserted([0, 1], [0, 0], [0], [share]).t.tolist() == [0, 1]
+@pytest.mark.parametrize("weight", [0.001, 0.999])
+def test_a_breakpoint_next_to_a_point_is_that_point(weight):
+    assert inserted([0, 1], [0, 0], [0], [weight]).t.tolist() == [0, 1]
 
 
 def test_nothing_lies_between_two_segments():
-    longer = inserted([0, 1, 0, 1], [0, 0, 1, 1], [2, 1, 0], [0.5, 0.5, 0.25])
-    assert longer.t.tolist() == [0, 0.25, 1, 0, 0.5, 1]
-    assert longer.owner.tolist() == [0, 0, 0, 1, 1, 1]
+    chunk = inserted([0, 1, 0, 1], [0, 0, 1, 1], [2, 1, 0], [0.5, 0.5, 0.25])
+    assert chunk.t.tolist() == [0, 0.25, 1, 0, 0.5, 1]
+    assert chunk.owner.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_equal_places_on_two_segments_are_two_breakpoints():
-    longer = inserted([0, 1, 0, 1], [0, 0, 1, 1], [0, 2, 0], [0.5, 0.5, 0.505])
-    assert longer.t.tolist() == [0, 0.5, 1, 0, 0.5, 1]
+    chunk = inserted([0, 1, 0, 1], [0, 0, 1, 1], [0, 2, 0], [0.5, 0.5, 0.505])
+    assert chunk.t.tolist() == [0, 0.5, 1, 0, 0.5, 1]
 
 
-def test_close_numbers_are_thinned_from_the_last_that_is_kept():
+def test_close_numbers_are_thinned_from_the_last_selected():
     t = torch.tensor([0.0, 0.6, 1.2, 1.8, 2.4, 9.0, 9.5, 11.0, 11.9, 12.1])
     same = torch.zeros(len(t))
     expected = [True, False, True, False, True, True, False, True, False, True]
-    assert spaced(t, 1.0, same).tolist() == expected
-    assert spaced(t[[0, 2, 4]], 1.0, same[:3]) is None
-    assert spaced(torch.tensor([0.0, 0.5]), 1.0, torch.tensor([0, 1])) is None
+    assert select_spaced(t, 1.0, same).tolist() == expected
+    assert select_spaced(t[[0, 2, 4]], 1.0, same[:3]) is None
+    assert select_spaced(torch.tensor([0.0, 0.5]), 1.0, torch.tensor([0, 1])) is None
 
 
 @pytest.mark.parametrize(("points", "limit"), [(10, 4), (10, 2), (10, 10), (5, 3)])
@@ -65,7 +71,7 @@ def test_parts_share_their_ends(points, limit):
 def test_wide_values_are_interpolated_like_narrow_ones():
     t = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
     x = torch.randn(3, 9000, dtype=torch.float64)
-    left, share = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0.25, 0, 0.5, 0]).double()
-    wide = Chunk(0, t, t, t, Values({0: x}, {0: x[:, :1]}), left, share).values()
+    left, weight = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0.25, 0, 0.5, 0]).double()
+    wide = Chunk(0, t, t, t, Values({0: x}, {0: x[:, :1]}), left, weight).values()
     assert torch.allclose(wide.tensors[0][:, :1], wide.bounds[0])
     assert torch.allclose(wide.tensors[0][1], 0.75 * x[0] + 0.25 * x[1])

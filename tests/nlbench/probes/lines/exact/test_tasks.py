@@ -15,7 +15,7 @@ from nlbench.probes.lines.exact.trace import trace_exactly
 
 @pytest.fixture
 def threads_before():
-    """Threads of other tests of this process, such as a cluster's, may be there still."""
+    """Return the running threads, which may include some of other tests, such as a cluster's."""
     return set(threading.enumerate())
 
 

@@ -61,15 +61,15 @@ def test_the_limit_changes_nothing(drawn, limit):
     assert torch.equal(cut.origins, whole.origins)
 
 
-def test_no_more_points_than_the_limit_are_carried_at_once():
+def test_no_more_points_than_the_limit_are_computed_at_once():
     net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
     ends = torch.randn(2, 3, dtype=torch.float64)
     program = record_checked_program(net, ends)
-    carried = []
+    sizes = []
 
     def counting(apply):
         def counted(points, *bounds):
-            carried.append(len(points[0]))
+            sizes.append(len(points[0]))
             return apply(points, *bounds)
 
         return counted
@@ -81,21 +81,21 @@ def test_no_more_points_than_the_limit_are_carried_at_once():
     steps = tuple(replace(step, rule=watched(step.rule)) for step in program.steps)
     trace = trace_program(replace(program, steps=steps), *ends, limit=5)
     assert trace.regions > 20
-    assert max(carried) == 5
+    assert max(sizes) == 5
 
 
 @settings(max_examples=8, deadline=None)
 @given(networks())
-def test_the_way_back_meets_the_same_regions(drawn):
+def test_a_reversed_segment_has_the_same_regions(drawn):
     net, start, end = drawn
-    there, back = trace_segment(net, start, end), trace_segment(net, end, start)
-    assert there.regions == back.regions
-    torch.testing.assert_close(back.t, 1 - there.t.flip(0), rtol=0, atol=1e-10)
+    forward, reverse = trace_segment(net, start, end), trace_segment(net, end, start)
+    assert forward.regions == reverse.regions
+    torch.testing.assert_close(reverse.t, 1 - forward.t.flip(0), rtol=0, atol=1e-10)
 
 
 @pytest.fixture(scope="module")
 def vgg_segment():
-    """VGG8 with biases, and a short piece between two shifted versions of an image."""
+    """Return VGG8 with biases, and a short segment between two translations of an image."""
     torch.manual_seed(0)
     net = vgg8()
     with torch.no_grad():
@@ -203,17 +203,17 @@ def test_out_of_memory_halves_the_points(together, monkeypatch):
     program = record_checked_program(network, torch.stack(segments[0]))
     expected = list(trace_exactly(program, segments, batch_segments=together))
     assert sum(trace.regions for trace in expected) > 24
-    carried, advance = [], exact._advance
+    sizes, advance = [], exact._advance
 
-    def cramped(program, chunk, *given):
-        carried.append(len(chunk.t))
+    def cramped(program, chunk, *rest):
+        sizes.append(len(chunk.t))
         if len(chunk.t) > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return advance(program, chunk, *given)
+        return advance(program, chunk, *rest)
 
     monkeypatch.setattr(exact, "_advance", cramped)
-    found = list(trace_exactly(program, segments, batch_segments=together, limit=16))
-    assert max(carried) > 8
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.t, other.t, rtol=0, atol=1e-12)
-        torch.testing.assert_close(one.values, other.values, rtol=1e-10, atol=1e-10)
+    traces = list(trace_exactly(program, segments, batch_segments=together, limit=16))
+    assert max(sizes) > 8
+    for trace, other in zip(traces, expected, strict=True):
+        torch.testing.assert_close(trace.t, other.t, rtol=0, atol=1e-12)
+        torch.testing.assert_close(trace.values, other.values, rtol=1e-10, atol=1e-10)

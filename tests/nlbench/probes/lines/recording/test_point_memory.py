@@ -1,4 +1,4 @@
-"""The memory of a point, and traces within a limit."""
+"""Memory per point, and traces within a memory limit."""
 
 import pytest
 import torch
@@ -24,14 +24,14 @@ def load(net, x):
     return measure_point_memory(record_checked_program(double_copy(net), x), x)
 
 
-def test_a_point_takes_what_is_alive_at_once():
+def test_a_point_takes_the_memory_of_live_values():
     x = torch.zeros(2, 4, dtype=torch.float64)
     net = nn.Sequential(nn.Linear(4, 10, bias=False), nn.ReLU())
-    found = load(net, x)
+    needs = load(net, x)
     # Input and output of the ReLU, with a bound for each unit of either.
-    assert found.width == 8 * 2 * (10 + 10)
-    assert found.waiting == 8 * (10 + 10)
-    assert found.step > found.width
+    assert needs.width == 8 * 2 * (10 + 10)
+    assert needs.waiting == 8 * (10 + 10)
+    assert needs.step > needs.width
 
 
 def test_deeper_networks_keep_more_points_waiting():
@@ -43,15 +43,15 @@ def test_deeper_networks_keep_more_points_waiting():
 
 @settings(max_examples=8, deadline=None)
 @given(networks(), st.sampled_from(["exact", "adaptive", "sampling"]))
-def test_the_memory_changes_nothing(drawn, method):
+def test_memory_does_not_change_the_trace(drawn, method):
     net, start, end = drawn
     options = {"method": method, "resolution": 50}
     plenty = trace_segment(net, start, end, **options)
     needed = load(net, torch.stack([start, end]).double())
-    carried = TENSORS_PER_VALUE if method == "adaptive" else 1
+    tensors = TENSORS_PER_VALUE if method == "adaptive" else 1
     weights = sum(8 * tensor.numel() for tensor in net.state_dict().values())
-    little = 2 * carried * (4 * (needed.step + needed.waiting) + needed.reserve) + 4 * weights
-    tight = trace_segment(net, start, end, memory=little, **options)
+    memory = 2 * tensors * (4 * (needed.step + needed.waiting) + needed.reserve) + 4 * weights
+    tight = trace_segment(net, start, end, memory=memory, **options)
     assert tight.regions == plenty.regions
     torch.testing.assert_close(tight.t, plenty.t, rtol=0, atol=1e-11)
     torch.testing.assert_close(tight.values, plenty.values, rtol=1e-9, atol=1e-9)
@@ -80,7 +80,7 @@ def test_recording_holds_no_more_than_running_does():
     with LiveBytes() as recording:
         program = record_program(net, start[None].clone())
     assert len(program.steps) == 31
-    # What rules keep is of the size of the weights.
+    # The constants of the rules are as large as the weights.
     assert recording.peak - recording.now <= running.peak < 5 * 8 * 256
     assert recording.now <= model
 
@@ -89,10 +89,10 @@ def test_recording_holds_no_more_than_running_does():
 def test_recording_checking_and_tracing_stay_within_the_memory(method):
     net, start, end, model = layers_of(256, 10)
     options = {"method": method, "resolution": 20, "sensitivity": 1e-2}
-    found = load(net, torch.stack([start, end]))
-    carried = TENSORS_PER_VALUE if method == "adaptive" else 1
-    waiting = found.waiting if method == "exact" else 0
-    memory = 2 * (2 * model + carried * 4 * (found.step + waiting))
+    needs = load(net, torch.stack([start, end]))
+    tensors = TENSORS_PER_VALUE if method == "adaptive" else 1
+    waiting = needs.waiting if method == "exact" else 0
+    memory = 2 * (2 * model + tensors * 4 * (needs.step + waiting))
     with LiveBytes() as live:
         trace = trace_segment(net, start, end, memory=memory, **options)
     assert trace.crossings > 0
@@ -100,7 +100,7 @@ def test_recording_checking_and_tracing_stay_within_the_memory(method):
     assert live.peak <= memory / 2 + model
     with pytest.raises(RequestError, match="takes"), LiveBytes() as live:
         trace_segment(net, start, end, memory=16 * 2**10, **options)
-    # The copy of the model, what rules keep of it, and a pass of one point.
+    # A copy of the model, the constants of the rules, and a pass of one point.
     assert live.peak < 2 * model + 5 * 8 * 256
 
 
@@ -120,15 +120,14 @@ def test_memory_that_is_not_positive_is_refused():
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 64), st.integers(1, 10**10))
 def test_shared_points_fit(step, reserve, threads, memory):
-    one = PointMemory(step, step, 2 * step, reserve)
+    needs = PointMemory(step, step, 2 * step, reserve)
+    options = {"threads": threads, "min_points": 8, "needed": 2, "waiting": True}
     usable = memory - min(32 * 2**20, memory / 2)
     if usable < reserve + 2 * 3 * step:
         with pytest.raises(RequestError):
-            share_out(one, CPU, memory, 128, threads=threads, min_points=8, needed=2, waiting=True)
+            share_out(needs, CPU, memory, 128, **options)
         return
-    count, points = share_out(
-        one, CPU, memory, 128, threads=threads, min_points=8, needed=2, waiting=True
-    )
+    count, points = share_out(needs, CPU, memory, 128, **options)
     assert 1 <= count <= threads
     assert 2 <= points <= 128
     assert count * (reserve + points * 3 * step) <= usable

@@ -1,4 +1,4 @@
-"""Rounding errors of single operations, by the errors of their inputs."""
+"""Rounding errors of single operations, given the errors of their inputs."""
 
 import math
 
@@ -62,7 +62,7 @@ def vector(*numbers):
     ],
 )
 def test_the_error_of_an_operation(function, expected):
-    # Errors that exceed the rounding of the operation itself by far.
+    # The input errors are far larger than the operation's own rounding.
     bound = bound_of(function, vector(-2.5, 1.5), vector(2e6, 1e6))
     assert bound.flatten().tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -78,7 +78,7 @@ def test_an_added_constant_is_rounded():
     assert bound[:2].tolist() == [5e5, 0]
 
 
-def test_parts_that_are_overwritten_have_the_errors_of_what_is_written():
+def test_overwritten_parts_have_the_errors_of_the_new_values():
     def forward(m, x):
         y = 4 * x
         y[:, :1] = 10 * x[:, 2:]
@@ -143,7 +143,7 @@ def test_a_shared_error_is_that_of_several_slopes():
         (lambda m, x: F.relu(x), 0.0),
     ],
 )
-def test_a_number_within_noise_of_a_kink_is_put_onto_it(function, kink):
+def test_a_number_within_noise_of_a_kink_is_moved_onto_it(function, kink):
     x = torch.tensor([[kink + 1e-9], [kink - 1e-9], [kink + 0.5]], dtype=torch.float64)
     (rule, *_) = [s.rule for s in record_program(Net(function), x[:1].clone()).steps]
     bound = torch.full_like(x, 1e9)
@@ -153,7 +153,7 @@ def test_a_number_within_noise_of_a_kink_is_put_onto_it(function, kink):
     assert snapped[2].tolist() == rule.apply([x])[2].tolist()
 
 
-def test_no_numbers_have_a_peak_of_zero():
+def test_the_peak_of_an_empty_tensor_is_zero():
     empty = torch.zeros(2, 0, 3)
     assert torch.equal(peak_over(empty, (1,)), torch.zeros(2, 3))
     assert torch.equal(peak_over(empty, (1, 2)), torch.zeros(2))

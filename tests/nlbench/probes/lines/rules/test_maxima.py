@@ -27,7 +27,7 @@ def test_an_envelope_bends_where_the_largest_line_changes(seed, lines, ties):
     if ties:
         left, right = left.round(), right.round()
     top = (left == left.amax(1, keepdim=True), right == right.amax(1, keepdim=True))
-    share, row = overtakes(left, right, *top)
+    fraction, row = overtakes(left, right, *top)
     for envelope in range(5):
         # By brute force: every meeting of two lines at which both are the largest, while
         # none is the largest on both sides.
@@ -42,7 +42,7 @@ def test_an_envelope_bends_where_the_largest_line_changes(seed, lines, ties):
                 height = torch.lerp(a[i], b[i], t)
                 if t < 1 - 1e-12 and height >= torch.lerp(a, b, t).max() - 1e-12:
                     expected.add(round(float(t), 9))
-        found = {round(float(t), 9) for t in share[row == envelope] if 1e-12 < t < 1 - 1e-12}
+        found = {round(float(t), 9) for t in fraction[row == envelope] if 1e-12 < t < 1 - 1e-12}
         assert found == expected
 
 
@@ -77,8 +77,8 @@ def test_pooling_windows_have_the_maxima_of_pooling(pool):
 def test_a_member_far_below_the_others_does_not_blur_them():
     x = torch.tensor([[[1.0, 0.0, -1e30]], [[0.0, 1.0, -1e30]]], dtype=torch.float64)
     windows, noise = torch.tensor([[0, 1, 2]]), 1e-15 * x.abs()
-    interval, share = window_overtakes(x, windows, noise)
-    assert (interval.tolist(), share.tolist()) == ([0], [0.5])
+    interval, fraction = window_overtakes(x, windows, noise)
+    assert (interval.tolist(), fraction.tolist()) == ([0], [0.5])
     assert window_tops(x, windows, x.abs()).tolist() == [[[1.0]], [[1.0]]]
 
 
@@ -95,13 +95,12 @@ ORDER_STATISTICS = {
 
 
 def bending_places(function, start, end):
-    """Places where a function of numbers that are affine in t bends, by its slopes around each
-    place where two of the numbers meet."""
+    """Return where a function bends, from its slopes around each crossing of two inputs."""
     meetings = {0.0, 1.0}
     for i, j in itertools.combinations(range(start.numel()), 2):
-        before, behind = (float(x.flatten()[i] - x.flatten()[j]) for x in (start, end))
-        if before * behind < 0:
-            meetings.add(round(before / (before - behind), 12))
+        before, after = (float(x.flatten()[i] - x.flatten()[j]) for x in (start, end))
+        if before * after < 0:
+            meetings.add(round(before / (before - after), 12))
     t = torch.tensor(sorted(meetings), dtype=torch.float64)
     inside = t[:-1] + t.diff() * torch.tensor([[0.25], [0.75]], dtype=torch.float64)
     low, high = (function(torch.lerp(start, end, x[:, None])) for x in inside)

@@ -1,4 +1,4 @@
-"""Each operation that is traced, against what the network gives everywhere on a segment."""
+"""Each traced operation, compared with the network all along a segment."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ AFFINE = {
     "stack": lambda h: torch.stack([h, 2 * h], 1).flatten(1),
 }
 ONE_SAMPLE = ("gather", "scatter", "scatter_add", "index_add", "max_unpool")
-"""Whose indices have one sample."""
+"""Operations whose index tensors have one sample."""
 BENT = {
     "amax": lambda h: image(h).amax((2, 3)),
     "amin": lambda h: image(h).amin(1, keepdim=True).flatten(1),
@@ -119,7 +119,7 @@ def network(function, then=True):
 
 
 def kinks(net, start, end):
-    """Where the function that a network is on a segment bends: by halving what is not straight."""
+    """Find where a network bends on a segment, by halving intervals where it is not straight."""
 
     def at(t):
         return outputs(net, on_segment(start, end, t))
@@ -127,10 +127,10 @@ def kinks(net, start, end):
     scale = float(at([0.0, 0.3, 1.0]).abs().max())
     left, right = torch.linspace(0, 1, 33).double()[:-1], torch.linspace(0, 1, 33).double()[1:]
     while True:
-        shares = torch.tensor([0.0, 0.21, 0.37, 0.58, 0.83, 1.0]).double()
-        t = left[:, None] + (right - left)[:, None] * shares
+        fractions = torch.tensor([0.0, 0.21, 0.37, 0.58, 0.83, 1.0]).double()
+        t = left[:, None] + (right - left)[:, None] * fractions
         y = at(t.flatten()).reshape(*t.shape, -1)
-        chord = y[:, :1] + shares[:, None] * (y[:, -1:] - y[:, :1])
+        chord = y[:, :1] + fractions[:, None] * (y[:, -1:] - y[:, :1])
         bent = ((y - chord).abs() > 1e-13 * scale).flatten(1).any(1)
         left, right = left[bent], right[bent]
         if not len(left) or right[0] - left[0] < 1e-10:
@@ -149,11 +149,11 @@ def test_an_operation_is_traced_exactly(name):
     assert len(found) > 5
     distance = (found[:, None] - trace.t).abs().amin(1)
     assert float(distance.max()) < 1e-8
-    # Half of it is walked, as that takes longest.
-    walked = trace_segment(net, start, (start + end) / 2, method="adaptive", sensitivity=1e-9)
+    # Only on half of the segment, as the adaptive method takes longest.
+    adaptive = trace_segment(net, start, (start + end) / 2, method="adaptive", sensitivity=1e-9)
     half = torch.cat([2 * trace.t[trace.t < 0.5], trace.t.new_ones(1)])
-    assert walked.regions == len(half) - 1
-    torch.testing.assert_close(walked.t, half, rtol=0, atol=1e-9)
+    assert adaptive.regions == len(half) - 1
+    torch.testing.assert_close(adaptive.t, half, rtol=0, atol=1e-9)
     sampled = trace_segment(net, start, end, method="sampling", resolution=200)
     steps = torch.unique((trace.t[1:-1] * 200).floor())
     assert sampled.crossings == len(steps)
@@ -161,7 +161,7 @@ def test_an_operation_is_traced_exactly(name):
 
 @pytest.mark.parametrize("name", BENT)
 def test_kinks_add_no_extra_breakpoints(name):
-    # Of the operation's own breakpoints each changes the slope of some number that it gives.
+    # Each of the operation's own breakpoints changes the slope of some output.
     net = network(BENT[name], then=False)
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(3)).double()
     trace = trace_segment(net, start, end)
@@ -173,7 +173,7 @@ def test_kinks_add_no_extra_breakpoints(name):
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(list(BENT)), st.integers(0, 10**6), st.booleans())
 def test_estimates_count_what_an_operation_bends(name, seed, resting):
-    # Behind ReLUs stretches of units are tied.
+    # After ReLUs, many units are tied.
     net = network(lambda h: BENT[name](torch.relu(h) if resting else h), then=False)
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed)).double()
     trace = trace_segment(net, start, end)
@@ -184,7 +184,7 @@ def test_estimates_count_what_an_operation_bends(name, seed, resting):
 
 @pytest.mark.parametrize("name", [*AFFINE, *BENT])
 def test_bounds_are_of_the_size_of_the_errors(name):
-    """Rounding errors, against extended precision in place of double, within the noise."""
+    """Changes in the last digits of the input change the output within the noise."""
     function = {**AFFINE, **BENT}[name]
     net = network(function, then=False)
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(5)).double()

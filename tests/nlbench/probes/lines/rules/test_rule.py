@@ -13,10 +13,10 @@ from nlbench.probes.lines.rules.rounding import channel_squares, peak, squared_e
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 17), st.integers(1, 3))
 def test_sign_changes_are_found(seed, points, units, other):
     torch.manual_seed(seed)
-    # Of all layouts in memory, and with whole numbers, so that some are zero.
+    # Not contiguous, and rounded to integers so that some are zero.
     margin = torch.randn(units, points, other, dtype=torch.float64).mul(2).round().transpose(0, 1)
     noise = torch.full((points, 1, 1), 0.5, dtype=torch.float64)
-    interval, _, share = unit_crossings(margin, noise)
+    interval, _, fraction = unit_crossings(margin, noise)
     expected = []
     for i in range(points - 1):
         for a, b in zip(
@@ -24,7 +24,7 @@ def test_sign_changes_are_found(seed, points, units, other):
         ):
             if a * b < 0:
                 expected.append((i, a / (a - b)))
-    assert list(zip(interval.tolist(), share.tolist(), strict=True)) == expected
+    assert list(zip(interval.tolist(), fraction.tolist(), strict=True)) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_zeros_have_no_error(dtype, scale):
     plain = scale * math.sqrt((1 + 4) / 4 + (2 if scale <= 1 else 0))
     squares, size = squared_errors(x, bound, 1)
     assert float((squares.sum().sqrt() * size).item()) == pytest.approx(plain, rel=1e-3)
-    # A channel of many positions that are alike.
+    # Channels whose positions have equal values.
     wide = x[..., None].expand(1, 3, 5).contiguous()
     squares, size = channel_squares(wide, bound[..., None], 1, 1)
     assert float((squares.sum().sqrt() * size).item()) == pytest.approx(plain, rel=1e-3)
