@@ -275,7 +275,7 @@ function openSeeds() {
     if (!button) return;
     button.setAttribute("aria-expanded", open.has(row.label));
     if (!open.has(row.label)) return;
-    const made = row.subjects.map(subject => {
+    const seedLines = row.subjects.map(subject => {
       const line = h("tr", {class: "seed", "data-subject": subject}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
       if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(cellOf(subject, measureIndex(state.strip)), SUBJECTS[subject].label, measureIndex(state.strip)) || ""));
       M.forEach((m, measure) => {
@@ -285,13 +285,13 @@ function openSeeds() {
       });
       return line;
     });
-    lines[index].after(...made);
+    lines[index].after(...seedLines);
   });
 }
 const missing = (status, reason) => h("td", {class: "num none " + status}, h("b", {}, status), h("small", {}, reason || ""));
 
 /* ---- Strips ---- */
-function path(d, name) { const made = document.createElementNS(SVG, "path"); made.setAttribute("d", d); made.setAttribute("class", name); return made; }
+function path(d, name) { const element = document.createElementNS(SVG, "path"); element.setAttribute("d", d); element.setAttribute("class", name); return element; }
 const kindIndex = kind => Math.max(0, Math.min(4, D.kindOrder.indexOf(kind)));
 function stripOf(cell, label, measure) {
   const values = placeValues(cell);
@@ -326,8 +326,8 @@ const drawnStrips = ROWS.map(() => START.strip);
 function refreshStrip(row) {
   if (SHIFT !== 2 || drawnStrips[row] === state.strip) return;
   drawnStrips[row] = state.strip;
-  const measure = measureIndex(state.strip), made = stripOf(rowCell(row, measure), ROWS[row].label, measure);
-  lines[row].cells[1].replaceChildren(...(made ? [made] : []));
+  const measure = measureIndex(state.strip), drawn = stripOf(rowCell(row, measure), ROWS[row].label, measure);
+  lines[row].cells[1].replaceChildren(...(drawn ? [drawn] : []));
 }
 function drawStrips() {
   const measure = measureIndex(state.strip);
@@ -509,8 +509,8 @@ function tidy() {
     places(cell).forEach((place, index) => {
       const [, status, reason] = remarkOf(cell, index) || [index, "ok", ""];
       const n = Array.isArray(cell.k) ? cell.k[index] : cell.k;
-      const found = Object.entries(cell.c).filter(([, column]) => column[index] !== null);
-      for (const [name, column] of found.length ? found : [["value", null]]) rows.push([...key, place, name, column ? num(column[index]) : NaN, n, status, reason]);
+      const numbers = Object.entries(cell.c).filter(([, column]) => column[index] !== null);
+      for (const [name, column] of numbers.length ? numbers : [["value", null]]) rows.push([...key, place, name, column ? num(column[index]) : NaN, n, status, reason]);
     });
   }));
   return toCsv(rows);
@@ -585,14 +585,14 @@ function ticks(low, high, count = 4) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map(k => k * power).find(s => s >= rough * 0.999);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-6; k++) found.push(+(k * step).toPrecision(12));
-  return found;
+  const positions = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-6; k++) positions.push(+(k * step).toPrecision(12));
+  return positions;
 }
 function logTicks(low, high) {
-  const found = [];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) found.push(10 ** k);
-  const inside = found.filter(v => v >= low * 0.999 && v <= high * 1.001);
+  const powers = [];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) powers.push(10 ** k);
+  const inside = powers.filter(v => v >= low * 0.999 && v <= high * 1.001);
   if (inside.length >= 2) return inside.filter((_, i) => i % Math.ceil(inside.length / 5) === 0);
   return [low, high].map(v => +v.toPrecision(2));
 }
@@ -611,7 +611,7 @@ function axis(values, from, to, {log = false, pad = 0.04, low = null, high = nul
   at.ticks = log ? logTicks(back(x), back(y)) : ticks(back(x), back(y));
   return at;
 }
-const wide = (values, factor = 50) => { const found = values.filter(Number.isFinite); const low = Math.min(...found); return found.length > 1 && low > 0 && Math.max(...found) > factor * low; };
+const wide = (values, factor = 50) => { const finite = values.filter(Number.isFinite); const low = Math.min(...finite); return finite.length > 1 && low > 0 && Math.max(...finite) > factor * low; };
 function frame(figure, x, y, left, top, right, bottom, xlabel, ylabel) {
   for (const v of y.ticks) figure.line([[left, y(v)], [right, y(v)]], "rule").text(left - 6, y(v) + 3.5, tickText(v), {anchor: "end"});
   if (x) for (const v of x.ticks) figure.line([[x(v), bottom], [x(v), bottom + 4]], "quiet").text(x(v), bottom + 15, tickText(v), {anchor: "middle"});
@@ -769,7 +769,7 @@ function drawMulti() {
     if (!places(cell).length) return h("figure", {}, h("figcaption", {}, h("b", {}, ROWS[row].label), h("span", {}, `${cell.s}${cell.r ? ": " + cell.r : ""}`)));
     const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell, measure) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
     const figure = h("figure", {"data-label": ROWS[row].label}, caption);
-    figure.draw = () => { if (figure.children.length === 1) { const made = signature(cell, ROWS[row].label, measure); figure.append(made.element()); } };
+    figure.draw = () => { if (figure.children.length === 1) { const chart = signature(cell, ROWS[row].label, measure); figure.append(chart.element()); } };
     if (watcher) watcher.observe(figure); else figure.draw();
     return figure;
   }));
@@ -821,15 +821,15 @@ function keys(labels) {
 function drawMaps() {
   const holder = $("#maps");
   if (!holder || !changed("maps", "strip")) return;
-  const found = D.maps[state.strip];
-  holder.replaceChildren(found ? distanceFigure(found) : h("p", {class: "note"}, `Fewer than four networks have a signature by ${state.strip}.`));
+  const comparison = D.maps[state.strip];
+  holder.replaceChildren(comparison ? distanceFigure(comparison) : h("p", {class: "note"}, `Fewer than four networks have a signature by ${state.strip}.`));
 }
 const short = (text, most) => (text.length > most ? text.slice(0, Math.ceil(most / 2) - 1) + "…" + text.slice(-Math.floor(most / 2)) : text);
-function distanceFigure(found) {
-  const n = found.rows.length, order = found.order;
-  const between = (i, j) => (i === j ? 0 : found.distances[Math.max(i, j)][Math.min(i, j)]);
-  const most = Math.max(...found.distances.flat(), 1e-300);
-  const labels = order.map(i => ROWS[found.rows[i]].label), size = Math.max(5, Math.min(26, 400 / n)), left = 150, tree = 70;
+function distanceFigure(comparison) {
+  const n = comparison.rows.length, order = comparison.order;
+  const between = (i, j) => (i === j ? 0 : comparison.distances[Math.max(i, j)][Math.min(i, j)]);
+  const most = Math.max(...comparison.distances.flat(), 1e-300);
+  const labels = order.map(i => ROWS[comparison.rows[i]].label), size = Math.max(5, Math.min(26, 400 / n)), left = 150, tree = 70;
   const width = left + n * size + 8, height = tree + n * size + 20;
   const figure = new Figure(Math.max(width, 420), height, `Distances between signatures by ${state.strip}, with their dendrogram`);
   figure.rows = [["network", ...labels]];
@@ -842,8 +842,8 @@ function distanceFigure(found) {
     });
   });
   const at = order.map((leaf, place) => [leaf, place]).sort((p, q) => p[0] - q[0]).map(([, place]) => [left + place * size + size / 2, tree - 3]);
-  const top = found.merges.length ? found.merges[found.merges.length - 1][2] : 1;
-  for (const [a, b, d] of found.merges) {
+  const top = comparison.merges.length ? comparison.merges[comparison.merges.length - 1][2] : 1;
+  for (const [a, b, d] of comparison.merges) {
     const y = tree - 3 - (top > 0 ? (tree - 14) * d / top : 0), [p, q] = [at[a], at[b]];
     figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
     at.push([(p[0] + q[0]) / 2, y]);
@@ -876,9 +876,9 @@ function drawAgreement() {
     }
     for (const subject of row.subjects) {
       const [one, other] = [cellOf(subject, a), cellOf(subject, b)];
-      const found = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
+      const otherValues = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
       places(one).forEach((name, i) => {
-        const [x, y] = [placeValues(one)[i], found.get(name)];
+        const [x, y] = [placeValues(one)[i], otherValues.get(name)];
         if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: `${SUBJECTS[subject].label}, ${name}`, group: index, kind: kindsOf(one)[i]});
       });
     }
@@ -932,9 +932,9 @@ function drawLines() {
   frame(ecdf, x, y, left, top, right, bottom, m.name, "share of paths");
   ecdf.rows = [["network", "path", m.name]];
   shown.forEach((row, index) => {
-    const found = pathsOf(row, measure);
-    found.forEach(p => ecdf.rows.push([ROWS[row].label, p.name, p.value]));
-    const values = found.map(p => p.value).sort((p, q) => p - q);
+    const networkPaths = pathsOf(row, measure);
+    networkPaths.forEach(p => ecdf.rows.push([ROWS[row].label, p.name, p.value]));
+    const values = networkPaths.map(p => p.value).sort((p, q) => p - q);
     const points = [];
     values.forEach((v, i) => points.push([x(v), y(i / values.length)], [x(v), y((i + 1) / values.length)]));
     ecdf.line(points, "c" + index, {width: 1.7, dash: index});
@@ -1021,9 +1021,9 @@ function sitesTable(cellBy) {
   const columns = siteMeasures.filter(i => places(cellBy(i)).length);
   const first = cellBy(columns[0]);
   const names = places(first), kinds = kindsOf(first);
-  const found = columns.map(i => { const cell = cellBy(i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k), cell.seeds]])); });
+  const siteMaps = columns.map(i => { const cell = cellBy(i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k), cell.seeds]])); });
   return h("div", {class: "wide", style: "max-height:34rem;overflow:auto", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "site"), kinds.length ? h("th", {scope: "col"}, "kind") : null, columns.map(i => h("th", {scope: "col", class: "number"}, M[i].name)))),
-    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, found.map(map => { const [value, remark, seeds] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": seeds ? null : value}, fmt(value)) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
+    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, siteMaps.map(map => { const [value, remark, seeds] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": seeds ? null : value}, fmt(value)) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
 }
 function moduleTree(cell, measure) {
   const values = placeValues(cell), scale = M[measure].strip;
@@ -1038,9 +1038,9 @@ function moduleTree(cell, measure) {
   });
   const write = (name, node) => {
     while (node.children.size === 1 && node.values.length === [...node.children.values()][0].values.length) { const [[next, child]] = node.children; name += "." + next; node = child; }
-    const found = node.values.filter(Number.isFinite), mean = found.reduce((s, v) => s + v, 0) / found.length;
-    const swatch = h("i", {style: found.length ? `background:var(--q${level(position(scale, mean))})` : "background:var(--none)"});
-    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, found.length ? fmt(mean, M[measure].all) + (node.children.size ? `, mean of ${found.length}` : "") : "no value"));
+    const finite = node.values.filter(Number.isFinite), mean = finite.reduce((s, v) => s + v, 0) / finite.length;
+    const swatch = h("i", {style: finite.length ? `background:var(--q${level(position(scale, mean))})` : "background:var(--none)"});
+    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, finite.length ? fmt(mean, M[measure].all) + (node.children.size ? `, mean of ${finite.length}` : "") : "no value"));
     if (!node.children.size) return h("li", {}, line);
     return h("li", {}, h("details", {open: node.values.length < 40}, h("summary", {}, line), h("ul", {}, [...node.children].map(([part, child]) => write(part, child)))));
   };
