@@ -85,7 +85,7 @@ class FloatTypeMode(TorchFunctionMode):
         is_mixed = len({t.dtype for t in floats}) > 1 and any(t.dtype == self.dtype for t in floats)
         written = args[0] if args and _writes_first(name) else kwargs.get("out")
 
-        def converted(value: Any) -> Any:
+        def convert(value: Any) -> Any:
             if isinstance(value, torch.dtype):
                 return self.dtype if self._replaces(value) else value
             if is_mixed and isinstance(value, Tensor) and value is not written:
@@ -93,10 +93,10 @@ class FloatTypeMode(TorchFunctionMode):
             return value
 
         if is_mixed:
-            args, kwargs = tree_map(converted, (args, kwargs))
+            args, kwargs = tree_map(convert, (args, kwargs))
             return args, kwargs
         # A dtype is always an argument of its own, never inside a container.
-        return tuple(map(converted, args)), {k: converted(v) for k, v in kwargs.items()}
+        return tuple(map(convert, args)), {k: convert(v) for k, v in kwargs.items()}
 
 
 def _writes_first(name: str) -> bool:

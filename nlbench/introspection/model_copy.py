@@ -47,11 +47,11 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         raise RequestError("the model is on the device meta: it has shapes, but no weights")
     is_unsupported = any(t.device.type in _WITHOUT_FLOAT64 for t in tensors_of(model))
 
-    def typed(tensor: Tensor) -> Tensor:
+    def convert(tensor: Tensor) -> Tensor:
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
         return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
 
-    copied = _deep_copy(model, {}, typed)
+    copied = _deep_copy(model, {}, convert)
     if is_unsupported:
         copied = copied.cpu()
     return computing_in(copied.to(dtype), FloatTypeMode(own_float_type(model), dtype))

@@ -296,7 +296,7 @@ class Builder:
         return merged.reshape(a.shape).expand(shape)
 
     def new_channels(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """Create new channels for those that recur, as when a tensor is joined with itself.
+        """Create new channels for entries that recur, as when a tensor is repeated.
 
         Parameters
         ----------
@@ -305,10 +305,10 @@ class Builder:
         """
         small, times = _broadcast(compact(nodes), times)
         flat, before = small.reshape(-1), times.reshape(-1)
-        again = (flat >= 0) & (before > 0)
-        pairs, inverse = _distinct_pairs(flat[again], before[again])
+        recurs = (flat >= 0) & (before > 0)
+        pairs, inverse = _distinct_pairs(flat[recurs], before[recurs])
         result = flat.clone()
-        result[again] = self._add(Merge(pairs[:, :1], 1))[inverse]
+        result[recurs] = self._add(Merge(pairs[:, :1], 1))[inverse]
         return result.reshape(small.shape).expand(nodes.shape)
 
     def activate(
@@ -432,11 +432,11 @@ def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct sets among rows, padded with -1, and the index of each row's set."""
     if len(rows) == 1:
-        only = distinct(rows)[0]
-        return only[only >= 0][None], torch.zeros(1, dtype=torch.int64)
+        nodes = distinct(rows)[0]
+        return nodes[nodes >= 0][None], torch.zeros(1, dtype=torch.int64)
     ordered = rows.sort(1).values
-    again = ordered[:, 1:] == ordered[:, :-1]
-    ordered[:, 1:] = ordered[:, 1:].masked_fill(again, -1)
+    recurs = ordered[:, 1:] == ordered[:, :-1]
+    ordered[:, 1:] = ordered[:, 1:].masked_fill(recurs, -1)
     sets, inverse = _distinct_rows(ordered.sort(1, descending=True).values)
     return sets[:, (sets >= 0).any(0)], inverse
 

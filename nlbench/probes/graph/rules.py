@@ -348,8 +348,8 @@ def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
 
 @graph_rule("index_select", "take_along_dim")
 def _index_select(call: ChannelCall) -> Tensor:
-    named = call.argument(1 if call.name == "index_select" else 2, "dim")
-    return _select_entries(call, () if named is None else (named,))
+    dim = call.argument(1 if call.name == "index_select" else 2, "dim")
+    return _select_entries(call, () if dim is None else (dim,))
 
 
 @graph_rule("getitem")
@@ -381,9 +381,9 @@ def _width(part: Any) -> int:
 def _earlier_occurrences(numbers: Tensor) -> Tensor:
     flat = numbers.reshape(-1)
     ordered, order = flat.sort(stable=True)
-    times = torch.empty_like(flat)
-    times[order] = torch.arange(len(flat)) - torch.searchsorted(ordered, ordered)
-    return times.reshape(numbers.shape)
+    counts = torch.empty_like(flat)
+    counts[order] = torch.arange(len(flat)) - torch.searchsorted(ordered, ordered)
+    return counts.reshape(numbers.shape)
 
 
 def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
@@ -417,8 +417,8 @@ def _repeat(call: ChannelCall) -> Tensor:
 @graph_rule("repeat_interleave")
 def _repeat_interleave(call: ChannelCall) -> Tensor:
     """Follow repetition with each entry next to its copies."""
-    named = call.argument(2, "dim")
-    return _select_entries(call, range(call.first.ndim) if named is None else (named,))
+    dim = call.argument(2, "dim")
+    return _select_entries(call, range(call.first.ndim) if dim is None else (dim,))
 
 
 @graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
@@ -573,8 +573,8 @@ def _with_new_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor
     results, seen = [], torch.empty(0, dtype=torch.int64)
     for part in parts:
         nodes, _ = distinct(compact(part))
-        is_again = bool(torch.isin(nodes[nodes >= 0], seen).any())
-        results.append(builder.new_channels(part, torch.ones(()).long()) if is_again else part)
+        recurs = bool(torch.isin(nodes[nodes >= 0], seen).any())
+        results.append(builder.new_channels(part, torch.ones(()).long()) if recurs else part)
         seen = torch.cat([seen, nodes])
     return results
 
@@ -624,8 +624,8 @@ def _setitem(call: ChannelCall) -> Tensor:
             for where in (~inside, inside)
         )
         # A channel that also remains elsewhere along the axis occurs twice.
-        again = assigned[torch.isin(assigned // nodes.shape[axis], old // nodes.shape[axis])]
-        if not torch.isin(again, old).all():
+        recurring = assigned[torch.isin(assigned // nodes.shape[axis], old // nodes.shape[axis])]
+        if not torch.isin(recurring, old).all():
             nodes[index] = call.builder.new_channels(new, torch.ones(()).long())
             break
     return expand_constant(nodes)

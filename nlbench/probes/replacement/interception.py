@@ -143,7 +143,7 @@ class CallInterception(TorchFunctionMode):
     def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         path = self._paths[module]
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return forward(*args, **kwargs)
             call = CallId(path, self.module_calls[path])
@@ -157,7 +157,7 @@ class CallInterception(TorchFunctionMode):
             finally:
                 self._frames.pop()
 
-        return called
+        return wrapper
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)

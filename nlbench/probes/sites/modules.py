@@ -630,8 +630,8 @@ def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:
 def _differs(rows: Tensor, before: Tensor) -> bool:
     """Return True if the second half of the positions of an output (n, p, d) differs."""
     half = -(-rows.shape[1] // 2)
-    now, then = (part[:, half:].nan_to_num() for part in (rows, before))
-    if not now.numel():
+    values, expected = (part[:, half:].nan_to_num() for part in (rows, before))
+    if not values.numel():
         return False
-    tolerance = MIXING_TOLERANCE_EPS * torch.finfo(rows.dtype).eps * then.abs().max()
-    return bool((now - then).abs().max() > tolerance)
+    tolerance = MIXING_TOLERANCE_EPS * torch.finfo(rows.dtype).eps * expected.abs().max()
+    return bool((values - expected).abs().max() > tolerance)
