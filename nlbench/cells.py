@@ -41,7 +41,7 @@ class SubjectPlan:
     def changed_files(self, planned_on: str) -> str:
         """Describe which files have changed since the run was planned; empty if none has.
 
-        On another machine than `planned_on`, the dataset's fingerprint is not compared, since a
+        On a machine other than `planned_on`, the dataset's fingerprint is not compared, since a
         copy of the files may have other modification times.
         """
         spec, changed = self.spec, ""

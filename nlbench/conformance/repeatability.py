@@ -72,7 +72,7 @@ def _with_two_more_instances(measure: type[Measure], results: dict[str, Result])
 
 
 def _copies(observation: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return each tensor of an observation, with a copy before it."""
+    """Return pairs of a copy and its original, one for each tensor of an observation."""
     values = getattr(observation, "__dict__", {}).values()
     return [(value.clone(), value) for value in values if isinstance(value, Tensor)]
 

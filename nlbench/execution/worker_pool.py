@@ -67,7 +67,7 @@ def keep_workers() -> Iterator[None]:
 
 @contextmanager
 def supervising_threads() -> Iterator[ThreadPoolExecutor]:
-    """Yield the kept threads, or new ones for the block."""
+    """Yield the threads of `keep_workers`, or new ones for the block."""
     if _thread_pools:
         yield _thread_pools[-1]
     else:
