@@ -1,6 +1,6 @@
 """Update the tables of docs/studies.md from the classes of the studies and their verdicts.
 
-With a folder of studies that ran in full, as in ``python docs/list_studies.py studies``, their
+With a folder of studies that ran in full, as in ``python docs/list_studies.py runs/studies``, their
 verdicts replace earlier ones in docs/studies/verdicts.csv first, and the tables and the figure of
 the benchmark of measures those in docs/benchmark and the results that ship. Tables that the page
 quotes in full are copied to docs/studies.

@@ -66,7 +66,7 @@ Workers = Annotated[
 def study(
     names: Names,
     quick: Quick = False,
-    out: Folder = Path("studies"),
+    out: Folder = Path("runs/studies"),
     data: Data = "",
     weights: Weights = "",
     seeds: StudySeeds = None,
