@@ -330,7 +330,7 @@ def test_outputs_are_counted_once_and_constants_not_at_all():
     assert (graph.inputs, graph.nodes) == (2, 2)
 
 
-def test_tidied_nodes_are_expanded_along_constant_axes():
+def test_axes_along_which_nodes_do_not_change_are_expanded():
     nodes = torch.tensor([[1, 1], [2, 2]])
     assert torch.equal(expand_constant(nodes), nodes)
     assert compact(expand_constant(nodes)).tolist() == [[1], [2]]
