@@ -166,7 +166,7 @@ def trace_segments(
     )
     first = torch.stack([starts[0], ends[0]]).to(device).to(dtype)
     live = LiveBytes()
-    # A given limit includes constants; the free memory has already lost them.
+    # A memory limit includes constants; the free memory already excludes them.
     with nullcontext() if memory is None else live:
         program = record_program(network, first[:1].clone())
     # A network that is too large is refused before more than one point is run.

@@ -58,9 +58,10 @@ def observe(
     )
     network = cache(partial(typed_copy, model))
     for observation in with_positions(traces, paths):
-        path, first = paths[observation.path].to(resources.device), observation.segment
+        trace, first = observation.trace, observation.segment
+        # The device of the traces has float64.
+        path = paths[observation.path].to(trace.t.device)
         ends = path[first], path[first + 1]
-        trace = observation.trace
         is_estimate = trace.precision > torch.finfo(torch.float64).eps
         image = SegmentImage(network, ends, trace.t, is_estimate, resources.memory)
         for listener in listeners:

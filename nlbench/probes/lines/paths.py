@@ -89,8 +89,8 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
     """Build an open path from each image through weak augmentations of it.
 
     The path starts at the image and visits `anchors` translated copies of it, with edges
-    replicated. Each translation is drawn uniformly from those by whole pixels within the radius,
-    except the previous one. The path is not closed.
+    replicated. Each translation is drawn uniformly from the whole-pixel translations within the
+    radius, except the previous one. The path is not closed.
 
     Parameters
     ----------

@@ -15,14 +15,14 @@ from .segments import Segment, points_at
 
 POINTS_PER_BATCH = 128
 MAX_ROUNDING = 1e-3
-"""Rounding error of a step's image, as a share of its mean length, up to which float32 is used.
+"""Rounding error of a step's image, relative to its mean length, up to which float32 is used.
 
-As the error is in any direction, the length is known to about half of the square of this.
+The error has a random direction, so the relative error of the length is about half its square.
 """
 
 
 class SegmentImage:
-    """The images of one segment at all sites, measured when a measure asks for them.
+    """The images of one segment at all sites, computed on first access.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class SegmentImage:
     t : tensor of shape (n,)
         Increasing, in [0, 1].
     is_estimate : bool
-        True if float32 may be used, where it resolves the steps between the points.
+        True to use float32 where it resolves the steps between the points.
     memory : int, optional
         Bytes that a forward pass may take.
     """
@@ -51,10 +51,10 @@ class SegmentImage:
 
     @cached_property
     def lengths(self) -> Mapping[str, float]:
-        """Length of each site's outputs, joined by straight lines between points, by name.
+        """Length of each site's image, keyed by site.
 
-        Exact if `t` contains all breakpoints of a piecewise-affine network, and a lower bound
-        otherwise.
+        The outputs at `t` are joined by straight lines: the length is exact if `t` contains all
+        breakpoints of a piecewise-affine network, and a lower bound otherwise.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class SegmentImage:
         return lengths
 
     def _rounding(self) -> dict[str, float]:
-        """Return the difference between float32 and float64 in the middle of the segment."""
+        """Return each site's difference between float32 and float64 in the segment's middle."""
         outputs: dict[torch.dtype, dict[str, Tensor]] = {}
         for dtype in (torch.float32, torch.float64):
             outputs[dtype] = {}

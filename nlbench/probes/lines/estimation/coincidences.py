@@ -160,7 +160,7 @@ class CrossingTable:
         """Return True where members were equal at an end, or both may have rested in between."""
         values, gaps = self._values, self._gaps()
         is_known = values[:, 0] != UNKNOWN
-        # The value at one end of the leader at the other.
+        # At each end, the value of the leader at the other end.
         others = torch.stack([values[0, 1], values[1, 0]])
         rests = torch.isin(others, self._resting_values) & is_known
         is_resolved = self._noise <= MAX_TIE_ROUNDING * gaps.sum(0)

@@ -164,8 +164,8 @@ def join_clusters(*partitions: Tensor) -> Tensor:
     while True:
         before = labels
         for partition in partitions:
-            least = labels.scatter_reduce(0, partition, labels, "amin", include_self=True)
-            labels = torch.minimum(labels, least[partition])
+            smallest = labels.scatter_reduce(0, partition, labels, "amin", include_self=True)
+            labels = torch.minimum(labels, smallest[partition])
         if torch.equal(labels, before):
             return labels
 

@@ -28,7 +28,7 @@ from nlbench.errors import RequestError
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.introspection.precision import each_exact
 from nlbench.probes.lines.rules.pieces import Leaders, Ranks
-from nlbench.probes.lines.segments import Segment, segment_length
+from nlbench.probes.lines.segments import Segment
 from nlbench.probes.lines.trace import SegmentEstimate
 
 from .evaluator import Evaluator
@@ -119,10 +119,11 @@ class _SegmentState:
         assert crossings is not None
         assert deviation is not None
         steps, sites = len(self.values) - 1, self.evaluator.piecewise.program.sites
+        start, end = self.segment
         return SegmentEstimate(
             t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self.values.device),
             values=self.values.clone(),
-            length=segment_length(*self.segment),
+            length=float(torch.linalg.vector_norm((end - start).double())),
             above=deviation.parts.above.clone(),
             below=deviation.parts.below.clone(),
             variation=deviation.parts.variation.clone(),

@@ -109,7 +109,7 @@ class Evaluator:
         Parameters
         ----------
         callback : callable, optional
-            Called with a slice, the places that are run, and the arguments of a `PatternCallback`.
+            Called with the slice of places that are run and the arguments of a `PatternCallback`.
         rounding : sequence of tensor, optional
             `noise_floor` and `is_coarse` of each segment, (s, n); see `MeasuredRounding`.
 

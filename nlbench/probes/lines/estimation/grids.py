@@ -431,9 +431,9 @@ class GridGroup:
         interval, site, kink, unit = (x[repeated] for x in columns)
         outputs = {index: output for output, index in self._site_index.items()}
         for key in set(zip(site.tolist(), kink.tolist(), strict=True)):
-            own = (site == key[0]) & (kink == key[1])
+            chosen = (site == key[0]) & (kink == key[1])
             counted = self._sides[outputs[key[0]], key[1]].counted
-            repeats = pack_positions(interval[own] // steps, unit[own], counted.shape)
+            repeats = pack_positions(interval[chosen] // steps, unit[chosen], counted.shape)
             counted &= ~repeats.to(self._device)
 
     def _count_switches(self, switches: CrossingLog, steps: int) -> Tensor:

@@ -110,7 +110,7 @@ class Windows:
         return (self.state != other) & (self.state >= 0) & (other >= 0)
 
     def leader_values(self, other: Tensor, row: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values here of its own leaders and of those in `other`, (m,) each."""
+        """Return the values at these points of its leaders and of those in `other`, (m,) each."""
         channel = group // (other.shape[1] // self.values.shape[1])
         own_values = self.values[row, channel, self.state[row, group].long()]
         return own_values, self.values[row, channel, other[row, group].long()]

@@ -172,7 +172,7 @@ def leaky_relu(call: RecordedCall) -> Rule:
 @line_rule("rrelu", bends="at 0")
 def rrelu(call: RecordedCall) -> Rule:
     if call.argument(3, "training", False):
-        raise NotAffine("it is random")
+        raise NotAffine("it draws random numbers")
     slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
     return kinked_function((0.0,) if slope != 1 else (), call, (slope, 1.0))
 

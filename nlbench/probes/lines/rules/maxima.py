@@ -207,8 +207,8 @@ def _rank_changes(
 ) -> tuple[Tensor, Tensor]:
     """Find the crossings of two lines that change the line at a rank of the output.
 
-    Where several lines meet at one point, those with smaller and those with larger slopes change
-    places around each line. Lines that coincide share their ranks.
+    Where several lines meet at one point, those with smaller slopes rank above a line before the
+    point, and those with larger slopes after it. Lines that coincide share their ranks.
 
     Parameters
     ----------
@@ -524,7 +524,7 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
 
 
 def _members(x: Tensor, windows: Tensor) -> Tensor:
-    """Return the members of each window, (P, channels, windows, members); one position stays 1."""
+    """Return window members (P, channels, windows, members); a single position makes 1 × 1."""
     x = x.reshape(len(x), -1, x.shape[-1])
     return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
 

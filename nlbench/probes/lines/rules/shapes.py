@@ -206,5 +206,5 @@ def padding(call: RecordedCall) -> Rule:
 @line_rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def dropout(call: RecordedCall) -> Rule:
     if call.args[2]:
-        raise NotAffine("it is random")
+        raise NotAffine("it draws random numbers")
     return Rule(call.apply, unchanged)

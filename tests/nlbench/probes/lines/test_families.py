@@ -99,8 +99,8 @@ def test_piecewise_affine_families_are_traced_unchanged(name):
     some = torch.linspace(0, trace.regions - 1, 4).long()
     middle = (trace.t[some] + trace.t[some + 1]) / 2
     expected = torch.cat([trace.values[some], (trace.values[some] + trace.values[some + 1]) / 2])
-    found = outputs(net, on_segment(start, end, torch.cat([trace.t[some], middle])))
-    assert float((found - expected).abs().max()) <= 1e-9 * float(trace.values.abs().max())
+    values = outputs(net, on_segment(start, end, torch.cat([trace.t[some], middle])))
+    assert float((values - expected).abs().max()) <= 1e-9 * float(trace.values.abs().max())
 
     # The slope changes only at breakpoints, and it does change at some.
     first = trace.regions // 2 - 2

@@ -29,7 +29,7 @@ def two_kinks(apart):
 
 
 def assert_same_apart_from_short_regions(exact, adaptive_trace):
-    """Check that each boundary found is exact, and each one missed ends a short region."""
+    """Assert that each traced boundary is exact and each missed one ends a short region."""
     sensitivity = adaptive_trace.notes["sensitivity"]
     nearest = (exact.t[:, None] - adaptive_trace.t).abs()
     assert (nearest.amin(0) < 1e-9).all()
@@ -224,14 +224,14 @@ def test_a_step_has_a_breakpoint_in_its_middle_if_boundaries_lie_in_it(drawn, re
     exact, trace = trace_segment(net, start, end), sampled(net, start, end, resolution)
     near = (exact.t[1:-1] * resolution - (exact.t[1:-1] * resolution).round()).abs() < 1e-6
     steps = torch.unique((exact.t[1:-1] * resolution).floor())
-    found = trace.t[1:-1] * resolution - 0.5
+    indices = trace.t[1:-1] * resolution - 0.5
     if not bool(near.any()):
         # Units that bend twice between two samples are missed.
-        assert set(found.round().long().tolist()) <= set(steps.long().tolist())
+        assert set(indices.round().long().tolist()) <= set(steps.long().tolist())
         alone = [
             s for s in steps.tolist() if ((exact.t[1:-1] * resolution).floor() == s).sum() == 1
         ]
-        assert {int(s) for s in alone} <= set(found.round().long().tolist())
+        assert {int(s) for s in alone} <= set(indices.round().long().tolist())
     torch.testing.assert_close(
         trace.values, outputs(net, on_segment(start, end, trace.t)), rtol=1e-9, atol=1e-12
     )

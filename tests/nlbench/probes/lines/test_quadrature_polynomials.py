@@ -41,9 +41,9 @@ def chebyshev_int(power):
 @settings(max_examples=30)
 def test_a_polynomial_of_degree_16_is_reproduced(seed):
     c = np.random.default_rng(seed).normal(size=DEGREE + 1)
-    found = interpolated(lambda x: chebyshev.chebval(x, c))
-    np.testing.assert_allclose(found[:, 0, 0], c, atol=1e-13)
-    assert evaluate(found, 0.31)[0, 0] == pytest.approx(chebyshev.chebval(0.31, c), abs=1e-12)
+    fitted = interpolated(lambda x: chebyshev.chebval(x, c))
+    np.testing.assert_allclose(fitted[:, 0, 0], c, atol=1e-13)
+    assert evaluate(fitted, 0.31)[0, 0] == pytest.approx(chebyshev.chebval(0.31, c), abs=1e-12)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8))
@@ -52,12 +52,12 @@ def test_parts_are_those_between_the_roots(seed, degree):
     random = np.random.default_rng(seed)
     c = np.zeros((DEGREE + 1, 2, 3))
     c[: degree + 1] = random.normal(size=(degree + 1, 2, 3))
-    found = integrate_parts(c)
+    parts = integrate_parts(c)
     for i, j in np.ndindex(2, 3):
         above, below, variation = by_roots(c[: degree + 1, i, j])
-        assert found.above[i, j] == pytest.approx(above, abs=1e-9)
-        assert found.below[i, j] == pytest.approx(below, abs=1e-9)
-        assert found.variation[i, j] == pytest.approx(variation, rel=1e-9)
+        assert parts.above[i, j] == pytest.approx(above, abs=1e-9)
+        assert parts.below[i, j] == pytest.approx(below, abs=1e-9)
+        assert parts.variation[i, j] == pytest.approx(variation, rel=1e-9)
 
 
 def test_parts_do_not_depend_on_the_block_size():

@@ -9,7 +9,7 @@ from nlbench.probes.lines.segment_image import SegmentImage
 
 
 class Offset(nn.Module):
-    """Adds a number, which float32 has to round the sum to."""
+    """Adds a number, so that float32 loses the last digits of the input."""
 
     def __init__(self, offset):
         super().__init__()
@@ -34,7 +34,7 @@ def test_estimates_use_float32_where_it_resolves_the_steps(offset, dtype, monkey
     assert used[-1] == dtype
 
 
-def test_exact_traces_use_float64_alone():
+def test_exact_traces_use_float64_only():
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
 
     def in_float64(dtype):

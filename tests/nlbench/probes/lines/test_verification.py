@@ -28,11 +28,6 @@ def traced(seed=0):
     return program, net, points, trace_program(program, *points)
 
 
-def without(trace, row):
-    kept = torch.arange(len(trace.t)) != row
-    return replace(trace, t=trace.t[kept], values=trace.values[kept], origins=trace.origins[kept])
-
-
 def test_a_correct_trace_passes():
     program, net, points, trace = traced()
     assert trace.crossings > 2

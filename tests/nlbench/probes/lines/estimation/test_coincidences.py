@@ -50,14 +50,14 @@ def convolution(inputs=3):
 
 
 CASES = {
-    "norm and relu behind": lambda: [
+    "norm and relu after": lambda: [
         *(convolution(), overlapping(), nn.BatchNorm2d(6), nn.ReLU()),
         *(convolution(6), nn.ReLU()),
     ],
-    "relu before and behind": lambda: [
+    "relu before and after": lambda: [
         *(convolution(), nn.ReLU(), overlapping(), nn.BatchNorm2d(6), nn.ReLU()),
     ],
-    "leaky before and behind": lambda: [
+    "leaky before and after": lambda: [
         *(convolution(), nn.LeakyReLU(), overlapping(), nn.BatchNorm2d(6), nn.LeakyReLU()),
     ],
     "leaky at one place": lambda: [convolution(), nn.LeakyReLU(0.1), overlapping(), nn.LeakyReLU()],
@@ -105,8 +105,8 @@ def test_units_that_cross_together_count_once(name):
 )
 def test_windows_before_any_unit_keep_the_bound(seed, act, pool, is_bent, has_norm):
     before = [convolution(), *([act()] if is_bent else [])]
-    behind = [nn.BatchNorm2d(6)] if has_norm else [depthwise()]
-    network, start, end = network_of(*before, pool(), *behind, act(), seed=seed, size=8)
+    after = [nn.BatchNorm2d(6)] if has_norm else [depthwise()]
+    network, start, end = network_of(*before, pool(), *after, act(), seed=seed, size=8)
     exact = trace_segment(network, start, end).crossings
     estimate = estimate_segment(network, start, end)
     assert estimate.at_least <= exact
@@ -186,7 +186,7 @@ def test_units_that_cross_together_are_counted_in_double_precision():
     network, start, end = network_of(*layers, size=16)
     # The first segment is searched for ties, the others are expected to have them.
     path = torch.stack([start, end, start.roll(1), end.roll(3)])
-    estimates = [seen.trace for seen in observe_paths(network, path[None], method="refined")]
+    estimates = [item.trace for item in observe_paths(network, path[None], method="refined")]
     for ends, estimate in zip(itertools.pairwise(path), estimates, strict=True):
         double = estimate_segment(network, *ends, dtype=torch.float64)
         assert (estimate.crossings, estimate.at_least) == (double.crossings, double.at_least)

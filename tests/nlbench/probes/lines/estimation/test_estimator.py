@@ -349,9 +349,9 @@ def test_ranks_count_at_most_the_exchanges(after, ranks):
     (estimate,) = margins_of(pieces, [lines], torch.tensor([-1.0]))
     flat = estimate.values
     gone = int(((flat[0] > 0) & (flat[1] < 0)).sum())
-    before, then = (tuple(one.argsort(descending=True).tolist()) for one in lines)
-    assert gone <= changed_places(before, then, tops)
-    assert (gone > 0) == any(set(before[:top]) != set(then[:top]) for top in tops)
+    first, second = (tuple(line.argsort(descending=True).tolist()) for line in lines)
+    assert gone <= changed_places(first, second, tops)
+    assert (gone > 0) == any(set(first[:top]) != set(second[:top]) for top in tops)
 
 
 def test_copies_of_sorted_lines_count_once():
@@ -386,15 +386,15 @@ def test_units_equal_only_where_off_are_not_copies():
     # The units are on between 0.34 and 0.66, where no two of them bend at one point.
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1), nn.ReLU())
-    behind = [nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 2)]
+    head = [nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 2)]
     with torch.no_grad():
         network[0].weight.fill_(1.0)
         network[0].bias.copy_(torch.tensor([-0.34, -0.5]))
         network[2].weight.copy_(torch.tensor([[1.0, -2.0]]))
         network[2].bias.zero_()
-        behind[0].weight.fill_(1.0)
-        behind[0].bias.copy_(-torch.linspace(0.01, 0.15, 40))
-    network = nn.Sequential(network, *behind)
+        head[0].weight.fill_(1.0)
+        head[0].bias.copy_(-torch.linspace(0.01, 0.15, 40))
+    network = nn.Sequential(network, *head)
     start, end = torch.zeros(1), torch.ones(1)
     trace = trace_segment(network, start, end)
     estimate = estimate_segment(network, start, end)
@@ -462,10 +462,10 @@ def test_an_estimate_stays_within_the_memory():
     pairs = [ends(seed) for seed in range(2)]
     memory = 2**21
     with LiveBytes() as live:
-        estimate = list(
+        estimates = list(
             estimate_segments(network, pairs, tolerance=1e-3, evaluations=34, memory=memory)
         )
-    assert all(one.crossings > 300 for one in estimate)
+    assert all(estimate.crossings > 300 for estimate in estimates)
     # One copy in single precision, and one in double to recognise copies of units.
     copies = 3 * sum(parameter.nbytes for parameter in network.parameters())
     assert memory / 8 < live.peak <= memory / 2 + copies

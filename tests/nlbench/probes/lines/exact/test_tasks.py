@@ -39,11 +39,11 @@ def run(first, work, threads, stopped=None):
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
 def test_nothing_is_lost_or_done_twice(size, limit, threads):
-    found = []
-    run([(0, size)], split(limit, found), threads)
-    found.sort()
-    assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
-    assert found[-1][1] == size
+    intervals = []
+    run([(0, size)], split(limit, intervals), threads)
+    intervals.sort()
+    assert [a for a, _ in intervals] == [0, *(b for _, b in intervals[:-1])]
+    assert intervals[-1][1] == size
 
 
 def test_the_latest_task_runs_first():

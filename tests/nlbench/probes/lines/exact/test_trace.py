@@ -117,10 +117,10 @@ def test_vgg8_is_exactly_affine_between_breakpoints(vgg_segment):
 def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment):
     net, start, end = vgg_segment
     trace = trace_segment(net, start, end)
-    found = boundaries(net, start, end, samples=100, width=1e-8)
-    assert len(found) > 50
+    brackets = boundaries(net, start, end, samples=100, width=1e-8)
+    assert len(brackets) > 50
     assert trace.t.diff().min() > 1e-5
-    for left, right in found.tolist():
+    for left, right in brackets.tolist():
         assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()
 
 

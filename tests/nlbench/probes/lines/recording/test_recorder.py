@@ -128,7 +128,7 @@ def _swapped(m, x):
     "forward",
     [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped],
 )
-def test_writes_are_seen_through_aliases(forward):
+def test_writes_are_recorded_through_aliases(forward):
     assert_reproduces(Net(forward), 4)
 
 
@@ -294,7 +294,7 @@ def test_clamping_to_tensors(function, sites):
     assert program.sites == sites
 
 
-def test_constants_written_next_to_traced_numbers_are_seen():
+def test_constants_written_next_to_traced_values_are_recorded():
     def forward(m, x):
         y = torch.zeros(1, 4)
         constant = y[:, 2:]

@@ -78,7 +78,7 @@ def test_a_model_without_weights_is_refused():
         (lambda m, x: x.flip(0), "flip at the network: it mixes the samples"),
         (lambda m, x: x.unsqueeze(0), "unsqueeze at the network: it mixes the samples"),
         (lambda m, x: x.squeeze(0), "squeeze at the network: it moves or drops the batch axis"),
-        (lambda m, x: F.dropout(x), "dropout at the network: it is random"),
+        (lambda m, x: F.dropout(x), "dropout at the network: it draws random numbers"),
         (lambda m, x: x + torch.randn(3).double(), "does not reproduce"),
         (lambda m, x: x * x.data.numpy()[0, 0], "depends on the values|not reproduce"),
         (lambda m, x: torch.where(x > 0, x, 0 * x), "gt at the network: not piecewise affine"),

@@ -21,7 +21,7 @@ def test_convolution_across_samples_equals_that_of_each(layer):
     torch.manual_seed(0)
     size = {3: (9,), 4: (5, 6), 5: (3, 4, 2)}[layer.weight.ndim]
     layer, x = layer.double(), torch.randn(7, layer.in_channels, *size).double()
-    found = run_program(record_program(layer, x[:1].clone()), x)
-    expected = torch.cat([layer(one[None]) for one in x])
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
+    outputs = run_program(record_program(layer, x[:1].clone()), x)
+    expected = torch.cat([layer(sample[None]) for sample in x])
+    assert outputs.is_contiguous()
+    torch.testing.assert_close(outputs, expected.detach(), rtol=1e-13, atol=1e-13)

@@ -179,5 +179,7 @@ def test_numbers_written_across_samples_are_refused(name):
 
 def test_the_error_of_a_convolution():
     x, bound = (v[:, :, None].expand(1, 2, 3) for v in (vector(-2.5, 1.5), vector(2e6, 1e6)))
-    found = bound_of(lambda m, x: F.conv1d(x, vector(3, 4)[..., None]), x, bound)
-    assert found.flatten().tolist() == pytest.approx([math.sqrt(52) * 1e6] * found.numel(), rel=0.2)
+    result = bound_of(lambda m, x: F.conv1d(x, vector(3, 4)[..., None]), x, bound)
+    assert result.flatten().tolist() == pytest.approx(
+        [math.sqrt(52) * 1e6] * result.numel(), rel=0.2
+    )

@@ -42,8 +42,8 @@ def test_an_envelope_bends_where_the_largest_line_changes(seed, lines, ties):
                 height = torch.lerp(a[i], b[i], t)
                 if t < 1 - 1e-12 and height >= torch.lerp(a, b, t).max() - 1e-12:
                     expected.add(round(float(t), 9))
-        found = {round(float(t), 9) for t in fraction[row == envelope] if 1e-12 < t < 1 - 1e-12}
-        assert found == expected
+        bends = {round(float(t), 9) for t in fraction[row == envelope] if 1e-12 < t < 1 - 1e-12}
+        assert bends == expected
 
 
 @pytest.mark.parametrize(

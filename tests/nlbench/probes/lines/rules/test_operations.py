@@ -111,7 +111,7 @@ def network(function, then=True):
 
     def forward(x):
         if len(x) > 1 and function in map(AFFINE.get, ONE_SAMPLE):
-            return torch.cat([forward(one) for one in x.split(1)])
+            return torch.cat([forward(sample) for sample in x.split(1)])
         h = function(second(torch.relu(2 * first(x))))
         return last(torch.relu(3 * third(h))) if then else h
 
@@ -145,9 +145,9 @@ def test_an_operation_is_traced_exactly(name):
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(3)).double()
     trace = trace_segment(net, start, end)
     assert_exact(net, start, end, trace)
-    found = kinks(net, start, end)
-    assert len(found) > 5
-    distance = (found[:, None] - trace.t).abs().amin(1)
+    bends = kinks(net, start, end)
+    assert len(bends) > 5
+    distance = (bends[:, None] - trace.t).abs().amin(1)
     assert float(distance.max()) < 1e-8
     # Only on half of the segment, as the adaptive method takes longest.
     adaptive = trace_segment(net, start, (start + end) / 2, method="adaptive", sensitivity=1e-9)
@@ -177,9 +177,11 @@ def test_estimates_count_what_an_operation_bends(name, seed, resting):
     net = network(lambda h: BENT[name](torch.relu(h) if resting else h), then=False)
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed)).double()
     trace = trace_segment(net, start, end)
-    found = estimate_segment(net, start, end, evaluations=300, dtype=torch.float64)
-    assert found.at_least <= trace.crossings
-    assert found.crossings == pytest.approx(trace.crossings, rel=0.02, abs=max(4, found.error))
+    estimate = estimate_segment(net, start, end, evaluations=300, dtype=torch.float64)
+    assert estimate.at_least <= trace.crossings
+    assert estimate.crossings == pytest.approx(
+        trace.crossings, rel=0.02, abs=max(4, estimate.error)
+    )
 
 
 @pytest.mark.parametrize("name", [*AFFINE, *BENT])
