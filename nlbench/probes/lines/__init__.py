@@ -14,7 +14,7 @@ from nlbench.lazy import lazy_imports
 from .probe import LINES as LINES
 
 if TYPE_CHECKING:
-    # A run is planned without PyTorch, which these need.
+    # Imported lazily, since a run is planned without PyTorch.
     from .api import estimate_segment as estimate_segment
     from .api import observe_paths as observe_paths
     from .api import trace_segment as trace_segment

@@ -184,7 +184,7 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: i
                     sizes[computed.step.site] = noise, size
     for step in program.steps:
         noise, size = sizes.get(step.site, (0.0, 0.0))
-        # Values that are all within the noise are zero except for rounding.
+        # Values that are all within the noise are zero up to rounding.
         if noise < size and noise > MAX_RELATIVE_ROUNDING * size:
             raise step.refusal(
                 f"rounding errors reach {noise / size:.1g} of its largest value on the segment, "

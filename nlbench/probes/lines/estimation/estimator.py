@@ -273,7 +273,7 @@ def _estimate(
         )
         if group.steps == COST_PROBE_STEPS and is_last:
             _exclude_copies(group, active, evaluator_in(torch.float64))
-        # The only transfer from the device for counting.
+        # Counting needs no other transfer from the device.
         counts, undecided = group.counts()
         unfinished = []
         repeats = group.doubtful.tolist()

@@ -183,8 +183,8 @@ class DeviationEstimate:
         ]
         error = torch.stack(changes).abs().amax(0)
         if checks is not None:
-            # A check that is further from the interpolant than the last halving's nodes were shows
-            # a feature between the nodes.
+            # A check that is further from the interpolant than any node of the last halving was
+            # reveals a feature between the nodes.
             known = (values[1::2] - (values[:-1:2] + values[2::2]) / 2).abs().amax(0)
             distance = (checks - _interpolate(values, check_places().to(values.device))).abs()
             error = error + (distance - known).clamp(min=0).mean(0)

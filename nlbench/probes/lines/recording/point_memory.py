@@ -99,7 +99,7 @@ def share_out(
     >>> share_out(needs, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
     (2, 32)
     """
-    # The constants are no longer part of the free memory.
+    # Free memory already excludes the constants.
     constants = 0 if memory is None else needs.constants
     usable = usable_memory(device, memory) - constants
     point_bytes = needs.step + needs.waiting if waiting else needs.step

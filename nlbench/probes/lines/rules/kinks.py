@@ -151,7 +151,7 @@ def relu(call: RecordedCall) -> Rule:
         return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        # A bound that positions share holds for those that are not zero.
+        # A bound shared by several positions holds for the nonzero ones.
         error = bounds[0]
         return error * (output != 0) if error.shape == output.shape else error
 
