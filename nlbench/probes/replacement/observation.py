@@ -102,18 +102,7 @@ def observe(
         times=PASS_MEMORY_FACTOR,
     ).limit:
         size = min(size, 2 * memory_limit)
-    try:
-        places = find_calls(
-            model,
-            first,
-            of=of,
-            select=str(options["select"]),
-            on_unseen=unseen.setdefault,
-        )
-    except RequestError as error:
-        raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error
-    if not places:
-        raise Undefined("the model calls no known activation function")
+    places = _find_places(model, first, of, str(options["select"]), unseen)
     with exact_by_default(), evaluation_mode(model), without_fast_path():
         prefix = SharedPrefix(model, places, first)
         memory = usable_memory(device, resources.memory)
@@ -163,6 +152,19 @@ def observe(
     if unseen:
         facts["unseen"] = list(unseen)
         facts["remark"] = f"activations not seen: {', '.join(list(unseen)[:6])}"
+
+
+def _find_places(
+    model: nn.Module, first: Tensor, of: str, select: str, unseen: dict[str, None]
+) -> list[ReplaceableCall]:
+    """Find the places to replace; add those whose activations are not seen to `unseen`."""
+    try:
+        places = find_calls(model, first, of=of, select=select, on_unseen=unseen.setdefault)
+    except RequestError as error:
+        raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error
+    if not places:
+        raise Undefined("the model calls no known activation function")
+    return places
 
 
 def _halves(

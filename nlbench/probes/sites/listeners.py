@@ -129,11 +129,10 @@ def observe(
     facts.update(_facts(sites, rows, facts["samples"], list(unseen), unresolved, options))
     if undefined:
         facts["undefined"] = undefined
-    if not sites and undefined:
-        raise Undefined("; ".join(dict.fromkeys(undefined.values())))
     if not sites:
         inside = f", except inside {_abbreviate(list(unseen))}" if unseen else ""
-        raise Undefined(f"the model calls no known activation function{inside}")
+        none = f"the model calls no known activation function{inside}"
+        raise Undefined("; ".join(dict.fromkeys(undefined.values())) or none)
 
 
 def _facts(
