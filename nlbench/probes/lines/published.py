@@ -55,7 +55,7 @@ class _Walk:
 _Margin = tuple[Tensor, Tensor, Tensor]
 """Distance of units (P, ...) from their kinks, its change as t grows by 1, and the magnitude up to
 which it may be zero, each axis of full size or 1."""
-_MovingOutput = tuple[Tensor, Tensor, list[_Margin]]
+_Motion = tuple[Tensor, Tensor, list[_Margin]]
 """Value and rate (P, ...) of a step's output at moving points, and its units' margins."""
 
 
@@ -201,7 +201,7 @@ def _look_ahead(
 
 def _move(
     step: Step, inputs: Tensors, rates: Tensors, bounds: Tensors, rate_bounds: Tensors
-) -> _MovingOutput:
+) -> _Motion:
     """Apply a step to moving points, given the bounds of their values and rates.
 
     A unit on a kink counts as being on the side that it moves to.
@@ -225,7 +225,7 @@ def _move_kinks(
     rates: Tensors,
     bounds: Tensors,
     rate_bounds: Tensors,
-) -> _MovingOutput:
+) -> _Motion:
     def shift(tensors: Tensors, change: Tensor) -> Tensors:
         # The margin depends on the first input with slope 1 or -1, or 0 where there is no kink.
         return [tensors[0] + slope * change, *tensors[1:]]
@@ -253,9 +253,7 @@ def _move_kinks(
     return *_jvp(apply, inputs, rates), margins
 
 
-def _move_leaders(
-    leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors
-) -> _MovingOutput:
+def _move_leaders(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
     tied, members, noise = leaders.tied(inputs, bounds)
     speeds = leaders.members(rates)
     # Among tied members, the one that rises fastest leads.
@@ -265,7 +263,7 @@ def _move_leaders(
     return leaders.output(value.squeeze(-1)), leaders.output(speed.squeeze(-1)), [lead]
 
 
-def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _MovingOutput:
+def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
     x, rate = ranks.lines(inputs), ranks.lines(rates)
     error = ranks.lines([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
     error = noise_of(x.dtype) * error

@@ -120,7 +120,7 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     interval, weight, new = interval[chosen], weight[chosen], new[chosen]
     order = _order(new, owner[interval]) if has_several else new.argsort()
     new, interval, weight = new[order], interval[order], weight[order]
-    distinct = select_spaced(new, min_gap, owner[interval])
+    distinct = thin_out(new, min_gap, owner[interval])
     if distinct is not None:
         interval, weight, new = interval[distinct], weight[distinct], new[distinct]
     # A breakpoint comes after the left end of its interval and all previous breakpoints.
@@ -134,8 +134,8 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, weights, place)
 
 
-def select_spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
-    """Select increasing numbers that are a minimum gap apart within each segment: (m,).
+def thin_out(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
+    """Return a mask (m,) that thins increasing numbers to a minimum gap within each segment.
 
     Each is farther than `gap` from the last selected one, not only from its neighbour, so that a
     long run of close numbers is thinned and not merged into one. Returns None to select all.
@@ -143,7 +143,7 @@ def select_spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     Examples
     --------
     >>> t = torch.tensor([0.0, 0.6, 1.2, 1.8, 2.4, 9.0])
-    >>> select_spaced(t, 1.0, torch.zeros(6)).tolist()
+    >>> thin_out(t, 1.0, torch.zeros(6)).tolist()
     [True, False, True, False, True, True]
     """
     close = (t.diff() <= gap) & (owner.diff() == 0)

@@ -3,13 +3,7 @@ import itertools
 import pytest
 import torch
 
-from nlbench.probes.lines.exact.chunks import (
-    Chunk,
-    Values,
-    insert_breakpoints,
-    select_spaced,
-    split,
-)
+from nlbench.probes.lines.exact.chunks import Chunk, Values, insert_breakpoints, split, thin_out
 
 
 def chunk_of(t, owner, left, weight):
@@ -53,9 +47,9 @@ def test_close_numbers_are_thinned_from_the_last_selected():
     t = torch.tensor([0.0, 0.6, 1.2, 1.8, 2.4, 9.0, 9.5, 11.0, 11.9, 12.1])
     same = torch.zeros(len(t))
     expected = [True, False, True, False, True, True, False, True, False, True]
-    assert select_spaced(t, 1.0, same).tolist() == expected
-    assert select_spaced(t[[0, 2, 4]], 1.0, same[:3]) is None
-    assert select_spaced(torch.tensor([0.0, 0.5]), 1.0, torch.tensor([0, 1])) is None
+    assert thin_out(t, 1.0, same).tolist() == expected
+    assert thin_out(t[[0, 2, 4]], 1.0, same[:3]) is None
+    assert thin_out(torch.tensor([0.0, 0.5]), 1.0, torch.tensor([0, 1])) is None
 
 
 @pytest.mark.parametrize(("points", "limit"), [(10, 4), (10, 2), (10, 10), (5, 3)])
