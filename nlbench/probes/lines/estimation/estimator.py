@@ -198,8 +198,15 @@ def estimate_segments(
             states[i] = replace(double, extra_evaluations=extra)
         tied = [i for i, state in enumerate(states) if state.has_ties]
         for i, double in _estimate_again(evaluator_in, group, tied, crossings_only):
-            states[i].crossings = double.crossings
-            states[i].extra_evaluations += double.extra_evaluations + len(double.values)
+            states[i].crossings, states[i].values = double.crossings, double.values
+            states[i].extra_evaluations += double.extra_evaluations + COST_PROBE_STEPS + 1
+        if tied:
+            # Further values are computed in single precision, which suffices for them.
+            evaluator = evaluator_in(first_dtype)
+            integrate = functools.partial(_integrate, [states[i] for i in tied], options, evaluator)
+            _, evaluator.batch_points = halve_on_oom(
+                integrate, evaluator.batch_points, evaluator.device
+            )
         for state in states:
             yield None if state.is_exact else state.estimate(tolerance)
 
@@ -309,8 +316,8 @@ def _estimate(
                     group.select(unfinished)
                     active = [active[i] for i in unfinished]
     if options.integrates:
-        remaining = [state for state in states if not (state.is_exact or state.is_imprecise)]
-        _integrate(evaluator, remaining, options)
+        finished = [s for s in states if not (s.is_exact or s.is_imprecise or s.has_ties)]
+        _integrate(finished, options, evaluator, evaluator.batch_points)
     return states
 
 
@@ -351,10 +358,15 @@ def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool
     return state.is_imprecise
 
 
+@torch.inference_mode()
 def _integrate(
-    evaluator: Evaluator, states: Sequence[_SegmentState], options: _EstimateOptions
+    states: Sequence[_SegmentState],
+    options: _EstimateOptions,
+    evaluator: Evaluator,
+    batch_points: int,
 ) -> None:
     """Halve grids until the distances to the chord are known."""
+    evaluator.batch_points = batch_points
     if not states:
         return
     all_checks = evaluator.outputs([s.segment for s in states], [check_places()] * len(states))
