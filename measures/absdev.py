@@ -172,18 +172,22 @@ def _norm(logits: Tensor) -> float:
 class AbsoluteDeviation(PathMeasure):
     r"""Absolute deviation from linearity along paths.
 
-    The statistics of a path are ``value``, the Euclidean norm over logits of the deviations summed
-    over segments; ``logit0``, ``logit1``, …, these sums; ``above0``, ``above1``, …, the parts of
-    them where the logit is above the chord; ``segment0``, ``segment1``, …, the norm for each
-    segment; ``above`` and ``below``, the norms of the two parts; ``variation``, the norm of the
-    total variation of the distance to the chord; ``length``, the path's length; ``error``, for
-    estimates, the norm over logits of their errors, summed over segments; ``over_range`` and
-    ``over_chord``, the value divided by the norm over logits of `deviation_scale`, summed over
-    segments.
+    The statistics of a path are
 
-    The last two are independent of units, and ``over_range`` is at most 1. With ``normalize`` one
-    of them is the value, and all other statistics except `variation` and `length` are divided by
-    the same scale.
+    - ``value``: Euclidean norm over logits of the deviations summed over segments.
+    - ``logit0``, ``logit1``, …: deviation of each logit, summed over segments.
+    - ``above0``, ``above1``, …: the part of it above the chord.
+    - ``segment0``, ``segment1``, …: norm over logits for each segment.
+    - ``above``, ``below``: norms over logits of the parts above and below the chord.
+    - ``variation``: norm over logits of the total variation of the distance to the chord.
+    - ``length``: length of the path.
+    - ``error``: norm over logits of the estimates' error bounds, summed over segments.
+    - ``over_range``, ``over_chord``: value divided by the norm over logits of `deviation_scale`,
+      summed over segments.
+
+    The last two are dimensionless, and ``over_range`` is at most 1. With ``normalize`` one of them
+    is the value, and all other statistics except `variation` and `length` are divided by the same
+    scale.
 
     Definition
     ----------
@@ -228,8 +232,8 @@ class AbsoluteDeviation(PathMeasure):
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",
-            "scale of a path's deviation: range: length times the range of the logits on each "
-            "segment; chord: length times the rise of the chord (both are nlbench's)",
+            "normalisation of a path's deviation; range: length times the range of the logits on "
+            "each segment; chord: length times the rise of the chord (neither is in the paper)",
             choices=SCALES,
         )
     }
@@ -241,7 +245,7 @@ class AbsoluteDeviation(PathMeasure):
         """Return the bounds: 0 and 1 for a value divided by the range."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
         """Integrate one segment."""
         parts = deviation_parts(trace)
         parts = ChordParts(parts.above.cpu(), parts.below.cpu(), parts.variation.cpu())

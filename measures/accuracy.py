@@ -99,7 +99,8 @@ class Accuracy(Measure):
 
     Limits
     ------
-    It does not measure nonlinearity; use it to compare networks of equal quality.
+    It does not measure nonlinearity; use it to check that the networks compared are equally
+    accurate.
     """
 
     name = "accuracy"

@@ -15,7 +15,7 @@ from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
 from nlbench.options import Option
 
 from .path_measure import with_means
-from .statistics.prepared import Prepared, Samples, prepare, prepared
+from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
@@ -55,11 +55,11 @@ def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
     >>> state_entropy(torch.tensor([[1.0, 2.0], [-1.0, 3.0], [-2.0, 1.0], [3.0, 5.0]]))
     tensor([1., 0.], dtype=torch.float64)
     """
-    on, n = _counts(prepared(x, "x"), kink)
+    on, n = _counts(prepare_samples(x, "x"), kink)
     return _entropy(on, n)
 
 
-def _counts(x: Prepared, kink: float) -> tuple[Tensor, int]:
+def _counts(x: PreparedSamples, kink: float) -> tuple[Tensor, int]:
     # Converted first, since PyTorch sums booleans slowly.
     return (x.values.detach() > kink).double().sum(0), len(x)
 
@@ -72,17 +72,17 @@ def _entropy(on: Tensor, n: int) -> Tensor:
     return bits
 
 
-def states(observation: SiteBatch) -> Prepared:
+def states(observation: SiteBatch) -> PreparedSamples:
     """Return a site's inputs with one column per unit.
 
     Positions of flattened activations become samples of their channel.
     """
-    x, _ = observation.shared(prepare)
+    x, _ = observation.shared(prepare_batch)
     site, n = observation.site, len(x)
     if len(site.shape) < 2 or x.shape[1] != torch.Size(site.shape).numel():
         return x
     channels_last = x.values.reshape(n, *site.shape).movedim(site.channel_axis, -1)
-    return Prepared(channels_last.flatten(0, -2), x.rounding)
+    return PreparedSamples(channels_last.flatten(0, -2), x.rounding)
 
 
 class _StateAccumulator(Accumulator):
@@ -93,7 +93,7 @@ class _StateAccumulator(Accumulator):
         self._on: Tensor | None = None
 
     def add(self, x: Samples, y: Samples) -> None:
-        on, n = _counts(prepared(x, "x"), self._kink)
+        on, n = _counts(prepare_samples(x, "x"), self._kink)
         if self._on is not None and len(self._on) != len(on):
             raise RequestError(f"a batch has {len(on)} units, earlier ones had {len(self._on)}")
         self._on, self._n = on if self._on is None else self._on + on, self._n + n
@@ -177,7 +177,7 @@ class ActivationState(PooledMeasure):
 }""",
     )
 
-    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+    def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:
         """Return the inputs, one column per unit."""
         x = states(observation)
         return x, x

@@ -15,7 +15,7 @@ from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
 
 from .linear_algebra.products import singular_value_decomposition
-from .statistics.prepared import Prepared, Samples, prepared
+from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import EPSILON, ERROR_IN_ROUNDINGS, check_count
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     >>> round(affine_residual(x, 3 * x - 2).item(), 9), round(affine_residual(x, x**2).item(), 1)
     (0.0, 1.0)
     """
-    inputs, outputs = _coordinates(prepared(x, "x")), _outputs(prepared(y, "y"))
+    inputs, outputs = _coordinates(prepare_samples(x, "x")), _outputs(prepare_samples(y, "y"))
     errors = _squared_errors(inputs, outputs[:, None], folds)[:, 0]
     return _ratio(errors.sum(), outputs.square().sum())
 
 
-def _coordinates(x: Prepared) -> Tensor:
+def _coordinates(x: PreparedSamples) -> Tensor:
     """Return the principal components (n, r) of inputs, which leave ridge regression unchanged.
 
     Directions within rounding error of the inputs' original dtype are dropped.
@@ -101,7 +101,7 @@ def _coordinates(x: Prepared) -> Tensor:
     return coordinates
 
 
-def _outputs(y: Prepared) -> Tensor:
+def _outputs(y: PreparedSamples) -> Tensor:
     y.check_varies("output")
     return y.scaled[:, y.varying]
 
@@ -226,8 +226,8 @@ class AffineResidual(Measure):
         """Return the residual of all samples together."""
         if not self._inputs:
             raise Undefined("no samples")
-        inputs = _coordinates(prepared(torch.cat(self._inputs), "x"))
-        outputs = _outputs(prepared(torch.cat(self._outputs), "y"))
+        inputs = _coordinates(prepare_samples(torch.cat(self._inputs), "x"))
+        outputs = _outputs(prepare_samples(torch.cat(self._outputs), "y"))
         n, generator = len(outputs), torch.Generator().manual_seed(0)
         orders = (torch.randperm(n, generator=generator) for _ in range(self._permutations))
         stacked = torch.stack([outputs, *(outputs[order] for order in orders)], 1)

@@ -17,7 +17,7 @@ from nlbench.options import Option, OptionValue
 
 from .linear_algebra.products import product
 from .papers import affinity_paper
-from .statistics.prepared import Prepared, Samples, prepare, prepared_pair
+from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_pair
 from .statistics.samples import check_count
 from .transport.assignment import optimal_matching
 from .transport.covariance import joint_coordinates, regularized_covariance
@@ -101,7 +101,7 @@ def affinity_score(
             "affinity_score does not support vmap, since each pair of samples has its own "
             "assignment problem; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
         )
-    x, y = prepared_pair(x, y)
+    x, y = prepare_pair(x, y)
     n = check_count(x, y)
     y.check_varies("output")
     x.check_varies("input")
@@ -234,9 +234,9 @@ class Affinity(FunctionMeasure):
     source: ClassVar[Source] = affinity_paper("equations (4) and (5)")
     function = staticmethod(affinity_score)
 
-    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+    def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:
         """Return the prepared samples of a batch."""
-        return observation.shared(prepare)
+        return observation.shared(prepare_batch)
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:

@@ -129,7 +129,7 @@ class BoundaryPieces(PathMeasure):
 }""",
     )
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathBoundaries:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathBoundaries:
         """Count the crossings of one segment."""
         return _PathBoundaries((len(boundary_crossings(trace)),), trace.length)
 

@@ -18,7 +18,7 @@ from nlbench.measure.pooled import ROW_LIMIT
 from nlbench.options import Option, OptionValue
 
 from .statistics.moments import PairsAccumulator, PairsMeasure
-from .statistics.prepared import Prepared, Samples, prepared
+from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import centered, check_count, power_of_two
 
 # Share of (tr K)², or of the mean square of a Gaussian kernel K, below which the HSIC of K with
@@ -77,7 +77,7 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     >>> round(linear_cka(x, 5 * x.flip(1) - 7).item(), 9)
     1.0
     """
-    x, y = prepared(x, "x"), prepared(y, "y")
+    x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
     check_count(x, y, at_least=_min_samples(debiased))
     x.check_varies("input")
     y.check_varies("output")
@@ -150,7 +150,7 @@ def rbf_cka(
     True
     """
     _check_bandwidth(bandwidth)
-    x, y = prepared(x, "x"), prepared(y, "y")
+    x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
     check_count(x, y, at_least=_min_samples(debiased))
     kernels = (
         _GaussianKernel.of(x, bandwidth, "input"),
@@ -259,7 +259,7 @@ class _GaussianKernel:
     width: float
 
     @classmethod
-    def of(cls, side: Prepared, bandwidth: float, role: str) -> _GaussianKernel:
+    def of(cls, side: PreparedSamples, bandwidth: float, role: str) -> _GaussianKernel:
         """Choose the width as a fraction of the median distance between different samples."""
         side.check_varies(role)
         squares = _squared_distances(side.values.detach(), side.unit)
@@ -268,13 +268,16 @@ class _GaussianKernel:
         distances = squares[upper & (squares > MIN_RELATIVE_HSIC * squares.max())].sqrt()
         return cls(side.unit, bandwidth * _median(distances))
 
-    def matrix(self, side: Prepared) -> Tensor:
+    def matrix(self, side: PreparedSamples) -> Tensor:
         """Compute the kernel matrix (n, n)."""
         return torch.exp(_squared_distances(side.values, self.unit) / (-2 * self.width**2))
 
 
 def _gaussian_terms(
-    x: Prepared, y: Prepared, kernels: tuple[_GaussianKernel, _GaussianKernel], debiased: bool
+    x: PreparedSamples,
+    y: PreparedSamples,
+    kernels: tuple[_GaussianKernel, _GaussianKernel],
+    debiased: bool,
 ) -> _HSICTerms:
     k, l = (kernel.matrix(side) for kernel, side in zip(kernels, (x, y), strict=True))  # noqa: E741
     hsic = _unbiased_hsic if debiased else _biased_hsic
@@ -341,12 +344,12 @@ class _SumsAccumulator(Accumulator):
         self._skipped = 0
 
     @abstractmethod
-    def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
+    def terms(self, x: PreparedSamples, y: PreparedSamples) -> _HSICTerms:
         """Compute the HSIC terms of one batch x (n, d), y (n, k)."""
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        x, y = prepared(x, "x"), prepared(y, "y")
+        x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) < self._min_samples:
             self._skipped += 1
             return
@@ -367,7 +370,7 @@ class _DebiasedAccumulator(_SumsAccumulator):
     def __init__(self) -> None:
         super().__init__(_min_samples(debiased=True))
 
-    def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
+    def terms(self, x: PreparedSamples, y: PreparedSamples) -> _HSICTerms:
         # Constant columns are dropped: their rounding errors alone would yield a ratio.
         before, after = (centered(side.values[:, side.varying]) for side in (x, y))
         return _unbiased_linear_terms(before, after)
@@ -382,7 +385,7 @@ class _RBFAccumulator(_SumsAccumulator):
         self._bandwidth, self._debiased = bandwidth, debiased
         self._kernels: tuple[_GaussianKernel, _GaussianKernel] | None = None
 
-    def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
+    def terms(self, x: PreparedSamples, y: PreparedSamples) -> _HSICTerms:
         if self._kernels is None:
             self._kernels = (
                 _GaussianKernel.of(x, self._bandwidth, "input"),

@@ -118,7 +118,7 @@ class Density(PathMeasure):
     parts = ("site",)
     source = traced_regions("section 2.2")
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
         """Count the crossings of one segment."""
         length, sites = trace.length, dict(trace.contributions)
         if isinstance(trace, SegmentEstimate):

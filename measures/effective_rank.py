@@ -14,7 +14,7 @@ from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, MoreMeans
 
 from .statistics.moments import PairsAccumulator, PairsMeasure
-from .statistics.prepared import Samples, prepared
+from .statistics.prepared import Samples, prepare_samples
 
 
 def effective_rank(y: Samples) -> Tensor:
@@ -50,7 +50,7 @@ def effective_rank(y: Samples) -> Tensor:
     >>> round(effective_rank(corners).item(), 9)
     2.0
     """
-    y = prepared(y, "y")
+    y = prepare_samples(y, "y")
     _check_count(len(y))
     y.check_varies("output")
     return _from_singular_values(torch.linalg.svdvals(y.scaled.detach()))

@@ -14,7 +14,7 @@ from nlbench.measure import MoreMeans, PooledMeasure
 
 from .papers import affinity_paper
 from .statistics.mean_change import ChangeAccumulator
-from .statistics.prepared import Samples, prepare, prepared
+from .statistics.prepared import Samples, prepare_batch, prepare_samples
 from .statistics.samples import EPSILON, varying
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def histogram_entropy(values: Samples) -> Tensor:
     >>> histogram_entropy(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 9.0]])).exp()
     tensor([4.0000, 1.7548], dtype=torch.float64)
     """
-    samples = prepared(values, "values")
+    samples = prepare_samples(values, "values")
     d = samples.shape[1]
     chunks = torch.split(samples.values, max(1, CHUNK_FEATURES // d))
     return torch.cat([_entropies(chunk, samples.rounding) for chunk in chunks])
@@ -127,7 +127,7 @@ class Entropy(PooledMeasure):
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Return the entropies before and after, one per sample."""
-        x, y = observation.shared(prepare)
+        x, y = observation.shared(prepare_batch)
         return histogram_entropy(x), histogram_entropy(y)
 
     def accumulator(self) -> ChangeAccumulator:

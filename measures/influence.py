@@ -11,7 +11,7 @@ from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, PooledMeasure
 
-from .statistics.prepared import Samples, prepared_pair
+from .statistics.prepared import Samples, prepare_pair
 
 
 def block_influence(x: Tensor, y: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _mean(numbers: Tensor, what: str) -> Tensor:
 
 def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
     """Return 1 - cos and ‖y - x‖ / ‖x‖ of the rows where they are defined."""
-    x, y = prepared_pair(x, y)
+    x, y = prepare_pair(x, y)
     # In units of each row's largest entry, so that no square under- or overflows.
     peak = torch.maximum(x.values.abs(), y.values.abs()).amax(1, keepdim=True)
     used = peak[:, 0] > 0

@@ -105,7 +105,7 @@ class LengthDistortion(PathMeasure):
 }""",
     )
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
         """Measure one segment and its image in the outputs."""
         image = coarse = image_length(trace)
         if isinstance(trace, SegmentEstimate):
@@ -114,9 +114,9 @@ class LengthDistortion(PathMeasure):
             coarse = image_length(replace(trace, t=trace.t[half], values=trace.values[half]))
         return _PathImage(1, trace.length, image, coarse, {})
 
-    def of_observation(self, observation: TracedSegment) -> _PathImage:
+    def measure_observation(self, observation: TracedSegment) -> _PathImage:
         """Measure one segment and its images in the outputs and at all sites."""
-        image = self.of(observation.trace)
+        image = self.measure_segment(observation.trace)
         if observation.image is None:
             return image
         return replace(image, sites=observation.image.lengths)

@@ -16,7 +16,7 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
-from .statistics.prepared import Prepared, Samples, prepare, prepared
+from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .statistics.regression import RegressionSums
 from .statistics.reservoir import Reservoir
 from .statistics.samples import EPSILON, check_count, constant_side, power_of_two, varying
@@ -156,7 +156,7 @@ class _LinearityAccumulator(Accumulator):
         has_branch: bool = False,
     ) -> None:
         """Add one batch, with the index of each row's sample and the number of samples."""
-        x, y = prepared(x, "x"), prepared(y, "y")
+        x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
         self._has_branch = has_branch
@@ -184,7 +184,7 @@ class _LinearityAccumulator(Accumulator):
         frame = self._frame
         return x.sub_(frame.x).div_(frame.unit), y.sub_(frame.y).div_(frame.unit)
 
-    def _update_extremes(self, x: Prepared, y: Prepared) -> None:
+    def _update_extremes(self, x: PreparedSamples, y: PreparedSamples) -> None:
         new = [(low, high) for low, high in (side.values.aminmax(dim=0) for side in (x, y))]
         if self._extremes:
             widths = [tuple(len(low) for low, _ in pairs) for pairs in (new, self._extremes)]
@@ -380,6 +380,6 @@ class Linearity(PooledMeasure):
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
         """Add one batch of one site."""
-        x, y = observation.shared(prepare)
+        x, y = observation.shared(prepare_batch)
         has_branch = observation.site.role == "block"
         accumulator.add(x, y, observation.owners, observation.count, has_branch=has_branch)

@@ -18,7 +18,7 @@ from nlbench.options import Option
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
 from nlbench.probes.sites import SiteBatch, observe_sites
 
-from .statistics.prepared import prepared
+from .statistics.prepared import prepare_samples
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
@@ -95,7 +95,7 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
     changed: list[list[int]] = [[] for _ in vertices]
 
     def count(site: SiteBatch) -> None:
-        changed[site.batch].append(_changes(prepared(site.x, site.place).values > 0))
+        changed[site.batch].append(_changes(prepare_samples(site.x, site.place).values > 0))
 
     stars_as_batches = (star.flatten(0, 1) for star in vertices)
     observe_sites(model, stars_as_batches, count, reduction="flatten")

@@ -14,7 +14,7 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
 
-from .statistics.prepared import Samples, prepare, prepared
+from .statistics.prepared import Samples, prepare_batch, prepare_samples
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
@@ -54,7 +54,7 @@ def pattern_kernel(x: Samples) -> Tensor:
     tensor([[3., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return _kernel(prepared(x, "x").values.detach() > 0)
+    return _kernel(prepare_samples(x, "x").values.detach() > 0)
 
 
 def _kernel(on: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class Naswot(Measure):
         place = observation.place
         states = self._sites.setdefault(place, [])
         try:
-            x, _ = observation.shared(prepare)
+            x, _ = observation.shared(prepare_batch)
         except NotFinite as error:
             self._failed[place] = str(error)
             return

@@ -16,7 +16,7 @@ from nlbench.options import Option
 
 from .papers import affinity_paper
 from .statistics.moments import PairsMeasure
-from .statistics.prepared import Samples, prepared_pair
+from .statistics.prepared import Samples, prepare_pair
 from .statistics.samples import check_count, power_of_two
 
 KINDS = ("relative", "absolute")
@@ -59,7 +59,7 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
-    x, y = prepared_pair(x, y)
+    x, y = prepare_pair(x, y)
     check_count(x, y, at_least=1)
     change = _norm(x.values - y.values)
     if kind == "absolute":
@@ -86,7 +86,7 @@ class _NormAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        x, y = prepared_pair(x, y)
+        x, y = prepare_pair(x, y)
         self._n += len(x)
         self._change = math.hypot(self._change, _norm(x.values - y.values).item())
         self._size = math.hypot(self._size, _norm(x.values).item())

@@ -34,13 +34,13 @@ class Method:
         ``exact``, ``refined``, ``adaptive``, ``sampling``, ``quadrature``.
     notes : mapping of str to float
         Notes of the traces: settings, and sums of counts.
-    is_single : bool
-        True if a segment was traced below double precision, which misses short regions.
+    is_single_precision : bool
+        True if a segment was traced in less than double precision, which can miss short regions.
     """
 
     names: tuple[str, ...] = ()
     notes: Mapping[str, float] = field(default_factory=dict)
-    is_single: bool = False
+    is_single_precision: bool = False
 
     def with_segment(self, observation: TracedSegment) -> Method:
         """Add a segment."""
@@ -51,37 +51,37 @@ class Method:
             notes[name] = notes.get(name, 0.0) + number if is_count else number
         is_single = isinstance(trace, SegmentTrace) and trace.precision > _DOUBLE
         names = tuple(dict.fromkeys([*self.names, trace.method]))
-        return Method(names, notes, self.is_single or is_single)
+        return Method(names, notes, self.is_single_precision or is_single)
 
     def annotate(self, result: Result) -> Result:
         """Add the method to a result's notes, and to its remark unless all traces were exact."""
         if not self.names:
             return result
         notes = {**result.notes, "method": ", ".join(self.names), **self.notes}
-        has_remark = result.status == "ok" and (self.names != ("exact",) or self.is_single)
-        remark = self._remark(result.n) if has_remark else ""
+        is_exact = self.names == ("exact",) and not self.is_single_precision
+        remark = "" if is_exact or result.status != "ok" else self._remark(result.n)
         reason = "; ".join(filter(None, (result.reason, remark)))
         return replace(result, reason=reason, notes=notes)
 
     def _remark(self, segments: int) -> str:
         remark = " and ".join(_DESCRIPTIONS.get(name, name) for name in self.names)
-        if self.is_single:
+        if self.is_single_precision:
             remark += " in float32"
         missed = int(self.notes.get("shorter_than_sensitivity", 0))
         if missed:
             remark += f", which missed about {missed:,} boundaries"
         if "tolerance" in self.notes:
-            remark += f", relative error at most {self.notes['tolerance']:g} up to rounding"
+            remark += f", target relative error {self.notes['tolerance']:g} (up to rounding)"
         short = int(self.notes.get("segments_short_of_tolerance", 0))
         if short:
-            remark += f", exceeded on {short} of {segments} segments"
+            remark += f", not reached on {short} of {segments} segments"
         return remark
 
 
 def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
     """Add the mean over paths of further statistics to a summary, if every path has them.
 
-    In each of `parts`, the named numbers that every path has are averaged.
+    For each of `parts`, the entries common to all paths are averaged.
     """
     if result.status != "ok":
         return result
@@ -121,12 +121,12 @@ class PathMeasure(Measure):
     parts: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> Any:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> Any:
         """Measure one segment; results are added up with ``+``."""
 
-    def of_observation(self, observation: TracedSegment) -> Any:
-        """Measure one segment from its observation; by default `of` its trace."""
-        return self.of(observation.trace)
+    def measure_observation(self, observation: TracedSegment) -> Any:
+        """Measure one segment from its observation; by default, pass its trace on."""
+        return self.measure_segment(observation.trace)
 
     @abstractmethod
     def value_of(self, place: str, path: Any) -> Value:
@@ -139,7 +139,7 @@ class PathMeasure(Measure):
 
     def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        segment, path = self.of_observation(observation), self._paths.get(observation.place)
+        segment, path = self.measure_observation(observation), self._paths.get(observation.place)
         self._paths[observation.place] = segment if path is None else path + segment
         self._method = self._method.with_segment(observation)
 

@@ -122,7 +122,7 @@ class PathLength(Measure):
 
     Limits
     ------
-    It is a property of the architecture and of the units made linear: weights and data don't change
+    It is a property of the architecture and of the linearised units: weights and data don't change
     it, unless ``empirical``. A unit of slope 0.99 counts like a ReLU.
 
     Examples

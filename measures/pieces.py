@@ -215,7 +215,7 @@ class Pieces(PathMeasure):
     parts = ("within",)
     source = Source("nlbench's own definition; no paper defines it")
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathPieces:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathPieces:
         """Count the pieces of one segment."""
         tolerances = {float(self.settings["tolerance"]), *CURVE}
         return _PathPieces({e: (piece_count(trace, e),) for e in tolerances})

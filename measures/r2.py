@@ -17,7 +17,7 @@ from nlbench.options import Option, OptionValue
 
 from .linear_algebra.products import singular_value_decomposition
 from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
-from .statistics.prepared import Prepared, Samples, prepared
+from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import (
     EPSILON,
     centered,
@@ -108,7 +108,7 @@ def r2_score(
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
     if weighting not in WEIGHTINGS:
         raise RequestError(f"unknown weighting '{weighting}'{nearest(weighting, WEIGHTINGS)}")
-    x, y = prepared(x, "x"), prepared(y, "y")
+    x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
     if kind != "crossvalidated":
         return _r2_of_rows(x, y, kind, weighting)
     if folds < 2:
@@ -116,7 +116,9 @@ def r2_score(
     return _crossvalidate(x, y, folds, weighting)
 
 
-def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weighting: str, cutoff: float = 0.0) -> Tensor:
+def _r2_of_rows(
+    x: PreparedSamples, y: PreparedSamples, kind: str, weighting: str, cutoff: float = 0.0
+) -> Tensor:
     """Compute the ordinary or adjusted R² of `r2_score`."""
     n = check_count(x, y)
     _check_enough(n, x.shape[1])
@@ -218,7 +220,7 @@ def _check_enough(n: int, d: int) -> None:
 
 
 def _crossvalidate(
-    x: Prepared, y: Prepared, folds: int, weighting: str, cutoff: float = 0.0
+    x: PreparedSamples, y: PreparedSamples, folds: int, weighting: str, cutoff: float = 0.0
 ) -> Tensor:
     """Compute the cross-validated R² of `r2_score`."""
     check_count(x, y)
@@ -301,7 +303,7 @@ class _FoldAccumulator(Accumulator):
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
         """Add one batch; the tensors are copied."""
-        x, y = prepared(x, "x"), prepared(y, "y")
+        x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
         if self._origin is None:
@@ -339,7 +341,7 @@ class _FoldAccumulator(Accumulator):
             raise Undefined("no samples")
         if self._moments:
             return {"value": self._score_of_moments().item()}
-        x, y = map(Prepared, self._gather(), self._rounding)
+        x, y = map(PreparedSamples, self._gather(), self._rounding)
         score = _crossvalidate(x, y, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
         return {"value": score.item()}
 

@@ -167,7 +167,7 @@ class Regions(PathMeasure):
 }""",
     )
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> tuple[RegionCounts, ...]:
+    def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> tuple[RegionCounts, ...]:
         """Count the regions of one segment."""
         if isinstance(trace, SegmentEstimate):
             hint = "breakpoints are estimated; --set lines.method=exact traces them"

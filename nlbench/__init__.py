@@ -8,8 +8,9 @@ from __future__ import annotations
 from pkgutil import extend_path
 from typing import TYPE_CHECKING
 
-# measures/, models/ and others lie next to this folder in a checkout. Python started there finds
-# this folder first; the installed package's path has the rest.
+# In a checkout, measures/, models/ and other subpackages lie next to this folder. Python started
+# there imports this folder first; extend_path adds the installed package's path, which contains
+# them.
 __path__ = extend_path(__path__, __name__)
 
 from .lazy import lazy_imports

@@ -49,7 +49,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def outer_products(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the inner products (n, m) of the rows of a (n, d) and b (m, d), without gradient.
+    """Compute the inner products (n, m) of the rows of a (n, d) and b (m, d), detached.
 
     The products have the type of a and b, even under autocast.
     """

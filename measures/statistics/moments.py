@@ -11,7 +11,7 @@ from torch import Tensor
 from nlbench.errors import RequestError
 from nlbench.measure import Accumulator, PooledMeasure
 
-from .prepared import Prepared, Samples, prepare, prepared
+from .prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .samples import (
     EPSILON,
     check_count,
@@ -45,7 +45,7 @@ class Moments:
     scatter : tensor of shape (d + k, d + k)
         Sum of (z - mean) (z - mean)ᵀ, in these units.
     rounding : tuple of float
-        Relative errors of x and of y; see `Prepared`.
+        Relative errors of x and of y; see `PreparedSamples`.
     """
 
     n: int
@@ -195,7 +195,7 @@ class SamplePairs:
 
     Parameters
     ----------
-    batches : tuple of pairs of Prepared
+    batches : tuple of pairs of PreparedSamples
         The rows; empty if there are moments.
     widths : tuple of int, optional
         d and k, once there are samples.
@@ -203,12 +203,12 @@ class SamplePairs:
 
     n: int = 0
     moments: Moments | None = None
-    batches: tuple[tuple[Prepared, Prepared], ...] = ()
+    batches: tuple[tuple[PreparedSamples, PreparedSamples], ...] = ()
     widths: tuple[int, int] | None = None
 
     def added(self, batch: Pair) -> SamplePairs:
         """Add one batch, in the form that `SiteBatch.shared` expects."""
-        return self.with_samples(*batch.shared(prepare))
+        return self.with_samples(*batch.shared(prepare_batch))
 
     @torch.no_grad()
     def with_samples(self, x: Samples, y: Samples) -> SamplePairs:
@@ -219,7 +219,7 @@ class SamplePairs:
         nlbench.NotFinite, nlbench.RequestError
             For invalid samples (see `as_samples`), or if the number of columns changes.
         """
-        x, y = prepared(x, "x"), prepared(y, "y")
+        x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])
         if self.widths not in (None, widths):
@@ -232,7 +232,7 @@ class SamplePairs:
             new = Moments.of(x.values, y.values, self.moments.origin, rounding)
             return SamplePairs(n, self.moments.merged(new), widths=widths)
         # The caller may modify its tensors later, as an in-place activation does.
-        copies = tuple(Prepared(side.values.clone(), side.rounding) for side in (x, y))
+        copies = tuple(PreparedSamples(side.values.clone(), side.rounding) for side in (x, y))
         pairs = SamplePairs(n, None, (*self.batches, (copies[0], copies[1])), widths)
         if n <= max(widths) + 1:
             return pairs
@@ -241,15 +241,15 @@ class SamplePairs:
         moments = Moments.of(x.values, y.values, origin, (x.rounding, y.rounding))
         return SamplePairs(n, moments, widths=widths)
 
-    def rows(self) -> tuple[Prepared, Prepared]:
+    def rows(self) -> tuple[PreparedSamples, PreparedSamples]:
         """Concatenate all samples x (n, d) and y (n, k); only while there are no moments."""
         x, y = zip(*self.batches, strict=True)
         return _concatenate(x), _concatenate(y)
 
 
-def _concatenate(parts: tuple[Prepared, ...]) -> Prepared:
+def _concatenate(parts: tuple[PreparedSamples, ...]) -> PreparedSamples:
     values = torch.cat([part.values for part in parts])
-    return Prepared(values, max(part.rounding for part in parts))
+    return PreparedSamples(values, max(part.rounding for part in parts))
 
 
 NO_PAIRS = SamplePairs()
@@ -270,9 +270,9 @@ class PairsAccumulator(Accumulator):
 class PairsMeasure(PooledMeasure):
     """A site measure with accumulators of sample pairs, shared with other measures."""
 
-    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+    def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:
         """Return the prepared samples of a batch."""
-        return observation.shared(prepare)
+        return observation.shared(prepare_batch)
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
         """Add a batch to an accumulator, reusing the state that another measure has computed."""

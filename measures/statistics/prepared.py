@@ -1,7 +1,7 @@
 """Samples in double precision, validated and centred once for all measures.
 
-A pass shares them between the site measures: ``batch.shared(prepare)`` is the pair of input and
-output. Formulas accept them in place of tensors.
+A pass shares them between the site measures: ``batch.shared(prepare_batch)`` is the pair of input
+and output. The statistics functions accept them in place of tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
 
 
-class Prepared:
+class PreparedSamples:
     """Finite samples in double precision, with cached statistics.
 
     Parameters
@@ -39,7 +39,7 @@ class Prepared:
 
     Examples
     --------
-    >>> x = Prepared(torch.tensor([[1.0, 5.0], [3.0, 5.0]], dtype=torch.float64))
+    >>> x = PreparedSamples(torch.tensor([[1.0, 5.0], [3.0, 5.0]], dtype=torch.float64))
     >>> x.varying
     tensor([ True, False])
     >>> x.centered
@@ -85,22 +85,23 @@ class Prepared:
         return self.centered / self.unit
 
 
-Samples: TypeAlias = Tensor | Prepared
+Samples: TypeAlias = Tensor | PreparedSamples
 """A tensor of shape (n, d) of any real type, or prepared samples."""
 
 
-def prepared(samples: Samples, name: str) -> Prepared:
+def prepare_samples(samples: Samples, name: str) -> PreparedSamples:
     """Prepare samples, or return prepared ones unchanged; see `as_samples`."""
-    if isinstance(samples, Prepared):
+    if isinstance(samples, PreparedSamples):
         return samples
-    return Prepared(as_samples(samples, name), _rounding(samples.dtype))
+    return PreparedSamples(as_samples(samples, name), _rounding(samples.dtype))
 
 
-def prepared_pair(x: Samples, y: Samples) -> tuple[Prepared, Prepared]:
-    """Prepare samples of one shape (n, d), or raise `nlbench.RequestError`."""
-    x, y = prepared(x, "x"), prepared(y, "y")
+def prepare_pair(x: Samples, y: Samples) -> tuple[PreparedSamples, PreparedSamples]:
+    """Prepare two samples of equal shape (n, d), or raise `nlbench.RequestError`."""
+    x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
     if x.shape != y.shape:
-        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+        shapes = f"x has shape {tuple(x.shape)} and y has shape {tuple(y.shape)}"
+        raise RequestError(f"{shapes}, expected equal shapes")
     return x, y
 
 
@@ -108,21 +109,22 @@ def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
     # Types shorter than float32 get the spacing of float32: means over positions are that precise.
-    # `prepare` uses the batch's own rounding where it is larger, as for means over few positions.
+    # `prepare_batch` uses the batch's own rounding where it is larger, as for means over few
+    # positions.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
-def prepare(batch: Pair) -> tuple[Prepared, Prepared]:
-    """Prepare both sides of a batch, without derivatives.
+def prepare_batch(batch: Pair) -> tuple[PreparedSamples, PreparedSamples]:
+    """Prepare both sides of a batch, detached from autograd.
 
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> x, y = prepare(SimpleNamespace(x=torch.tensor([[1.0]]), y=torch.tensor([[4]])))
+    >>> x, y = prepare_batch(SimpleNamespace(x=torch.tensor([[1.0]]), y=torch.tensor([[4]])))
     >>> y.values
     tensor([[4.]], dtype=torch.float64)
     """
-    x, y = prepared(batch.x.detach(), "x"), prepared(batch.y.detach(), "y")
+    x, y = prepare_samples(batch.x.detach(), "x"), prepare_samples(batch.y.detach(), "y")
     roundings = getattr(batch, "rounding", (0.0, 0.0))
     x.rounding, y.rounding = max(x.rounding, roundings[0]), max(y.rounding, roundings[1])
     return x, y

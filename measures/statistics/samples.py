@@ -147,7 +147,7 @@ def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
     peaks : tensor of shape (d,)
         Largest magnitude of each column, offset included.
     rounding : float
-        Spacing of the samples' type; see `Prepared`.
+        Spacing of the samples' type; see `PreparedSamples`.
     """
     return ERROR_IN_ROUNDINGS * rounding * math.sqrt(n) * peaks
 
@@ -160,7 +160,7 @@ def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
     low, high : tensor of shape (d,)
         Smallest and largest value of each column.
     rounding : float
-        Spacing of the samples' type; see `Prepared`.
+        Spacing of the samples' type; see `PreparedSamples`.
     """
     return high - low > ERROR_IN_ROUNDINGS * rounding * torch.maximum(low.abs(), high.abs())
 
@@ -176,7 +176,7 @@ def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
     Parameters
     ----------
     rounding : float
-        Spacing of the samples' type; see `Prepared`.
+        Spacing of the samples' type; see `PreparedSamples`.
     equal : bool
         True if all samples are equal, False if they differ by rounding.
     """

@@ -1,4 +1,4 @@
-"""Networks whose ReLUs are PReLUs with one slope per channel, made linear unit by unit.
+"""Networks whose ReLUs are PReLUs with one slope per channel, linearised unit by unit.
 
 `sparsification` builds and linearises such a network, and defines its training penalty.
 `relu_calls` finds the ReLU calls, and `substitution` replaces them by the PReLUs of `layers`.

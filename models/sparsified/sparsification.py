@@ -1,4 +1,4 @@
-"""Sparsified PReLU: networks whose ReLU units can be made linear one by one."""
+"""Sparsified PReLU: networks whose ReLU units can be linearised one by one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Linearisation(Recipe):
     starts_trained : bool
         True if the recipe starts from trained weights.
     random_share : float
-        For a control, the share of units, drawn at random, that are made linear before training;
+        For a control, the share of units, drawn at random, that are linearised before training;
         the slopes are not trained. Negative if the recipe is not a control.
 
     Examples
@@ -76,10 +76,10 @@ class Linearisation(Recipe):
         sparsify(model, layerwise=self.layerwise, example=example)
         others = other_activations(model, example)
         verb = "remain" if sum(others.values()) > 1 else "remains"
-        return f"only ReLUs are made linear; {call_counts_text(others)} {verb}" if others else ""
+        return f"only ReLUs are linearised; {call_counts_text(others)} {verb}" if others else ""
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Sparsify a network; for the control, make a random share of its units linear."""
+        """Sparsify a network; for the control, linearise a random share of its units."""
         model = sparsify(model, layerwise=self.layerwise, example=example())
         if self.is_control:
             randomize(model, self.random_share, seed)

@@ -39,8 +39,8 @@ class Epoch:
         Mean loss of the samples, each before the step that used it, without the recipe's penalty.
     train_accuracy, test_accuracy : float
         Share of images, or tokens of a translation, predicted correctly at the end of the epoch.
-        Training labels include the corrupted ones. `train_accuracy` takes a separate pass and is
-        None unless training may end (`Recipe.needs_train_accuracy`).
+        Training labels include the corrupted ones. `train_accuracy` needs a separate pass and is
+        None unless this epoch may be the last (`Recipe.needs_train_accuracy`).
     scores : mapping of str to float
         Scores of the recipe, such as ``linear_share``.
     running_accuracy : float or None
@@ -57,7 +57,7 @@ class Epoch:
     running_accuracy: float | None = None
 
 
-Keep = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
+CheckpointCallback = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
 """Callback that takes an epoch, the network and the metadata for its checkpoint."""
 
 
@@ -71,7 +71,7 @@ class TrainingResult:
         In evaluation mode, on the training device.
     history : tuple of Epoch
         At least one.
-    is_reached : bool
+    thresholds_reached : bool
         True if the recipe's thresholds were reached, or it has none.
     scores : mapping of str to float
         Scores computed once at the end, such as ``bleu``.
@@ -81,7 +81,7 @@ class TrainingResult:
 
     model: nn.Module
     history: tuple[Epoch, ...]
-    is_reached: bool = True
+    thresholds_reached: bool = True
     scores: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ def train(
     device: torch.device | str = "cpu",
     progress: Callable[[Epoch], object] | None = None,
     state: Path | None = None,
-    keep: Keep | None = None,
+    on_checkpoint: CheckpointCallback | None = None,
 ) -> TrainingResult:
     """Build a network and train it with a recipe.
 
@@ -132,7 +132,7 @@ def train(
     state : Path, optional
         File of the training's state, written after every epoch. If it exists, training resumes
         from it. It is not removed at the end, so that the result can be saved first.
-    keep : callable, optional
+    on_checkpoint : callable, optional
         Called with each `Epoch` as it ends, the network in evaluation mode, and the metadata for
         a checkpoint.
 
@@ -169,24 +169,24 @@ def train(
             **{f"recipe.{k}": v for k, v in asdict(recipe).items() if k != "source"},
         }
         if state is not None and state.exists():
-            training.restore(read_state(state, identity))
+            training.load_state_dict(read_state(state, identity))
             for epoch in training.history:
                 if progress is not None:
                     progress(epoch)
         while not training.is_over:
             epoch = training.run_epoch()
             model.eval()
-            if keep is not None:
-                keep(epoch, model, training.metadata)
+            if on_checkpoint is not None:
+                on_checkpoint(epoch, model, training.metadata)
             if state is not None:
-                write_state(state, identity, training.content())
+                write_state(state, identity, training.state_dict())
             if progress is not None:
                 progress(epoch)
         scores = task.final_scores(model.eval(), device) | recipe.scores(model)
     return TrainingResult(
         model,
         tuple(training.history),
-        is_reached=not recipe.stops_early or training.is_reached,
+        thresholds_reached=not recipe.stops_early or training.thresholds_reached,
         scores=scores,
         metadata=training.metadata,
     )
@@ -228,13 +228,13 @@ class _Training:
         """True after the last epoch, or once every threshold is reached."""
         if not self.history:
             return False
-        return len(self.history) >= self.recipe.epochs or self.is_reached
+        return len(self.history) >= self.recipe.epochs or self.thresholds_reached
 
     @property
-    def is_reached(self) -> bool:
-        """True if the last epoch reached every threshold."""
+    def thresholds_reached(self) -> bool:
+        """True if the last epoch met all thresholds."""
         last = self.history[-1]
-        return self.recipe.is_reached(last.loss, last.train_accuracy)
+        return self.recipe.thresholds_reached(last.loss, last.train_accuracy)
 
     def run_epoch(self) -> Epoch:
         """Train for one epoch and evaluate the network."""
@@ -299,8 +299,8 @@ class _Training:
             step += 1
         return loss_sum / samples, correct / predictions
 
-    def content(self) -> dict[str, Any]:
-        """Return everything that the next epoch depends on."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that the next epoch depends on."""
         return {
             "history": [asdict(epoch) for epoch in self.history],
             "model": self.model.state_dict(),
@@ -311,18 +311,18 @@ class _Training:
             "random_gpu": self._gpu_rng_state(),
         }
 
-    def restore(self, content: Mapping[str, Any]) -> None:
-        """Restore what `content` returned."""
-        self.history = [Epoch(**epoch) for epoch in content["history"]]
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.shuffle.set_state(content["shuffle"])
-        self.augment.set_state(content["augment"])
-        torch.set_rng_state(content["random"])
-        if content["random_gpu"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(content["random_gpu"], self.device)
-        if content["random_gpu"] is not None and self.device.type == "mps":
-            torch.mps.set_rng_state(content["random_gpu"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by `state_dict`."""
+        self.history = [Epoch(**epoch) for epoch in state["history"]]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.shuffle.set_state(state["shuffle"])
+        self.augment.set_state(state["augment"])
+        torch.set_rng_state(state["random"])
+        if state["random_gpu"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_gpu"], self.device)
+        if state["random_gpu"] is not None and self.device.type == "mps":
+            torch.mps.set_rng_state(state["random_gpu"])
 
     def _gpu_rng_state(self) -> Tensor | None:
         if self.device.type == "cuda":

@@ -27,7 +27,7 @@ from .training_folder import record_failure
 from .training_request import TrainingRequest, load_recipe
 
 Message = dict[str, Any]
-Send = Callable[[Message], object]
+MessageCallback = Callable[[Message], object]
 
 THREADS_PER_NETWORK = 1
 """Threads per network; more help little, and their number affects the weights' last bits."""
@@ -127,7 +127,7 @@ def train_networks(
         raise errors[0]
 
 
-def train_in_worker(call: Mapping[str, Any], send: Send) -> None:
+def train_in_worker(call: Mapping[str, Any], send: MessageCallback) -> None:
     """Train a network in a worker process and send its progress.
 
     Parameters
@@ -156,7 +156,7 @@ def _failure(error: Exception) -> Message:
     return {"failed": error_text(error), "kind": type(error).__name__}
 
 
-def _train(call: Mapping[str, Any], send: Send) -> None:
+def _train(call: Mapping[str, Any], send: MessageCallback) -> None:
     options = tuple((name, value) for name, value in call["request"]["options"])
     request = TrainingRequest(**{**call["request"], "options": options})
     file, start = Path(call["file"]), Path(request.weights)

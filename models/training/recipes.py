@@ -140,7 +140,7 @@ class Recipe:
         """True if training may end at a threshold."""
         return self.until_train_accuracy > 0 or self.until_loss > 0
 
-    def is_reached(self, loss: float, train_accuracy: float | None) -> bool:
+    def thresholds_reached(self, loss: float, train_accuracy: float | None) -> bool:
         """Return True if an epoch reached every threshold."""
         is_accurate = (train_accuracy or 0.0) >= self.until_train_accuracy
         return is_accurate and self._loss_permits_end(loss)

@@ -72,7 +72,7 @@ def run_training(
             "checkpoint's path"
         )
 
-    def keep(epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
+    def on_checkpoint(epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
         if epoch.number in keep_epochs or (keep_every and epoch.number % keep_every == 0):
             folder.write_checkpoint(epoch, model, metadata)
 
@@ -90,7 +90,7 @@ def run_training(
             device=device,
             progress=log,
             state=folder.state,
-            keep=keep,
+            on_checkpoint=on_checkpoint,
         )
         return folder.finish(result)
 

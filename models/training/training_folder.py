@@ -234,7 +234,7 @@ class TrainingFolder(LockedFolder):
             result.train_accuracy,
             result.test_accuracy,
             dict(result.scores),
-            result.is_reached,
+            result.thresholds_reached,
             last.number,
         )
         self.manifest["result"] = {

@@ -15,7 +15,7 @@ from nlbench.serialization.files import write_atomically
 FORMAT = 1
 
 
-def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+def write_state(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write the state of a training run atomically.
 
     Parameters
@@ -24,7 +24,7 @@ def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, A
         In a folder that exists.
     identity : mapping
         Everything that determines the training; `read_state` compares it.
-    content : mapping
+    state : mapping
         Tensors, numbers, strings, and lists and dicts of them.
 
     Raises
@@ -33,7 +33,7 @@ def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, A
         If it can't be written.
     """
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "identity": dict(identity), **content}, buffer)
+    torch.save({"format": FORMAT, "identity": dict(identity), **state}, buffer)
     write_atomically(path, buffer.getvalue())
 
 
@@ -53,6 +53,7 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     >>> read_state(path, {"seed": 0})["epoch"]
     3
     """
+    state: dict[str, Any]
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -74,5 +75,4 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(
             f"{path} belongs to another training run: {difference}; remove it to train again"
         )
-    content: dict[str, Any] = state
-    return content
+    return state

@@ -12,9 +12,9 @@ from nlbench.errors import Undefined
 from .memory import is_out_of_memory
 from .random_state import rng_state
 
-# In two runs on equally many samples, the results of a sample differ only by the order of
-# additions; an influence of other samples is larger. On more samples other kernels may run, whose
-# rounding differs more, and deep networks amplify the difference.
+# Between batches of equal size, a sample's results differ only by the order of summation; any real
+# dependence on other samples is larger. Larger batches may use different kernels, whose rounding
+# errors differ more, and deep networks amplify the difference.
 PAIR_TOLERANCE_EPS = 2**10
 GROUP_TOLERANCE_EPS = 2**16
 MAX_GROUP_SIZE = 5
@@ -33,13 +33,13 @@ def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) 
     return equal | ((values - expected).abs() <= tolerance) & tolerance.isfinite()
 
 
-def refuse_mixing(
+def check_batch_independence(
     rows: Callable[[Tensor], Mapping[str, Tensor]],
     batch: Tensor,
     limit: int,
     *,
     because: str = "the batch does not fit into memory as a whole",
-    draws: bool = False,
+    allow_random: bool = False,
 ) -> None:
     """Raise if the result for a sample depends on the other samples of its batch.
 
@@ -51,15 +51,15 @@ def refuse_mixing(
     Parameters
     ----------
     rows : callable
-        Maps samples (m, ...) to their results, by name: rows of shape (m k, d), the k rows of a
-        sample next to each other or alternating.
+        Maps samples (m, ...) to their results, by name: rows of shape (m k, d), the k rows of each
+        sample contiguous or interleaved.
     batch : tensor of shape (n, ...)
     limit : int
         Maximum number of samples in a run.
     because : str
         End of the message: why samples have to be independent.
-    draws : bool
-        Accept networks that draw random numbers, without a check.
+    allow_random : bool
+        Skip the check for networks that draw random numbers instead of raising.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def refuse_mixing(
 
     Examples
     --------
-    >>> refuse_mixing(lambda pair: {"square": pair**2}, torch.randn(8, 3), 4)
+    >>> check_batch_independence(lambda pair: {"square": pair**2}, torch.randn(8, 3), 4)
     """
     sample, others = batch[:1], _other_samples(batch)
     before = rng_state(batch.device)
@@ -82,24 +82,24 @@ def refuse_mixing(
     if not results:
         rows(sample)  # Raises if not even one sample fits.
         raise Undefined(
-            "only one sample at a time fits into memory, so it can't be checked whether the "
-            "samples of a batch are computed independently"
+            "only one sample at a time fits into memory, so the independence of the samples in a "
+            "batch can't be checked"
         )
     if rng_state(batch.device) != before:
-        if draws:
+        if allow_random:
             return
         raise Undefined(
             f"the network draws random numbers, which depend on how a batch is split, and {because}"
         )
-    _refuse_difference(results[0], results[2], 0, 2, PAIR_TOLERANCE_EPS, because)
-    _refuse_difference(results[1], results[3], 1, 2, PAIR_TOLERANCE_EPS, because)
+    _check_equal_results(results[0], results[2], 0, 2, PAIR_TOLERANCE_EPS, because)
+    _check_equal_results(results[1], results[3], 1, 2, PAIR_TOLERANCE_EPS, because)
     if limit > 2:
         group = torch.cat([sample, *[others[0]] * (min(limit, MAX_GROUP_SIZE) - 1)])
         grouped = dict(rows(group))
-        _refuse_difference(results[0], grouped, 0, len(group), GROUP_TOLERANCE_EPS, because)
+        _check_equal_results(results[0], grouped, 0, len(group), GROUP_TOLERANCE_EPS, because)
 
 
-def _refuse_difference(
+def _check_equal_results(
     pair: Mapping[str, Tensor],
     group: Mapping[str, Tensor],
     position: int,
@@ -122,7 +122,7 @@ def _refuse_difference(
 
 
 def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two samples that differ from each other, to run the first one with."""
+    """Return two distinct samples to pair with the first sample."""
     sample = batch[:1]
     for index in range(1, len(batch)):
         if not torch.equal(batch[index : index + 1], sample):
@@ -133,15 +133,15 @@ def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
 def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_eps: int) -> bool:
     """Return True if the rows of the sample at a position are the same in both batches."""
     if len(pair) == 1 or len(group) == 1:
-        return pair.shape == group.shape  # A table that does not depend on the input.
-    rows = len(pair) // 2  # Of each sample.
-    if pair.shape[1:] != group.shape[1:] or len(group) != size * rows or len(pair) % 2:
+        return pair.shape == group.shape  # Independent of the input, such as a position table.
+    rows_per_sample = len(pair) // 2
+    if pair.shape[1:] != group.shape[1:] or len(group) != size * rows_per_sample or len(pair) % 2:
         return False
-    adjacent = slice(position * rows, (position + 1) * rows)
-    alternating = slice(position, None, 2), slice(position, None, size)
+    contiguous = slice(position * rows_per_sample, (position + 1) * rows_per_sample)
+    interleaved = slice(position, None, 2), slice(position, None, size)
     return any(
         _close(pair[in_pair], group[in_group], tolerance_eps)
-        for in_pair, in_group in ((adjacent, adjacent), alternating)
+        for in_pair, in_group in ((contiguous, contiguous), interleaved)
     )
 
 

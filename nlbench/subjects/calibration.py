@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     """Compute batch-norm statistics from samples, averaged over batches.
 
-    The model is in evaluation mode. During the passes only its batch-norm layers are in training
-    mode, so that dropout, for example, stays off.
+    The model must be in evaluation mode. Only its batch-norm layers are switched to training mode
+    during the passes, so dropout, for example, stays off.
 
     Raises
     ------

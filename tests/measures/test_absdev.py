@@ -184,7 +184,7 @@ def test_a_smooth_network_stands_on_the_board_with_a_remark():
     area = math.log(math.cosh(2)) - math.tanh(2)
     assert result.summary["value"] == pytest.approx(2 * area, rel=1e-7)
     assert result.status == "ok"
-    assert result.reason == "by quadrature, relative error at most 1e-07 up to rounding"
+    assert result.reason == "by quadrature, target relative error 1e-07 (up to rounding)"
     assert result.notes["method"] == "quadrature"
     assert result.values[0].statistics["error"] <= 1e-7 * result.summary["value"]
 
@@ -194,8 +194,8 @@ def test_a_quadrature_that_fell_short_is_remarked_on():
     exact = trace_of([0, 0.5, 1], [0, 1, 0])
     result = reading_of([TracedSegment(0, 0, exact), TracedSegment(0, 1, trace)])
     assert result.reason == (
-        "exact and by quadrature, relative error at most 0.001 up to rounding, "
-        "exceeded on 1 of 2 segments"
+        "exact and by quadrature, target relative error 0.001 (up to rounding), "
+        "not reached on 1 of 2 segments"
     )
     assert result.notes["segments_short_of_tolerance"] == 1
 

@@ -93,7 +93,7 @@ def test_numbers_that_are_not_finite_fail_the_site(bad):
 
 def test_bad_requests_are_named():
     x, y = pair(5, 6, 2)
-    with pytest.raises(RequestError, match="expected one shape"):
+    with pytest.raises(RequestError, match="expected equal shapes"):
         change_norm(x, y[:, :1])
     with pytest.raises(RequestError, match="did you mean 'relative'"):
         change_norm(x, y, kind="relativ")

@@ -59,7 +59,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "quotient": "divides its operands elementwise",
         "contraction": "sums over products of its operands",
         "layer": "sums over products with a weight",
-        "joins": "puts its operands next to each other",
+        "joins": "concatenates its operands",
     },
     "hides": {
         "activations": "computes activations inside one kernel",

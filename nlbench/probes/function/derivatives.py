@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nlbench.errors import Undefined
-from nlbench.introspection.batch_independence import refuse_mixing
+from nlbench.introspection.batch_independence import check_batch_independence
 from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microbatch_sizes
 
 # PyTorch's message for an operation, or a user's autograd function, without forward mode.
@@ -71,7 +71,7 @@ def directional_derivative(
     result, size = halve_on_oom(attempt, first, inputs.device)
     if size < first == len(inputs):
         # A caller with a limit has checked that samples are independent.
-        refuse_mixing(lambda part: {"the output": _rows(function(part))}, inputs, size)
+        check_batch_independence(lambda part: {"the output": _rows(function(part))}, inputs, size)
     return result
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
-from nlbench.introspection.batch_independence import refuse_mixing
+from nlbench.introspection.batch_independence import check_batch_independence
 from nlbench.introspection.memory import FittingSizes, SampleLimit, microbatch_sizes
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
@@ -136,10 +136,10 @@ def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
         return {"the output": _outputs(model, part)}
 
     if limit is not None:
-        refuse_mixing(rows, batch, limit)
+        check_batch_independence(rows, batch, limit)
     else:
         because = "derivatives are taken sample by sample"
-        refuse_mixing(rows, batch, len(batch), because=because, draws=True)
+        check_batch_independence(rows, batch, len(batch), because=because, allow_random=True)
 
 
 def _function(

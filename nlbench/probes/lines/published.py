@@ -24,7 +24,7 @@ from .recording.point_memory import PointMemory, measure_point_memory, share_out
 from .recording.program import Program, Step, run_program, walk_measured
 from .rules.pieces import Kinks, Leaders, Ranks, changes
 from .rules.rounding import noise_of, peak
-from .rules.rule import Apply
+from .rules.rule import OutputFunction
 from .segments import Segment, points_at, segment_length
 from .trace import SegmentTrace
 
@@ -219,7 +219,7 @@ def _move(
 
 
 def _move_kinks(
-    apply: Apply,
+    apply: OutputFunction,
     kinks: Kinks,
     inputs: Tensors,
     rates: Tensors,
@@ -280,7 +280,7 @@ def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) 
     return ranks.output(value), ranks.output(speed), [margin]
 
 
-def _jvp(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]:
+def _jvp(apply: OutputFunction, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]:
     """Compute an operation's value and rate by forward-mode differentiation."""
     with forward_ad.dual_level():
         result = apply(list(map(dual, values, rates)))

@@ -63,7 +63,7 @@ class ReplaceableCall:
     shape: tuple[int, ...]
 
 
-Replace = Callable[[CallId, Tensor, Callable[[], Any]], Any]
+CallReplacement = Callable[[CallId, Tensor, Callable[[], Any]], Any]
 """Maps a call's identity, its input and a function that runs it to its output."""
 
 
@@ -98,7 +98,7 @@ class CallInterception(TorchFunctionMode):
         self._paths = {module: path for path, module in model.named_modules()}
         self._begin(lambda call, x, compute: compute())
 
-    def _begin(self, replace: Replace) -> None:
+    def _begin(self, replace: CallReplacement) -> None:
         self._replace = replace
         self._thread = threading.get_ident()
         self._frames: list[_Frame] = []
@@ -110,7 +110,7 @@ class CallInterception(TorchFunctionMode):
         return self._frames[-1].call
 
     def run(
-        self, inputs: Tensor, replace: Replace, *, inner: TorchFunctionMode | None = None
+        self, inputs: Tensor, replace: CallReplacement, *, inner: TorchFunctionMode | None = None
     ) -> Any:
         """Run the model, and return its output.
 

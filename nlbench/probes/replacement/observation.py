@@ -151,13 +151,13 @@ def observe(
     )
     if unseen:
         facts["unseen"] = list(unseen)
-        facts["remark"] = f"activations not seen: {', '.join(list(unseen)[:6])}"
+        facts["remark"] = f"activations not captured: {', '.join(list(unseen)[:6])}"
 
 
 def _find_places(
     model: nn.Module, first: Tensor, of: str, select: str, unseen: dict[str, None]
 ) -> list[ReplaceableCall]:
-    """Find the places to replace; add those whose activations are not seen to `unseen`."""
+    """Find the places to replace; add calls whose activations are not captured to `unseen`."""
     try:
         places = find_calls(model, first, of=of, select=select, on_unseen=unseen.setdefault)
     except RequestError as error:

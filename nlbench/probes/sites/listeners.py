@@ -22,9 +22,9 @@ from .intercept import GATED_UNITS
 from .observation import channel_note, observe_sites
 from .places_and_rows import RowPolicy
 from .probe import COMPARED_SAMPLES
-from .reduce import Function, Unreduced
+from .reduce import Function, UnreducedResults
 from .rows import draw_rows
-from .shared import Borrowed, Shared
+from .shared import SharedAccess, SharedBatch
 from .site import Site, SiteBatch
 
 QUEUE_BYTES = 2**28
@@ -82,12 +82,12 @@ def observe(
         if threads > 1:
             # Wall time would include waiting for the other threads.
             clock, order = time.thread_time, (observation.batch, observation.site.index)
-        shared_by_package: dict[object, Shared] = {}
+        shared_by_package: dict[object, SharedBatch] = {}
         for listener, names in zip(listeners, keys, strict=True):
             limited = _limit_rows(observation, getattr(listener, "row_limit", None))
             shared = shared_by_package.setdefault(
                 (getattr(listener, "package", listener), len(limited.x)),
-                Shared(limited.x, limited.y, clock, limited.rounding),
+                SharedBatch(limited.x, limited.y, clock, limited.rounding),
             )
             batch = _copy(limited, names, shared)
             if order is None:
@@ -156,12 +156,12 @@ def _facts(
         )
     if unseen:
         facts["unseen"] = list(unseen)
-        remarks.append(f"activations not seen: {_abbreviate(unseen)}")
+        remarks.append(f"activations not captured: {_abbreviate(unseen)}")
     gates = {name: site.kind for name, site in sites.items() if site.role == "gate"}
     gated = [name for name, kind in gates.items() if kind in GATED_UNITS]
     if gated:
         facts["gated"] = gated
-        remarks.append(f"products of gates are not measured: at {_abbreviate(gated, 2)}")
+        remarks.append(f"gate products are not measured (at {_abbreviate(gated, 2)})")
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)
@@ -171,7 +171,8 @@ def _facts(
     if not (policy.tokens or options["reduction"] == "spatial"):
         notes.clear()
     for name, count in rows.items():
-        # Experts see the tokens that are routed to them; a table has one row.
+        # Row counts differ for experts, which receive only the tokens routed to them. Activations
+        # independent of the input, such as position tables, have one row and need no note.
         if not policy.tokens and count not in (samples, 1):
             notes.setdefault(name, []).append(
                 f"its rows are {count} tokens or windows of {samples} samples"
@@ -203,7 +204,7 @@ def _declared_functions(
 
 
 def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
-    """Draw token rows from a batch, for a measure whose time grows faster than their number."""
+    """Draw token rows, for a measure whose run time is superlinear in the number of rows."""
     if limit is None or observation.owners is None or len(observation.x) <= limit:
         return observation
     chosen = draw_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
@@ -215,17 +216,17 @@ def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
     )
 
 
-def _copy(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
+def _copy(observation: SiteBatch, names: Mapping[str, str], shared: SharedBatch) -> SiteBatch:
     """Copy a batch for a listener, with the results of its functions under their own names."""
     unreduced = observation.unreduced
-    if isinstance(unreduced, Unreduced):
+    if isinstance(unreduced, UnreducedResults):
         unreduced = unreduced.rename(names).map(torch.clone)
     return replace(
         observation,
         x=observation.x.clone(),
         y=observation.y.clone(),
         unreduced=unreduced,
-        borrowed=Borrowed(shared),
+        borrowed=SharedAccess(shared),
     )
 
 
@@ -236,8 +237,8 @@ def _bytes(item: _Item) -> int:
 def _to_host(observation: SiteBatch) -> _Item:
     """Copy a batch to the CPU, where the measures compute.
 
-    Reduced activations are small, and the measures take many steps. On a GPU each step would be a
-    kernel, and often synchronise the forward pass.
+    Reduced activations are small, and the measures take many steps. On a GPU each step would launch
+    a kernel and often synchronise with the forward pass.
     """
     device = observation.x.device
     if device.type == "cpu":
@@ -249,7 +250,7 @@ def _to_host(observation: SiteBatch) -> _Item:
         return tensor.to("cpu", non_blocking=is_cuda)
 
     unreduced = observation.unreduced
-    if isinstance(unreduced, Unreduced):
+    if isinstance(unreduced, UnreducedResults):
         unreduced = unreduced.map(to_cpu)
     owners = observation.owners
     moved = replace(

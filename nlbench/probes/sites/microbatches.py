@@ -113,7 +113,7 @@ def rows_at_sites(
     def add(call: SiteCall) -> None:
         for suffix, side in (("", call.pending.side), (" (output)", call.y)):
             if side is not None:
-                norm = side.numbers["norm"]
+                norm = side.function_results["norm"]
                 both = [side.reduced, norm[:, None]] if isinstance(norm, Tensor) else [side.reduced]
                 rows[call.name + suffix] = torch.cat(both, 1)
 

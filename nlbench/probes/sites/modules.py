@@ -288,7 +288,7 @@ class _Call:
 
     @property
     def keeps_shape(self) -> bool:
-        """True if input and output have one shape, with positions."""
+        """True if input and output have the same shape, with positions."""
         return self.is_usable and self.shapes[0] == self.shapes[1] and len(self.shapes[0]) > 2
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.batch_independence import refuse_mixing
+from nlbench.introspection.batch_independence import check_batch_independence
 from nlbench.introspection.memory import FittingSizes, SampleLimit, halve_on_oom
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.precision import exact_by_default
@@ -23,7 +23,7 @@ from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .microbatches import CallIdentity, Interceptor, Microbatches, rows_at_sites
 from .module_calls import ModuleInterceptor
 from .places_and_rows import RowPolicy
-from .reduce import Function, Side, Unreduced
+from .reduce import Function, Side, UnreducedResults
 from .rows import PositionSelector
 from .select import Picker, Selection
 from .site import Site, SiteBatch
@@ -206,7 +206,7 @@ class _SitePass:
             return
         assert x is not None
         assert y is not None
-        unreduced = Unreduced(x.numbers, y.numbers)
+        unreduced = UnreducedResults(x.function_results, y.function_results)
         self._on_observation(
             SiteBatch(
                 site,
@@ -247,7 +247,7 @@ def _observe_batch(
 
     def attempt(size: int) -> None:
         if size < len(batch) and not site_pass.is_independent:
-            refuse_mixing(check, batch, size)
+            check_batch_independence(check, batch, size)
             site_pass.is_independent = True
         first = site_pass.first
         for microbatch in site_pass.microbatches.split(batch, size):

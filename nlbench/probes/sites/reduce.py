@@ -101,8 +101,8 @@ class Side:
     Parameters
     ----------
     reduced : tensor of shape (n, d)
-    numbers : mapping of str to tensor of shape (n,) or Exception
-        Result or error of each function of the whole tensor.
+    function_results : mapping of str to tensor of shape (n,) or Exception
+        Result of each function on the unreduced tensor, or its error.
     owners : tensor of shape (rows,), optional
         Index of the sample of each row, if rows are tokens.
     rounding : float
@@ -110,7 +110,7 @@ class Side:
     """
 
     reduced: Tensor
-    numbers: Mapping[str, Tensor | Exception]
+    function_results: Mapping[str, Tensor | Exception]
     owners: Tensor | None = None
     rounding: float = 0.0
 
@@ -135,7 +135,7 @@ def capture(
     Examples
     --------
     >>> side = capture(torch.ones(5, 3, 2, 2), 1, "spatial", {"sum": lambda x: x.sum((1, 2, 3))})
-    >>> side.reduced.shape, side.numbers["sum"]
+    >>> side.reduced.shape, side.function_results["sum"]
     (torch.Size([5, 3]), tensor([12., 12., 12., 12., 12.]))
     """
     selected = None if positions is None else positions.select(tensor, axis)
@@ -152,12 +152,12 @@ def capture(
     return join(sides)
 
 
-def _rounding(tensor: Tensor, reduced: int) -> float:
-    """Return the relative error of a number of means of a type narrower than float32, else 0."""
+def _rounding(tensor: Tensor, n_means: int) -> float:
+    """Return the relative error of means taken in a type narrower than float32, else 0."""
     if not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64):
         return 0.0
     # Rounding errors of different positions are independent.
-    return torch.finfo(tensor.dtype).eps * math.sqrt(reduced / max(1, tensor.numel()))
+    return torch.finfo(tensor.dtype).eps * math.sqrt(n_means / max(1, tensor.numel()))
 
 
 def _captured_positions(
@@ -226,22 +226,22 @@ def join(sides: Sequence[Side]) -> Side:
     """Concatenate the samples of several sides."""
     if len(sides) == 1:
         return sides[0]
-    numbers = {}
-    for name in sides[0].numbers:
-        parts = [side.numbers[name] for side in sides]
+    function_results = {}
+    for name in sides[0].function_results:
+        parts = [side.function_results[name] for side in sides]
         errors = [part for part in parts if isinstance(part, Exception)]
         tensors = [part for part in parts if isinstance(part, Tensor)]
-        numbers[name] = errors[0] if errors else torch.cat(tensors)
+        function_results[name] = errors[0] if errors else torch.cat(tensors)
     owners = [side.owners for side in sides if side.owners is not None]
     return Side(
         torch.cat([side.reduced for side in sides]),
-        numbers,
+        function_results,
         torch.cat(owners) if owners else None,
         max(side.rounding for side in sides),
     )
 
 
-class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
+class UnreducedResults(Mapping[str, tuple[Tensor, Tensor]]):
     """Results of functions of the unreduced input and output; access raises their errors.
 
     Parameters
@@ -268,17 +268,17 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._x)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Unreduced:
+    def map(self, function: Callable[[Tensor], Tensor]) -> UnreducedResults:
         """Apply a function to all results."""
         x, y = (
             {k: v if isinstance(v, Exception) else function(v) for k, v in side.items()}
             for side in (self._x, self._y)
         )
-        return Unreduced(x, y)
+        return UnreducedResults(x, y)
 
-    def rename(self, names: Mapping[str, str]) -> Unreduced:
+    def rename(self, names: Mapping[str, str]) -> UnreducedResults:
         """Rename the results, by a mapping from new to existing names."""
-        return Unreduced(
+        return UnreducedResults(
             {new: self._x[name] for new, name in names.items()},
             {new: self._y[name] for new, name in names.items()},
         )

@@ -134,7 +134,7 @@ class PositionSelector:
         if not self.policy.tokens:
             return None if valid is None else SelectedPositions(valid)
         index = self._index(n, positions, valid, tensor.device)
-        # Windows of one sample are next to each other.
+        # Windows of one sample are contiguous.
         windows = max(1, n // max(1, self.samples))
         rows = torch.arange(n * positions, device=tensor.device) if index is None else index
         return SelectedPositions(valid, rows // (positions * windows), index)

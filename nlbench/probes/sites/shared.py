@@ -37,7 +37,7 @@ class Pair(Protocol):
         """Return the result of another shared function."""
 
 
-class Shared:
+class SharedBatch:
     """A batch of one site, with the results that the measures of one package share.
 
     Parameters
@@ -100,7 +100,7 @@ class Shared:
         return result, self._clock() - start + self.lent - lent
 
 
-class Borrowed:
+class SharedAccess:
     """One measure's access to shared results.
 
     Attributes
@@ -109,7 +109,7 @@ class Borrowed:
         Seconds that other measures spent on results that this measure used.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedBatch) -> None:
         self._shared = shared
         self._requested: set[Callable[[Pair], Any]] = set()
         self.seconds = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from .shared import Borrowed, Pair
+from .shared import Pair, SharedAccess
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class SiteBatch:
         Number of samples in the batch; 0 if it is the number of rows.
     rounding : tuple of float
         Relative errors of x and y if the network ran in a type narrower than float32, else 0.
-    borrowed : Borrowed, optional
+    borrowed : SharedAccess, optional
         Access to results shared with other measures during a pass.
     """
 
@@ -86,7 +86,7 @@ class SiteBatch:
     owners: Tensor | None = None
     samples: int = 0
     rounding: tuple[float, float] = (0.0, 0.0)
-    borrowed: Borrowed | None = field(default=None, repr=False, compare=False)
+    borrowed: SharedAccess | None = field(default=None, repr=False, compare=False)
 
     @property
     def place(self) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.measures.statistics.prepared import prepared
+from nlbench.measures.statistics.prepared import prepare_samples
 from nlbench.measures.statistics.samples import (
     as_samples,
     centered,
@@ -87,6 +87,6 @@ def test_both_sides_need_as_many_samples(n, m, error):
     ],
 )
 def test_samples_know_the_spacing_of_their_type(dtype, rounding):
-    samples = prepared(torch.ones(4, 2, dtype=dtype), "x")
+    samples = prepare_samples(torch.ones(4, 2, dtype=dtype), "x")
     assert (samples.rounding, samples.values.dtype) == (rounding, torch.float64)
-    assert prepared(samples, "x") is samples
+    assert prepare_samples(samples, "x") is samples

@@ -208,7 +208,7 @@ def test_other_activations_are_warned_of_once(tmp_path, start, monkeypatch):
     monitor = RecordingMonitor()
     linearise(request(omegas=(0.0,), mode="from-start"), tmp_path / "lin", progress=monitor)
     linearise(request(omegas=(0.1,), mode="from-start"), tmp_path / "lin", progress=monitor)
-    message = "vgg8: only ReLUs are made linear; 1 call of silu remains"
+    message = "vgg8: only ReLUs are linearised; 1 call of silu remains"
     assert monitor.lines == [message]
 
 

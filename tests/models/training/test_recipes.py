@@ -27,11 +27,11 @@ def test_a_cosine_falls_to_nearly_zero():
 )
 def test_training_ends_when_every_threshold_is_reached(accuracy, loss, reached):
     recipe = Recipe("r", 4, until_train_accuracy=1.0, until_loss=0.1)
-    assert recipe.is_reached(loss, accuracy) is reached
+    assert recipe.thresholds_reached(loss, accuracy) is reached
 
 
 def test_a_recipe_without_thresholds_never_ends_early():
-    assert not vanilla.is_reached(0.0, 1.0)
+    assert not vanilla.thresholds_reached(0.0, 1.0)
 
 
 @pytest.mark.parametrize(

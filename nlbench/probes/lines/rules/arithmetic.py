@@ -24,7 +24,15 @@ from .rounding import (
     squared_errors,
     unchanged,
 )
-from .rule import Apply, Input, NotAffine, RecordedCall, Rule, check_only_first_traced, inner_axis
+from .rule import (
+    Input,
+    NotAffine,
+    OutputFunction,
+    RecordedCall,
+    Rule,
+    check_only_first_traced,
+    inner_axis,
+)
 
 MAX_PEAK_TO_MEAN = 1e3
 """Maximum peak-to-mean ratio of a constant's magnitudes for one bound per channel."""
@@ -259,7 +267,7 @@ MAX_POSITIONS_ACROSS_SAMPLES = 64
 """Maximum number of output positions for which a convolution across samples is faster."""
 
 
-def _across_samples(call: RecordedCall) -> Apply | None:
+def _across_samples(call: RecordedCall) -> OutputFunction | None:
     """Return a convolution with the samples as another spatial axis, where that is faster.
 
     In float64 a CPU convolves each sample separately, as a matrix product with one column per

@@ -17,10 +17,10 @@ from nlbench.introspection.operations import Operation, line_rule
 
 from .pieces import Crossings, Kinks, unit_crossings
 from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, scaled
-from .rule import Apply, Input, NotAffine, RecordedCall, Rule, check_only_first_traced
+from .rule import Input, NotAffine, OutputFunction, RecordedCall, Rule, check_only_first_traced
 
 
-def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
+def kinked_units(apply: OutputFunction, bound: Bound, kinks: Kinks) -> Rule:
     """Create the rule of units that each bend where a value passes a kink.
 
     Parameters

@@ -25,7 +25,7 @@ from .pieces import Crossings, Kinks, Leaders, Ranks, unit_crossings
 from .rounding import noise_of, root_sum_squares
 from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis
 
-Lead = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+LeadFunction = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 
 @line_rule("maximum", "minimum", "max", "min", "fmax", "fmin", bends="where the two are equal")
@@ -291,7 +291,7 @@ def max_pool(call: RecordedCall) -> Rule:
     return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_pooling_lead(call, axes))
 
 
-def _pooling_lead(call: RecordedCall, axes: int) -> Lead:
+def _pooling_lead(call: RecordedCall, axes: int) -> LeadFunction:
     """Return a function that finds the leader of each window with PyTorch's pooling."""
     if call.name.startswith("adaptive"):
         pool = getattr(functional, f"adaptive_max_pool{axes}d")
@@ -315,7 +315,7 @@ def envelopes(
     windows: Tensor,
     lines: Callable[[Tensor], Tensor],
     restored: Callable[[Tensor], Tensor] | None = None,
-    lead: Lead | None = None,
+    lead: LeadFunction | None = None,
 ) -> Rule:
     """Create the rule of a call that computes the maximum of each window.
 

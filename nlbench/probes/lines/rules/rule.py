@@ -19,9 +19,9 @@ from nlbench.introspection.pytree import tree_iter
 from .pieces import Crossings, Pieces
 from .rounding import Bound
 
-Apply = Callable[[Sequence[Tensor]], Tensor]
-Bend = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
-Snap = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+OutputFunction = Callable[[Sequence[Tensor]], Tensor]
+CrossingFunction = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
+SnapFunction = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 class NotAffine(Exception):
@@ -106,14 +106,14 @@ class Rule:
         PyTorch's own call, where `apply` is an implementation for float64 on a CPU.
     """
 
-    apply: Apply
+    apply: OutputFunction
     bound: Bound
-    bend: Bend | None = None
-    snap: Snap | None = None
+    bend: CrossingFunction | None = None
+    snap: SnapFunction | None = None
     workspace: int = 0
     reserve: int = 0
     pieces: Pieces | None = None
-    direct: Apply | None = None
+    direct: OutputFunction | None = None
 
 
 def check_only_first_traced(

@@ -82,7 +82,7 @@ def test_the_gate_of_a_gated_mlp_has_the_role_gate_and_its_product_is_mentioned(
     (batch,) = _observed(_llama()).values()
     assert (batch.place, batch.site.role) == ("model.layers.0.mlp.act_fn", "gate")
     reason = nlbench.evaluate(_llama(), IDS, ["cka"])["cka"].reason
-    assert "products of gates are not measured: at model.layers.0.mlp.act_fn" in reason
+    assert "gate products are not measured (at model.layers.0.mlp.act_fn" in reason
 
 
 def test_padding_does_not_enter_the_means_of_a_language_model():
@@ -139,7 +139,7 @@ def test_calls_inside_recurrent_kernels_are_counted():
             return self.relu(self.lstm(x)[0][:, -1])
 
     result = nlbench.evaluate(Recurrent(), torch.randn(32, 240, 4), ["cka"])["cka"]
-    assert result.reason == "activations not seen: lstm of lstm (2400 calls)"
+    assert result.reason == "activations not captured: lstm of lstm (2400 calls)"
 
 
 def test_a_loader_of_mappings_is_measured_at_the_blocks_of_a_language_model():

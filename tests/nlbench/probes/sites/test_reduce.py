@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nlbench.probes.sites.reduce import Unreduced, capture, reduce_site
+from nlbench.probes.sites.reduce import UnreducedResults, capture, reduce_site
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (7, 3, 600, 700), (7, 4, 9), (7,)])
@@ -10,7 +10,7 @@ def test_an_activation_gone_through_piece_by_piece_gives_what_it_gives_at_once(s
     functions = {"peak": lambda t: t.reshape(len(t), -1).amax(1)}
     side = capture(x, 1, "spatial", functions)
     torch.testing.assert_close(side.reduced, reduce_site(x, 1), rtol=1e-5, atol=1e-6)
-    assert torch.equal(side.numbers["peak"], functions["peak"](x))
+    assert torch.equal(side.function_results["peak"], functions["peak"](x))
 
 
 def test_large_activations_are_given_to_functions_some_samples_at_a_time():
@@ -28,7 +28,7 @@ def test_what_a_function_gives_is_kept_though_the_activation_is_overwritten():
     x = torch.ones(4, 3)
     side = capture(x, 1, "spatial", {"first": lambda t: t[:, 0]})
     x.zero_()
-    assert side.numbers["first"].tolist() == [1, 1, 1, 1]
+    assert side.function_results["first"].tolist() == [1, 1, 1, 1]
 
 
 def test_an_error_of_a_function_is_raised_where_its_result_is_read():
@@ -37,7 +37,7 @@ def test_an_error_of_a_function_is_raised_where_its_result_is_read():
 
     functions = {"fails": fails, "shape": lambda t: t, "sum": lambda t: t.sum(1)}
     side = capture(torch.ones(4, 3), 1, "spatial", functions)
-    unreduced = Unreduced(side.numbers, side.numbers)
+    unreduced = UnreducedResults(side.function_results, side.function_results)
     with pytest.raises(ValueError, match="mine"):
         unreduced["fails"]
     with pytest.raises(ValueError, match="expected one number per sample"):

@@ -8,9 +8,9 @@ import nlbench
 from nlbench.errors import NotFinite
 from nlbench.measure import Measure, Result
 from nlbench.measures.statistics import moments, prepared
-from nlbench.measures.statistics.prepared import prepare
+from nlbench.measures.statistics.prepared import prepare_batch
 from nlbench.probes.sites import shared
-from nlbench.probes.sites.shared import Borrowed, Shared
+from nlbench.probes.sites.shared import SharedAccess, SharedBatch
 from nlbench.probes.sites.site import Site, SiteBatch
 
 SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
@@ -55,7 +55,7 @@ def writer(way):
             # What it was shown before it wrote.
             self.found[batch.place] = float(batch.x.sum() + batch.y.sum())
             got = [batch.x, batch.y, *batch.unreduced["first"]]
-            for side in batch.shared(prepare):
+            for side in batch.shared(prepare_batch):
                 got += [side.values, side.varying, side.centered, side.scaled]
             for tensor in got:
                 WAYS[way](tensor)
@@ -107,15 +107,15 @@ def test_samples_are_prepared_and_moments_taken_once_for_all_measures(network, m
 
 
 def test_an_error_is_raised_for_each_that_asks():
-    pair = Shared(torch.tensor([[torch.nan]]), torch.ones(1, 1))
+    pair = SharedBatch(torch.tensor([[torch.nan]]), torch.ones(1, 1))
     for _ in range(2):
         with pytest.raises(NotFinite, match="x: 1 of 1"):
-            Borrowed(pair).get(prepare)
+            SharedAccess(pair).get(prepare_batch)
 
 
 def test_outside_of_a_pass_a_function_is_called_each_time():
     batch = SiteBatch(Site("act", "relu", 0, (1,), 1), 0, torch.ones(3, 1), torch.ones(3, 1))
-    assert batch.shared(prepare) is not batch.shared(prepare)
+    assert batch.shared(prepare_batch) is not batch.shared(prepare_batch)
 
 
 def test_the_seconds_of_a_measure_are_those_that_it_takes_alone(monkeypatch):
@@ -129,8 +129,8 @@ def test_the_seconds_of_a_measure_are_those_that_it_takes_alone(monkeypatch):
         pair.shared(inner)
         now[0] += 10
 
-    pair = Shared(torch.ones(1, 1), torch.ones(1, 1))
-    first, second, third = (Borrowed(pair) for _ in range(3))
+    pair = SharedBatch(torch.ones(1, 1), torch.ones(1, 1))
+    first, second, third = (SharedAccess(pair) for _ in range(3))
     first.get(inner)
     # Its own ten seconds are its own, the one before is lent.
     second.get(outer)

@@ -137,7 +137,7 @@ def test_what_is_not_seen_is_said_in_the_record_and_beside_the_scores():
 
     run = nlbench.evaluate(Network(), torch.randn(20, 3, 4), ["r2"])
     assert run.records[0].probe.facts["unseen"] == ["lstm of lstm (15 calls)", "mul of the model"]
-    said = "activations not seen: lstm of lstm (15 calls), mul of the model"
+    said = "activations not captured: lstm of lstm (15 calls), mul of the model"
     assert run["r2"].status == "ok"
     assert said in run["r2"].reason
     assert said in run.scores.query("place == ''")["reason"].iloc[0]
