@@ -66,7 +66,7 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     status, out, err = here("study", "redshift", "--seeds", "0,1", "--progress", "none")
     assert (status, err) == (0, "")
     assert "tanh, weights × 6, shifted" in out
-    folder = tmp_path / "studies" / "redshift"
+    folder = tmp_path / "runs" / "studies" / "redshift"
     verdicts = pd.read_csv(folder / "verdicts.csv")
     assert len(verdicts) == 13
     (figure,) = folder.glob("*.png")
@@ -75,7 +75,7 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     assert verdicts.claim[0] in page
     assert "fill: var(--paper, #ffffff)" in page
     assert "fill: #ffffff" not in page
-    gathered = pd.read_csv(tmp_path / "studies" / "verdicts.csv")
+    gathered = pd.read_csv(tmp_path / "runs" / "studies" / "verdicts.csv")
     assert set(gathered.study) == {"redshift"}
     assert set(gathered.version) == {"full --seeds 0,1"}
     assert gathered.drop(columns=["study", "version"]).equals(verdicts)
@@ -114,7 +114,7 @@ def test_a_study_that_fails_leaves_the_others_their_results(here, monkeypatch, t
         "\nnoise: a package is missing\nnlbench: 1 of 2 studies failed: noise (see above)\n"
     )
     assert "x^41 on 1,000 even points" in out
-    assert (tmp_path / "studies" / "polynomials" / "report.html").exists()
+    assert (tmp_path / "runs" / "studies" / "polynomials" / "report.html").exists()
 
 
 def test_a_study_without_its_package_is_skipped_unless_it_is_named(here, monkeypatch):
