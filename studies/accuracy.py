@@ -75,7 +75,7 @@ class Accuracy(Classifiers):
                 correlates(least, -1),
             ),
             *(
-                _closest(
+                _test_best_predictor(
                     networks[networks.group == group],
                     STATISTICS,
                     f"{group} networks: a statistic of the scores predicts accuracy better "
@@ -84,7 +84,7 @@ class Accuracy(Classifiers):
                 )
                 for group in GROUPS
             ),
-            _closest(
+            _test_best_predictor(
                 networks[networks.group == "searched"],
                 ("parameters",),
                 "searched networks: the number of parameters predicts accuracy best",
@@ -99,7 +99,7 @@ class Accuracy(Classifiers):
                 "Networks": networks,
                 "Networks of one task, trained": foils,
             },
-            {"Spread and least score against published accuracy": _figure(networks)},
+            {"Spread and minimum score against published accuracy": _figure(networks)},
             [
                 *classifier_remarks(run),
                 *zoo_remarks(runs, self.zoo),
@@ -139,7 +139,7 @@ def _airfoil_verdicts(networks: pd.DataFrame) -> list[Verdict]:
             correlates(spread),
             "trained networks; accuracy is minus the logarithm of the published error",
         ),
-        _closest(
+        _test_best_predictor(
             networks,
             STATISTICS,
             "NeuralFoil's eight sizes: a statistic of the scores predicts accuracy better than "
@@ -179,25 +179,25 @@ def pearson(x: Sequence[float] | pd.Series, y: Sequence[float] | pd.Series) -> C
     return within_groups([(np.asarray(x), np.asarray(y))])
 
 
-def _closest(
+def _test_best_predictor(
     networks: pd.DataFrame,
     expected: Sequence[str],
     claim: str,
     published: str,
     traits: Sequence[str] = TRAITS,
 ) -> Verdict:
-    """Test whether an expected quantity predicts accuracy best, whichever network is left out."""
+    """Test whether an expected quantity predicts accuracy best in all leave-one-out samples."""
     if len(networks) < 4:
         return Verdict(claim, published, f"{len(networks)} networks", remark="too few")
 
-    def closest(rows: pd.DataFrame) -> str:
+    def best_predictor(rows: pd.DataFrame) -> str:
         names = (*STATISTICS, *traits)
-        sizes = {name: abs(pearson(rows[name], rows.accuracy).value) for name in names}
-        known = {name: size for name, size in sizes.items() if math.isfinite(size)}
+        strengths = {name: abs(pearson(rows[name], rows.accuracy).value) for name in names}
+        known = {name: r for name, r in strengths.items() if math.isfinite(r)}
         return max(known, key=lambda name: known[name]) if known else ""
 
-    name = closest(networks)
-    answers = {closest(networks.drop(index)) in expected for index in networks.index}
+    name = best_predictor(networks)
+    answers = {best_predictor(networks.drop(index)) in expected for index in networks.index}
     is_stable = len(answers) == 1
     r = pearson(networks[name], networks.accuracy)
     return Verdict(

@@ -107,11 +107,11 @@ def _measure_independent(context: Context) -> Run:
     import torch
     from torch import nn
 
-    from .networks.formulas import Shuffled
+    from .networks.formulas import SampleShift
 
     inputs = torch.randn(POINTS, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return context.evaluate(
-        nn.Sequential(Shuffled()),
+        nn.Sequential(SampleShift()),
         inputs,
         ("affinity", "r2"),
         "independent",

@@ -82,7 +82,7 @@ class BatchSize(Study):
             ),
         ]
         shown = table.rename(columns=lambda size: f"batch {size}").reset_index()
-        shown[f"±batches of {smallest}"] = noise.to_numpy()
+        shown[f"std over batches of {smallest}"] = noise.to_numpy()
         return Findings(
             verdicts,
             {"Affinity by site and batch size": shown},
@@ -105,7 +105,8 @@ def _figure(table: pd.DataFrame, noise: pd.Series) -> Figure:
     figure, axes = page_figure(2.7)
     places = np.arange(len(table))
     low, high = table.iloc[:, 0] - noise, table.iloc[:, 0] + noise
-    axes.fill_between(places, low, high, color="0.9", label=f"± over batches of {table.columns[0]}")
+    label = f"± std over batches of {table.columns[0]}"
+    axes.fill_between(places, low, high, color="0.9", label=label)
     for size in table.columns:
         axes.plot(places, table[size], "o-", ms=4, lw=1, label=f"batch {size}")
     axes.set_xticks(places, table.index, fontsize=7)

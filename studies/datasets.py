@@ -45,7 +45,7 @@ class Datasets(Study):
         }
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare each signature with that of the same network on the test digits."""
+        """Compare each signature with the same network's on the test digits."""
         training_digits = site_scores(runs["train"]).assign(data=TRAINING_DIGITS)
         table = pd.concat([site_scores(runs["run"]), training_digits], ignore_index=True)
         rows = []

@@ -40,9 +40,11 @@ RANDOM_SHARES = (0.2, 0.4, 0.6)
 MIN_GAP = 0.01
 """Smallest difference of accuracies that counts as a gap."""
 MIN_LINEAR_LOSS = 0.05
-"""Smallest accuracy loss of the most linear networks with which a task can refute a gap."""
+"""Minimum accuracy loss of the most linear networks for a task to be hard enough to refute a
+gap."""
 HARDER_DATA, HARDER_MODEL = "mnist1d", "small/relu-w32-d6"
-"""A task that needs more nonlinearity: logistic regression reaches 32 %, on the digits 96 %."""
+"""A task that needs more nonlinearity: logistic regression reaches 32 % on it, against 96 % on the
+digits."""
 HARDER_OMEGAS = {"post-training": (0.003, 0.03, 0.1), "from-start": (3e-5, 1e-4, 3e-4)}
 LATE_CLAIM = "At the same path length networks made linear late are more accurate"
 DEPTHS = (1, 2, 4)
@@ -52,7 +54,7 @@ DEPTHS = (1, 2, 4)
 class EarlyOrLate(Study):
     """Accuracy at equal path length of networks linearised after training or from the start."""
 
-    question = "Is a network more accurate if it is made linear late rather than early?"
+    question = "Is a network more accurate if it is linearised late rather than early?"
     source = SOURCE
     needs = "digits, mnist1d; linearises 72 networks (9 shared with core-networks), trains 32"
     minutes, quick_minutes = 8.5, 0.3
@@ -137,7 +139,8 @@ class EarlyOrLate(Study):
 def _harder_networks(context: Context) -> dict[str, list[Path]]:
     """Request deep networks linearised late and early, and ordinary shallow ones.
 
-    All are trained equally long; late ones spend half of the epochs before linearisation.
+    All are trained for the same number of epochs; for late networks, half of them precede
+    linearisation.
     """
     name, epochs = ("quick", 1) if context.quick else ("plain", 30)
     count = 1 if context.quick else None
@@ -233,7 +236,7 @@ def _test_difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
 
 
 def _test_control(table: pd.DataFrame) -> Verdict:
-    """Test whether the units that the penalty makes linear cost less than random ones."""
+    """Test whether the units that the penalty linearises cost less than random ones."""
     gaps = _advantages(table, "control", "linear-units")
     return Verdict(
         "With as many linear units, chosen ones cost less accuracy than random ones",
@@ -256,7 +259,7 @@ def _duration_remark(table: pd.DataFrame, data: str) -> str:
     is_longer = any(count < late for count in others.values())
     return (
         f"{data}: late networks were trained for {late} epochs in all, {listed}."
-        + is_longer * " A lead of the late networks may be one of longer training."
+        + is_longer * " An advantage of the late networks may be due to longer training."
     )
 
 

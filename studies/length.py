@@ -43,7 +43,7 @@ class Length(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure the length distortion of segments between normal points."""
+        """Measure the length distortion of segments between normally distributed points."""
         request = Request(
             ("length-distortion",),
             tuple(f"drawn/depth{DEPTH}-variance{variance}" for variance in VARIANCES),
@@ -95,7 +95,7 @@ class Length(Study):
                 "variance 4; √2 is the factor of the weights",
             ),
         ]
-        figures = {"Length of the image over the path's, by layer": _figure(table)}
+        figures = {"Length of the image relative to the path, by layer": _figure(table)}
         return Findings(verdicts, {"Mean length of images": table.round(4)}, figures)
 
 
@@ -119,7 +119,7 @@ def layer_factor(variance: float) -> float:
     """Compute E √(variance / n) χ_B with B ~ Binomial(n, 1/2) and n = `WIDTH`.
 
     The sign of a unit's input carries no information about the size of its derivative, so the
-    derivatives of the active units are independent normal numbers.
+    derivatives of the active units are independent normal random variables.
     """
     sizes = (
         math.comb(WIDTH, k) * math.exp(math.lgamma((k + 1) / 2) - math.lgamma(k / 2))
@@ -136,7 +136,7 @@ def _figure(table: pd.DataFrame) -> Figure:
         axes.errorbar(
             rows.layer, rows["mean"], 2 * rows["standard error"], fmt="o", color=colour, label=label
         )
-    axes.set(yscale="log", xlabel="layer", ylabel="length over the path's")
+    axes.set(yscale="log", xlabel="layer", ylabel="length relative to the path")
     axes.axhline(1, color="0.8", linewidth=0.8)
     axes.legend()
     return figure

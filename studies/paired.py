@@ -84,14 +84,14 @@ class Paired(ColumnPaths):
             verdicts,
             {"Share of paths on which the first has the larger value": table},
             {
-                "Share of paths: networks of one seed left, of different ones right": _figure(
+                "Share of paths: same seed (left), different seeds (right)": _figure(
                     table[table.network == "VGG8"]
                 ),
                 "Differences of networks of one seed, path by path (figure 9)": _differences(vgg8),
             },
             [
                 *remarks,
-                "Paths are the same for all networks. One initialised network (seed 0) is compared "
+                "Paths are the same for all networks. One untrained network (seed 0) is compared "
                 "with all trained ones.",
             ],
         )

@@ -247,7 +247,7 @@ def association(
 ) -> Association:
     """Correlate a measure with an outcome within tasks, given the other controls.
 
-    Networks of one shape are one cluster across tasks.
+    Networks of the same shape form one cluster across tasks.
     """
     groups: list[Group] = []
     for task in TASKS:

@@ -150,7 +150,7 @@ def _request_network(context: Context, task: str, seed: int) -> Path:
 
 
 def _request_masked_network(context: Context, key: tuple[str, int], start: Path) -> Path:
-    """Request a network whose units are made linear under SNL's prior."""
+    """Request a network whose units are linearised under SNL's prior."""
     task, seed = key
     epochs = 1 if context.quick else 6
     return context.request_training(

@@ -120,7 +120,7 @@ class Shrinkage(Study):
                     by_dimensions
                 )
             },
-            [f"Independent standard normal numbers; draws: {scores.seed.nunique()}."],
+            [f"Independent standard normal samples; draws: {scores.seed.nunique()}."],
         )
 
 

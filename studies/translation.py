@@ -37,7 +37,7 @@ QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
 class Translation(Study):
     """Accuracy of a small Transformer for number words as its units are linearised."""
 
-    question = "How much of a translation model can be made linear?"
+    question = "How much of a translation model can be linearised?"
     source = SOURCE
     needs = "trains 2 small Transformers, linearises 6; the extra nlbench[translation]"
     minutes, quick_minutes = 3.5, 0.4
@@ -99,7 +99,7 @@ class Translation(Study):
             [
                 f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}. The paper uses a "
                 "Transformer of base size on WMT14, and BLEU.",
-                "Only the ReLUs of the feed-forward parts can be made linear; attention stays.",
+                "Only the ReLUs of the feed-forward parts can be linearised; attention stays.",
                 epochs_remark(table),
             ],
         )

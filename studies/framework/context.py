@@ -125,7 +125,7 @@ class Context:
     ) -> Run:
         """Evaluate measures or models that are not registered.
 
-        The arguments are those of `nlbench.evaluate`; `part` names the run's folder. The
+        Takes the arguments of `nlbench.evaluate`; `part` names the run's folder. The
         evaluation is always repeated, and the folder holds the latest result.
         """
         from nlbench.evaluation import evaluate

@@ -24,7 +24,7 @@ def page_figure(
 ) -> tuple[Figure, Any]:
     """Create a figure and its panels, as wide as the page and with a height in inches.
 
-    The options are those of matplotlib's ``subplots``.
+    The options are passed to matplotlib's ``subplots``.
 
     Examples
     --------

@@ -123,7 +123,7 @@ class _LinearMap(torch.autograd.Function):
         return moved
 
 
-class _Shuffled(torch.autograd.Function):
+class _SampleShift(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return x.roll(1, 0)
@@ -165,21 +165,21 @@ class LinearMap(nn.Module):
         return mapped
 
 
-class Shuffled(nn.Module):
+class SampleShift(nn.Module):
     """Activation that returns the previous sample's input, independent of the sample's own.
 
     Examples
     --------
-    >>> Shuffled()(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    >>> SampleShift()(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [3.0, 1.0, 2.0]
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Shift the inputs by one sample."""
-        moved: Tensor = _Shuffled.apply(x)
+        moved: Tensor = _SampleShift.apply(x)
         return moved
 
 
 register_op(_Formula, kind="formula", modules=(Formula,))
 register_op(_LinearMap, kind="map", modules=(LinearMap,))
-register_op(_Shuffled, kind="shuffled", modules=(Shuffled,))
+register_op(_SampleShift, kind="shuffled", modules=(SampleShift,))

@@ -30,7 +30,7 @@ _TABLES = {
 def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the shipped orders of measures that were not measured, and all shipped precisions.
 
-    The tables are those of `order_table` and `precision_table`.
+    The tables come from `order_table` and `precision_table`.
     """
     stored = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
     orders, precision = (

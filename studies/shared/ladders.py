@@ -28,8 +28,8 @@ CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
 MIN_EXPLAINED = 0.99
 """Share of a target's variance that a fitted network must explain."""
 
-# Memorising wrong labels takes about 100 epochs; the networks compared with these are trained as
-# long.
+# Memorising wrong labels takes about 100 epochs; the networks they are compared with are trained
+# for just as long.
 EPOCHS = {"plain": 100, "noise": 100, "shifted": 100, "sine": 600, "omega": 20, "random": 5}
 
 QUICK = ("relu", "gelu", "cubic", "sine", "zigzag", "residual", "attention", "sums", "tent")
@@ -39,7 +39,7 @@ QUESTIONS: Mapping[str, str] = {
     "activations": "How nonlinear are a network's activations?",
     "function": "How nonlinear is the function that a network computes?",
     "network": "How much of a network is nonlinear: its branches, attention, units?",
-    "pairs": "Is it the function, where the activations alone mislead?",
+    "pairs": "Does the measure follow the function where the activations alone are misleading?",
 }
 """Questions that a measure may answer, by the name of the ladders' group."""
 
@@ -83,8 +83,8 @@ class Ladder:
     question : str
         Key of `QUESTIONS`; empty unless the ladder is planted.
     kind : {"planted", "regime", "published"}
-        Planted: the order is known by construction. Regime: an amount changes the network, but no
-        order is known. Published: a paper claims the order.
+        Planted: the order is known by construction. Regime: a parameter of the network varies, but
+        the order is not known. Published: a paper claims the order.
     is_affine : bool
         True if the networks of the first rung, and each of their units, are affine.
     settings : mapping of str to value

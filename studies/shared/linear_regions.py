@@ -45,7 +45,7 @@ RECIPES = ("vanilla", "augmented", "noisy-labels")
 LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
 QUICK_PATHS = 8
 MIN_TRAIN_ACCURACY = 0.95
-"""Training accuracy from which a network counts as trained to the end."""
+"""Minimum training accuracy for a network to count as fully trained."""
 AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}
 
 
@@ -61,7 +61,7 @@ class ClosedPaths(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure the networks and an initialised one along closed paths."""
+        """Measure trained networks and an untrained one along closed paths."""
         return {"paths": measure_paths(context)}
 
 
@@ -146,9 +146,10 @@ def measure_paths(
     networks: Sequence[Path] | None = None,
     model: str = MODEL,
 ) -> Run:
-    """Measure networks, by default those of all settings, and an initialised one on equal paths.
+    """Measure trained networks and an untrained one along the same paths.
 
-    Paths are closed unless the part is ``open`` or ``random``.
+    By default, the networks of all settings are measured. Paths are closed unless the part is
+    ``open`` or ``random``.
     """
     checkpoints = trained_networks(context) if networks is None else networks
     request = Request(
@@ -251,8 +252,8 @@ def unfitted_remarks(run: Run) -> list[str]:
         return []
     listed = "; ".join(f"{name}: {accuracy:.0%}" for name, accuracy in accuracies.items())
     return [
-        "Some networks are not trained to the end, so that the verdicts are not conclusive. "
-        f"Share of training labels that they fit: {listed}."
+        "Some networks did not fit their training labels, so the verdicts are not conclusive. "
+        f"Training accuracy: {listed}."
     ]
 
 
@@ -261,8 +262,9 @@ def share_of_paths(
 ) -> Correlation:
     """Compute the share of paths on which one setting's networks exceed another's.
 
-    Networks of equal or of different seeds are compared; the one initialised network counts as of
-    the same seed. The values are those of `path_values`. The interval is over networks, not paths.
+    Compares networks of the same seed or, if `same_seed` is False, of different seeds. The single
+    untrained network counts as having the same seed. The values come from `path_values`. The
+    interval is over networks, not paths.
     """
     first, second = (
         values[values.setting == name].pivot_table(index="place", columns="seed", values="value")

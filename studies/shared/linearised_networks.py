@@ -28,7 +28,7 @@ SOURCE = Source(
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
 OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
-# Few epochs need a larger penalty and larger steps to make units linear.
+# Few epochs need a larger penalty and larger steps to linearise units.
 QUICK_OMEGAS = {"post-training": (0.03, 0.1), "from-start": (0.01,)}
 QUICK_EPOCHS = {"post-training": 1, "from-start": 2}
 QUICK_LEARNING_RATE = 0.01

@@ -63,7 +63,7 @@ def signatures(
 ) -> Iterator[tuple[Any, NDArray[np.float64]]]:
     """Yield each subject's signature: the defined values of its sites in order.
 
-    The table is that of `site_scores`; the columns `by` identify a subject.
+    The table comes from `site_scores`; the columns `by` identify a subject.
 
     Examples
     --------

@@ -182,7 +182,7 @@ def test_one_pair_of_networks_does_not_separate_paths():
 def test_unfitted_networks_are_named():
     made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
     (said,) = linear_regions.unfitted_remarks(run_of(made))
-    assert said.endswith("they fit: noise 0.4, seed 1: 31%.")
+    assert said.endswith("Training accuracy: noise 0.4, seed 1: 31%.")
     assert linear_regions.unfitted_remarks(run_of(made[1:])) == []
 
 
