@@ -56,7 +56,7 @@ class SubjectPlan:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """A measure with its options and those of its probe, by name."""
+    """A measure with its options and its probe's, by name."""
 
     name: str
     version: str

@@ -67,7 +67,7 @@ def short_decimals(values: Iterable[float]) -> int | None:
 def interval_decimals(entries: Sequence[Standing]) -> int | None:
     """Return the decimals of a leaderboard's column, limited by the width of its intervals.
 
-    They are at most those of `column_decimals`, and at most those that show half the median
+    There are at most as many as `column_decimals` returns, and no more than show half the median
     interval to two significant digits.
 
     Examples

@@ -21,7 +21,7 @@ def digits() -> Dataset:
     The 8×8 images of scikit-learn, with values from 0 to 16, are divided by 16 and enlarged by
     bilinear interpolation. 512 of them, drawn by NumPy's legacy generator (whose stream is
     frozen), are the test split, the other 1,285 the training split. Mean and standard deviation
-    are those of the enlarged training images: 0.3054 and 0.3242 for each channel.
+    come from the enlarged training images: 0.3054 and 0.3242 for each channel.
 
     Returns
     -------

@@ -20,7 +20,7 @@ IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 
 
 SIZE = Option(
     0,
-    "side of the square in pixels; 0: that of the model's weights, else 224",
+    "side of the square in pixels; 0: as for the model's weights, else 224",
     minimum=0,
     maximum=4096,
 )
@@ -86,7 +86,7 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
     folder : str
         By default ``$NLBENCH_DATA/imagenet``.
     size : int
-        Side of the network's input. 0: that of the model's weights, with their resizing, cropping
+        Side of the network's input. 0: as for the model's weights, with their resizing, cropping
         and normalisation; else 224.
 
     Returns

@@ -81,7 +81,7 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 def photographs(count: int = 128, seed: int = 0) -> Dataset:
     """Crops of two photographs, a temple and a flower, included in scikit-learn.
 
-    Side and normalisation are those of the model's weights, else 224 pixels as for ImageNet. The
+    Side and normalisation come from the model's weights, else 224 pixels as for ImageNet. The
     crops have positions and scales drawn by NumPy's legacy generator; the first two of each split
     are the centres of the two photographs. There are no labels.
 

@@ -193,7 +193,7 @@ class ResNet18(nn.Module):
     average pooling, and a linear layer. The stages after the first halve the resolution. All 3×3
     convolutions have biases.
 
-    The initialisation is that of Fixup without its extra scalars. All biases are zero. With L = 8
+    The initialisation is Fixup's without the extra scalars. All biases are zero. With L = 8
     residual branches of m = 2 layers, the first layer of each branch is initialised as in He et
     al., times L^(-1 / (2m - 2)). The last layer of each branch and the linear layer, which Fixup
     sets to zero, are normal with standard deviation 1e-6. Stem and shortcuts are initialised as in

@@ -42,7 +42,7 @@ class VGG(nn.Module):
     """VGG8, 11, 13, 16 or 19 for 32×32 images, with average pooling.
 
     Stages of 3×3 convolutions with biases and without batch norm, each ending in 2×2 average
-    pooling, are followed by linear layers. Each layer but the last has a ReLU. VGG8 is that of the
+    pooling, are followed by linear layers. Each layer but the last has a ReLU. VGG8 is from the
     linear-regions paper: two convolutions each of 6, 16 and 64 channels, and linear layers
     1024 → 120 → classes. The others have the convolutions of Simonyan and Zisserman, five stages
     of 64, 128, 256, 512 and 512 channels that leave one pixel, and linear layers

@@ -63,7 +63,7 @@ class Task(ABC):
     ) -> Iterator[Batch]:
         """Yield the training samples in a given order, on the device.
 
-        The generator is the only source of randomness, such as that of augmentation.
+        The generator is the only source of randomness, such as augmentation.
         """
 
     @abstractmethod

@@ -65,7 +65,7 @@ def airfoils(count: int = 512, seed: int = 0) -> Dataset:
     """Airfoils in flow: draws from the normal distribution of NeuralFoil's training inputs.
 
     The 25 inputs are shape parameters, angle of attack, Reynolds number and properties of the
-    transition to turbulence, scaled as in training. Mean and covariance are those of the package.
+    transition to turbulence, scaled as in training. Mean and covariance come from the package.
     There are no labels.
 
     Raises

@@ -65,7 +65,7 @@ class FunctionCall:
 
     @property
     def takes(self) -> str:
-        """The operation's fact ``takes``, or that of a special method such as ``__float__``."""
+        """The fact ``takes`` of the operation, or of a special method such as ``__float__``."""
         name = self.function_name
         special = known(name).takes if name.startswith("__") else ""
         return special or self.operation.takes

@@ -33,7 +33,7 @@ def rng_state(device: torch.device) -> bytes:
 
 
 def torch_generators(device: torch.device) -> list[torch.Generator]:
-    """Return PyTorch's global generators: the CPU's and, for a GPU, that of the device."""
+    """Return PyTorch's global generators: the CPU's and, for a GPU, the device's."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
     """Build a registered model for a dataset, initialised from a seed.
 
-    The builder is called with those of ``in_channels``, ``num_classes``, ``image_size`` and
-    ``input_shape`` that it accepts. The global random state is restored.
+    The builder is called with the arguments that it accepts among ``in_channels``,
+    ``num_classes``, ``image_size`` and ``input_shape``. The global random state is restored.
 
     Raises
     ------

@@ -152,7 +152,7 @@ class Arguments:
         ----------
         packed : tensor of shape (n, k)
         dtype : torch.dtype, optional
-            Minimum precision of floats packed with integers; other floats keep that of `packed`.
+            Minimum precision of floats packed with integers; other floats keep `packed`'s.
         """
         values: dict[int | str, Any] = dict(self.constants)
         if len(self.names) == 1:

@@ -213,7 +213,7 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(key), Mapping):
-                # A Lightning module's state includes those of losses and metrics.
+                # A Lightning module's state includes its losses and metrics.
                 is_lightning = key == "state_dict" and "pytorch-lightning_version" in content
                 content = content[key]
                 break

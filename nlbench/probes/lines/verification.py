@@ -117,7 +117,7 @@ def _rounding(program: Program, inputs: Tensor, batch_points: int) -> Tensor | f
 
 
 def _walk_tolerance(trace: SegmentTrace) -> float:
-    """Return the error of an adaptive trace's values, from that of t and from skipped regions."""
+    """Return the error of an adaptive trace's values, from the error of t and skipped regions."""
     if trace.method != "adaptive":
         return 0.0
     steepest = float((trace.values.diff(dim=0) / trace.t.diff()[:, None]).abs().max())

@@ -133,7 +133,7 @@ def clusters(
     follows[1:] = at.diff() == 1
     cluster = (~follows).cumsum(0) - 1
     members = torch.cat([order[at], order[at + 1]])
-    # The first member of a cluster counts, which is that of the earliest step.
+    # The first member of a cluster counts: it comes from the earliest step.
     earliest = torch.full_like(at, len(values))
     earliest = earliest.scatter_reduce(0, cluster.repeat(2), members, "amin")
     result[members] = earliest[cluster.repeat(2)]

@@ -542,7 +542,7 @@ class GridGroup:
     def _log_switches(
         self, step: Step, windows: Windows, other: Tensor, interval: Tensor, switches: CrossingLog
     ) -> None:
-        """Log the windows whose leader differs from that of a neighbouring node.
+        """Log the windows whose leader differs from a neighbouring node's.
 
         Switches caused by the crossing of an earlier unit are skipped: those whose other leader
         rests on a kink here, and those between equal values, such as units that all rest.
