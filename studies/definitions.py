@@ -36,7 +36,7 @@ class Definitions(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure regions of the variants between normal points, and of VGG8 around digits."""
+        """Measure regions of the variants between random points, and of VGG8 around digits."""
         twins = Request(
             ("regions",),
             tuple(TWINS.values()),
