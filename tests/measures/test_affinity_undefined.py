@@ -60,8 +60,8 @@ def test_numbers_that_are_not_finite_are_refused(bad):
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (torch.ones(4, 3), torch.ones(4, 2), r"\(4, 3\) and y is \(4, 2\)"),
-        (torch.ones(4, 3), torch.ones(5, 3), r"\(4, 3\) and y is \(5, 3\)"),
+        (torch.ones(4, 3), torch.ones(4, 2), r"\(4, 3\) and y has shape \(4, 2\)"),
+        (torch.ones(4, 3), torch.ones(5, 3), r"\(4, 3\) and y has shape \(5, 3\)"),
         (torch.ones(4), torch.ones(4), r"shape \(4,\), expected"),
         (torch.ones(4, 3).cfloat(), torch.ones(4, 3), "complex64"),
         (np.ones((4, 3)), torch.ones(4, 3), "x is a ndarray"),
