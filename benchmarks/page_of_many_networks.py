@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from made_runs import made_run
+from made_runs import make_run
 
 from nlbench.reports.page import write_page
 
@@ -51,7 +51,7 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for networks, (seconds, megabytes) in GOALS.items():
-            run = made_run(networks)
+            run = make_run(networks)
             begin = time.perf_counter()
             page = write_page(run, Path(folder, f"{networks}.html"))
             results[str(networks)] = {
