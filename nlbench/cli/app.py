@@ -126,7 +126,9 @@ def _exit(status: int) -> NoReturn:
     remaining = [t for t in threading.enumerate() if t is not main_thread and not t.daemon]
     deadline = time.monotonic() + THREAD_SECONDS
     for thread in remaining:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        # Ctrl-C may have interrupted the start of a thread, which then can't be joined.
+        with contextlib.suppress(RuntimeError):
+            thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in remaining):
         # `sys.exit` would wait for them forever.
         atexit._run_exitfuncs()

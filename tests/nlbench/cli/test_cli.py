@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 import nlbench
 from nlbench import registry, runner
+from nlbench.cli import app
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
 
@@ -565,3 +567,11 @@ def test_what_needs_no_network_is_said_without_importing_pytorch():
         [sys.executable, "-c", code, *commands], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_thread_whose_start_was_interrupted_does_not_change_the_status(monkeypatch):
+    threads = [threading.main_thread(), threading.Thread(target=print)]
+    monkeypatch.setattr(threading, "enumerate", lambda: threads)
+    with pytest.raises(SystemExit) as raised:
+        app._exit(130)
+    assert raised.value.code == 130
