@@ -73,8 +73,9 @@ def float64_copy_if_needed(
             if rng_state(device) != before:
                 facts["not_compared_with_float64"] = "the network draws random numbers"
                 return None, []
-    except Exception:
-        # The pass over all samples raises it again.
+    except Exception as error:
+        # The pass over all samples raises it again, unless only so few samples cause it.
+        facts["not_compared_with_float64"] = str(error).partition("\n")[0]
         return None, []
     # A copy that fills the device would leave no memory to run the model.
     if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:

@@ -46,3 +46,22 @@ def test_exact_traces_use_float64_only():
     with torch.no_grad():
         image = network(torch.lerp(*ends, t[:, None].float()))
     assert length == pytest.approx(image.diff(dim=0).norm(dim=1).sum().item(), rel=1e-5)
+
+
+def test_a_site_that_is_not_called_in_the_middle_is_measured_in_float64():
+    class OnlyBefore(nn.Module):
+        """Calls its second activation on the first half of the segment alone."""
+
+        def __init__(self):
+            super().__init__()
+            self.act, self.other = nn.ReLU(), nn.ReLU()
+
+        def forward(self, x):
+            return self.other(self.act(x)) if bool((x[:, 0] < 0.4).any()) else self.act(x)
+
+    ends = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0])
+    t = torch.linspace(0, 1, 65, dtype=torch.float64)
+    network = partial(typed_copy, OnlyBefore())
+    single, double = (SegmentImage(network, ends, t, is_estimate, None) for is_estimate in (1, 0))
+    assert single.lengths == double.lengths
+    assert set(single.lengths) == {"act", "other"}

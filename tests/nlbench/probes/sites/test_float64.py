@@ -105,6 +105,18 @@ def test_networks_without_float64_are_measured_as_they_are():
     assert affinity.values[0].reason.endswith("float32's rounding: try --precision float64")
 
 
+def test_networks_that_fail_on_few_samples_are_measured_without_the_comparison():
+    class NeedsMore(nn.Module):
+        def forward(self, x):
+            if len(x) == 2:
+                raise RuntimeError("two samples are too few")
+            return torch.relu(x)
+
+    run = nlbench.evaluate(NeedsMore(), normal(64, 8), ["norm"])
+    assert run.records[0].result.status == "ok"
+    assert run.records[0].probe.facts["not_compared_with_float64"] == "two samples are too few"
+
+
 def test_a_constant_site_is_resolved():
     rows = {"relu": (torch.full((2, 3), 0.1), torch.tensor([[0.0], [1.0]]))}
     exact = {"relu": tuple(side.double() for side in rows["relu"])}
