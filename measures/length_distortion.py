@@ -61,9 +61,10 @@ class LengthDistortion(PathMeasure):
     r"""Length of a path's image over the length of the path.
 
     ``value`` is that of the outputs, ``site:NAME`` that of each activation's outputs, all
-    positions flattened. It is exact on traces. Where breakpoints are estimated or the network is
-    smooth, straight lines between nodes give a lower bound; ``error`` is the change from half as
-    many nodes. An affine network changes lengths too, so the measure has no direction.
+    positions flattened. Both are exact on traces. Where breakpoints are estimated or the network is
+    smooth, ``value`` is a lower bound from straight lines between nodes, and ``error`` its change
+    from half as many nodes; lengths at sites are extrapolated from grids. An affine network changes
+    lengths too, so the measure has no direction.
 
     Definition
     ----------
@@ -81,8 +82,8 @@ class LengthDistortion(PathMeasure):
 
     Cost
     ----
-    The cost of the trace or estimate, and one forward pass for each of its points, for estimates
-    in float32 where that resolves the steps.
+    The cost of the trace or estimate, and a forward pass for each breakpoint of a trace. Of an
+    estimate, 65 forward passes a segment or more, in float32 where that resolves the steps.
 
     Limits
     ------
@@ -91,6 +92,7 @@ class LengthDistortion(PathMeasure):
     """
 
     name = "length-distortion"
+    version: ClassVar[str] = "2"
     more_means: ClassVar[MoreMeans] = "neither"
     means = ("image", "length", "error")
     parts = ("site",)

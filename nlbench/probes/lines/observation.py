@@ -62,8 +62,9 @@ def observe(
         # The device of the traces has float64.
         path = paths[observation.path].to(trace.t.device)
         ends = path[first], path[first + 1]
-        is_estimate = trace.precision > torch.finfo(torch.float64).eps
-        image = SegmentImage(network, ends, trace.t, is_estimate, resources.memory)
+        breakpoints = None if isinstance(trace, SegmentEstimate) else trace.t
+        may_use_float32 = trace.precision > torch.finfo(torch.float64).eps
+        image = SegmentImage(network, ends, breakpoints, may_use_float32, resources.memory)
         for listener in listeners:
             listener.update(replace(observation, image=image))
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
