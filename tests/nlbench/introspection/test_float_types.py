@@ -168,3 +168,11 @@ def test_types_that_are_no_floats_are_left():
         assert torch.ones(3).to(torch.int32).dtype == torch.int32
         assert torch.ones(3).to(torch.complex64).dtype == torch.complex64
         assert (torch.ones(3) > 0).dtype == torch.bool
+
+
+def test_copies_in_float64_have_their_channels_first_in_memory():
+    depthwise = nn.Conv2d(6, 6, 3, groups=6).to(memory_format=torch.channels_last)
+    # Its only channel is first and last.
+    assert depthwise.weight.stride() == (9, 1, 3, 1)
+    assert typed_copy(depthwise, torch.float64).weight.stride() == (9, 9, 3, 1)
+    assert typed_copy(depthwise, torch.float32).weight.stride() == (9, 1, 3, 1)
