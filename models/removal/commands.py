@@ -136,7 +136,7 @@ def remove(
     result.write_curve(folder / "curve.csv")
     checkpoint = folder / "left.safetensors"
     save_weights(checkpoint, result.network, {**result.metadata, "command": command})
-    print_table(result.rows(), as_json, has_head=True)
+    print_table(result.rows(), as_json, show_header=True)
     if not as_json and curve:
         areas = ", ".join(
             f"{statistic} {area_under(result.steps, statistic, share):.4g}"

@@ -2,7 +2,7 @@
 
 Plugins add commands through the entry-point group ``nlbench.commands``.
 
-Modules of commands have no ``from __future__ import annotations``: Typer evaluates each annotation
+Command modules don't use ``from __future__ import annotations``: Typer evaluates each annotation
 six times, which slows down ``nlbench --help`` if it is a string.
 """
 

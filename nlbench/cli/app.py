@@ -1,6 +1,6 @@
-"""The application: its commands, and the exit status and message of each error.
+"""The application: its commands, and the exit status and message for each error.
 
-Commands import PyTorch, which takes seconds, only when they run.
+Importing PyTorch takes seconds, so commands import it only when they run.
 """
 
 import atexit
@@ -45,7 +45,7 @@ INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C."""
 
 BROKEN_PIPE_STATUS = 141
-"""Exit status if the reader of the output is gone, as after SIGPIPE."""
+"""Exit status if standard output is closed, as after SIGPIPE."""
 
 app = typer.Typer(
     name="nlbench",
@@ -87,18 +87,18 @@ app.command("check-measure")(check_measure)
 
 
 def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
-    """Add the commands of plugins; skip and report those that are broken or not unique."""
+    """Add the commands of plugins; skip and report any that are broken or not unique."""
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
         try:
             if point.name in known:
-                raise PluginError("the name is taken")
+                raise PluginError("the name is already taken")
             function = point.load()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # A plugin's import may raise anything; the other commands work without it.
+            # Importing a plugin may raise any exception; other commands work without it.
             owner = point.dist.name if point.dist else point.value
             note(f"command '{point.name}' of {owner} is not available: {error_text(error)}")
             continue
@@ -130,7 +130,7 @@ def _exit(status: int) -> NoReturn:
         with contextlib.suppress(RuntimeError):
             thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in remaining):
-        # `sys.exit` would wait for them forever.
+        # `sys.exit` would wait indefinitely for these threads.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -140,18 +140,18 @@ def _exit(status: int) -> NoReturn:
 
 
 THREAD_SECONDS = 1.0
-"""Time limit for threads to end after a command."""
+"""Time limit for threads to finish after a command."""
 
 
 def _status() -> int:
     """Run a command, print its error, and return the exit status."""
-    # SIGPIPE stays ignored, as Python sets it. Otherwise sending a unit to a worker that has ended
-    # would kill the run.
+    # Python ignores SIGPIPE, which is left so: otherwise sending a unit to a worker that has
+    # exited would kill the run.
     _replace_unencodable_output()
     try:
         status = _run_command()
         if status == INTERRUPTED_STATUS:
-            # Typer turns Ctrl-C into this status without a message.
+            # Typer converts Ctrl-C to this status without a message.
             note("interrupted")
     except Interrupted as stop:
         with uninterrupted():
@@ -177,33 +177,33 @@ def _status() -> int:
         status = BROKEN_PIPE_STATUS
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as stop:
-        # Typer and Rich exit like this if the reader of the output is gone.
+        # Typer and Rich exit like this if standard output is closed.
         is_broken_pipe = isinstance(stop.__context__, BrokenPipeError)
         status = BROKEN_PIPE_STATUS if is_broken_pipe else stop.code
     except OSError as error:
-        # A problem with a file, not a defect.
+        # A problem with a file, not a bug.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
         file = f"{shorten(error.filename)}: " if error.filename else ""
         note(f"{file}{system_text(error)}")
         status = 2
     except Exception as error:
-        # A defect of nlbench or of a plugin.
+        # A bug in nlbench or in a plugin.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
-        note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 to see where)")
+        note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 for the traceback)")
         status = 1
     return status if isinstance(status, int) else 0
 
 
 def _run_command() -> object:
-    """Run a command and return its status, unless it is 0.
+    """Run a command and return its status, if any.
 
-    An interruption is raised even if other code swallowed it or converted it to another error.
+    An interruption is re-raised even if other code suppressed it or raised another error instead.
     """
     with interruptions_first():
         _check_name_lengths(sys.argv[1:])
-        # Without `prog_name` Typer would show the name of a script that imports this module.
+        # Without `prog_name`, Typer would show the name of the script that imports this module.
         status: object = app(prog_name="nlbench", standalone_mode=False)
         sys.stdout.flush()
     check_interruption()
@@ -213,11 +213,11 @@ def _run_command() -> object:
 def _check_name_lengths(arguments: list[str]) -> None:
     """Raise if the name of a command or option is too long.
 
-    The parser searches for the nearest name, which takes minutes for a page of text.
+    The parser searches for similar names, which takes minutes for a page of text.
     """
-    for number, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         name = argument.partition("=")[0]
-        if len(name) > MAX_NAME_LENGTH and (number == 0 or name.startswith("-")):
+        if len(name) > MAX_NAME_LENGTH and (index == 0 or name.startswith("-")):
             what = "option" if name.startswith("-") else "command"
             raise RequestError(f"there is no {what} '{shorten(name)}' (see nlbench --help)")
 
@@ -237,7 +237,7 @@ _REWORDINGS = (
 
 
 def _reword(message: str) -> str:
-    """Reword a message of Typer in the style of nlbench.
+    """Reword a Typer message in the style of nlbench.
 
     Examples
     --------

@@ -15,11 +15,11 @@ def check_measure(
         str, typer.Argument(help="A registered measure.", autocompletion=name_completer("measures"))
     ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the measure, NAME.OPTION=VALUE.")
+        list[str] | None, typer.Option("--set", help="Measure option, NAME.OPTION=VALUE.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check the declarations and behaviour of a measure; exit with 1 if a check is broken."""
+    """Check a measure's declarations and behaviour; exit with status 1 if a check fails."""
     from nlbench.plugin_loading import load_measure
 
     measure, options = load_measure(name), parse_settings(settings or [], "--set")
@@ -33,5 +33,5 @@ def check_measure(
     print_table(rows, as_json)
     broken = [check.name for check in checks if check.outcome == "broken"]
     if broken:
-        note(f"measure '{name}' breaks: {', '.join(broken)}")
+        note(f"measure '{name}' fails: {', '.join(broken)}")
         raise typer.Exit(1)

@@ -13,9 +13,9 @@ from .show import source_of
 
 
 def cite(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
 ) -> None:
-    """Print BibTeX of the measures, models, data and recipes that runs used."""
+    """Print BibTeX entries for the measures, models, data and recipes used in runs."""
     from nlbench.store.run import load_run
 
     entries: dict[str, None] = {}
@@ -29,7 +29,7 @@ def cite(
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield BibTeX and citation of the recorded measures and of registered plugins."""
+    """Yield the BibTeX entry and citation of each recorded measure and registered plugin."""
     for about in (manifest.get("measures") or {}).values():
         source = about.get("source") or {}
         yield str(source.get("bibtex") or ""), str(source.get("citation") or "")
@@ -39,6 +39,6 @@ def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in dict.fromkeys(str(name) for name in names if name):
             try:
                 source = source_of(group, name)
-            except NlbenchError:  # Not registered here, or missing data.
+            except NlbenchError:  # Not registered on this machine, or its data is missing.
                 continue
             yield source.bibtex, source.citation

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
-    """Split names at commas, without duplicates."""
+    """Split comma-separated names and drop duplicates."""
     names = tuple(dict.fromkeys(name for text in texts for name in parse_names(text)))
     if not names:
         raise RequestError(
@@ -41,7 +41,7 @@ def split_dataset_options(
     """
     settings = parse_settings(texts, "--set")
     options: dict[str, str] = {}
-    # Options of a member override those of its family.
+    # Options of one dataset ("text/python") override those of its family ("text").
     for owner in dict.fromkeys((data.partition("/")[0], data)):
         keys = [key for key in settings if key.rpartition(".")[0] == owner]
         options |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
@@ -49,7 +49,7 @@ def split_dataset_options(
 
 
 def name_completer(group: str) -> Callable[[str], list[str]]:
-    """Return the shell completer for comma-separated names of a group.
+    """Return the shell completer for comma-separated names from a group.
 
     Examples
     --------
@@ -64,15 +64,15 @@ def name_completer(group: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = False) -> None:
-    """Print rows with equal keys as a table, by default without a header."""
+def print_table(rows: list[dict[str, Any]], as_json: bool, *, show_header: bool = False) -> None:
+    """Print rows that share the same keys as a table, by default without a header."""
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     if not rows:
         print("(none)")
         return
-    if has_head:
+    if show_header:
         rows = [{key: key for key in rows[0]}, *rows]
     lines = [{key: one_line(value) for key, value in row.items()} for row in rows]
     widths = {key: max(len(row[key]) for row in lines) for key in lines[0]}
@@ -86,9 +86,9 @@ def command_line() -> str:
 
 
 def show_run(run: Run, report: bool, **files: Path) -> None:
-    """Write a run's page unless it is newer than the run; print its leaderboard and files.
+    """Write a run's report unless it is up to date; print the leaderboard and the files.
 
-    Further files are keyed by their label.
+    Additional files to list are passed as ``label=path``.
     """
     from rich.console import Console
 
@@ -96,7 +96,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
 
     assert run.path is not None
     page = run.path / "report.html"
-    # The page is written first, since printing fails if the reader is gone.
+    # The report is written first, since printing fails if standard output is closed.
     manifest = run.path / "manifest.json"
     is_current = page.exists() and page.stat().st_mtime_ns > manifest.stat().st_mtime_ns
     if report and not is_current:
@@ -109,7 +109,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
 
 
 class Interrupted(BaseException):
-    """The user stopped a command that can be resumed; its arguments are lines to print."""
+    """The user interrupted a command that can be resumed; `args` are the lines to print."""
 
     def __init__(self, state: str, command: str) -> None:
         super().__init__(f"interrupted; {state}", f"resume with: {command}")

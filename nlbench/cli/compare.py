@@ -19,7 +19,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--fail-if",
-            help="Exit with 1 if a measure changed by more than this: 'absdev > 5%', "
+            help="Exit with status 1 if a measure changed by more than this: 'absdev > 5%', "
             "'affinity > 0.01', 'density > +10%' (increase), 'r2 < -0.1' (decrease). Repeatable.",
         ),
     ] = None,

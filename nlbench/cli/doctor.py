@@ -22,7 +22,7 @@ from .parameters import JsonFlag
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Check the installation, the machine and the data; exit with 1 if something is broken."""
+    """Check the installation, the machine and the data; exit with status 1 on any problem."""
     findings = []
     for finding in diagnose():
         findings.append(finding)
@@ -42,7 +42,7 @@ EXTRAS = {
     "timm": ("timm",),
     "translation": ("sacrebleu", "tokenizers"),
 }
-"""Extras of the distribution, with their modules."""
+"""The package's extras and the modules each one installs."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Finding:
     Parameters
     ----------
     state : {"ok", "optional", "broken"}
-        ``optional`` parts are missing, and needed only for some features.
+        ``optional`` parts are missing but needed only for some features.
     detail : str
-        Versions and numbers, or how to repair or add the part.
+        Versions and sizes, or how to repair or install the part.
     """
 
     what: str
@@ -65,7 +65,7 @@ class Finding:
 def diagnose() -> Iterator[Finding]:
     """Check the installation, the machine, the plugins and the data.
 
-    PyTorch and all plugins are imported; a plugin that fails is a broken finding.
+    PyTorch and all plugins are imported; a plugin that fails to import counts as broken.
     """
     yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
     yield from _check_packages()
@@ -109,10 +109,10 @@ def _check_devices() -> Iterator[Finding]:
             yield Finding(f"cuda:{index}", "ok", detail)
     else:
         has_cuda = torch.version.cuda
-        reason = "no device is visible" if has_cuda else "this PyTorch is built without CUDA"
+        reason = "no device is visible" if has_cuda else "PyTorch was built without CUDA support"
         yield Finding("cuda", "optional", f"{reason}: networks run on the CPU")
     if torch.backends.mps.is_available():
-        yield Finding("mps", "ok", "no double precision: most measures need the CPU")
+        yield Finding("mps", "ok", "no double precision: most measures require the CPU")
 
 
 def _check_machine() -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def _check_machine() -> Iterator[Finding]:
     folder = Path.cwd()
     state: State = "ok" if os.access(folder, os.W_OK) else "broken"
     free = shutil.disk_usage(folder).free / 1e9
-    detail = f"{free:.1f} GB free" if state == "ok" else "not writable: use --out elsewhere"
+    detail = f"{free:.1f} GB free" if state == "ok" else "not writable: set --out"
     yield Finding("folder", state, f"{folder}: {detail}")
 
 
@@ -165,7 +165,7 @@ def _check_data() -> Iterator[Finding]:
 
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
-        yield Finding("NLBENCH_DATA", "optional", "not set: the folder of downloaded datasets")
+        yield Finding("NLBENCH_DATA", "optional", "not set: folder with downloaded datasets")
     elif not Path(root).is_dir():
         yield Finding("NLBENCH_DATA", "broken", f"{root} is not a folder")
     else:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def fast_imports() -> Iterator[None]:
     """Import without garbage collection, and exclude all existing objects from later collections.
 
-    Imported modules are never garbage. Collections would take a fifth of ``nlbench --help``, and
-    0.3 s of a command that imports PyTorch.
+    Imported modules never become garbage. Collecting would take up a fifth of ``nlbench --help``
+    and 0.3 s of a command that imports PyTorch.
     """
     gc.disable()
     try:

@@ -39,14 +39,14 @@ def list_(
         typer.Option(
             "--model",
             "--models",
-            help="Names or globs of models; for sites, one model.",
+            help="Model names or globs; for sites, a single model.",
             autocompletion=name_completer("models"),
         ),
     ] = None,
     data: Annotated[
         str,
         typer.Option(
-            help="Dataset with the shape of the inputs; auto: the model's own, else digits.",
+            help="Dataset that sets the input shape; auto: the model's own, or else digits.",
             autocompletion=name_completer("datasets"),
         ),
     ] = "auto",
@@ -54,11 +54,11 @@ def list_(
         str | None,
         typer.Option(
             "--of",
-            help="For sites, the places: activations, blocks, mlp, attention or modules:GLOB.",
+            help="For sites, their type: activations, blocks, mlp, attention or modules:GLOB.",
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="List every member of each family of models.")
+        bool, typer.Option("--all", help="List every model of each family.")
     ] = False,
     traceable: Annotated[
         bool, typer.Option("--traceable", help="Show which models can be traced exactly.")
@@ -80,7 +80,7 @@ def list_(
         Listing.commands: lambda: _command_rows(context),
     }
     if what in unregistered:
-        print_table(unregistered[what](), as_json, has_head=what is Listing.ops)
+        print_table(unregistered[what](), as_json, show_header=what is Listing.ops)
         return
     entries = registry.entries(what.value)
     families = registry.families(what.value)
@@ -130,16 +130,16 @@ def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:
 
 
 def _members(prefix: str) -> list[str]:
-    """Return the members of a costly family; print a note if its library is missing."""
+    """Return the members of a costly family; print a message if its library is missing."""
     try:
         return registry.expand("models", [f"{prefix}/*"])
     except RequestError as error:
-        note(f"{error}; left out")
+        note(f"{error}; skipped")
         return []
 
 
 def _natural_order(names: Iterable[str]) -> list[str]:
-    """Sort names by their numbers, members of families last."""
+    """Sort names in natural order (2 before 10), with members of families last."""
 
     def key(name: str) -> tuple[bool, list[tuple[bool, int, str]]]:
         parts = re.findall(r"\d+|\D+", name)
@@ -171,7 +171,7 @@ def _traceability_rows(names: list[str], data: str) -> list[dict[str, Any]]:
 
 
 def _operation_rows() -> list[dict[str, str]]:
-    """Return a row per operation; print the errors of plugins that register operations."""
+    """Return a row per operation; print errors from plugins that register operations."""
     from nlbench.introspection.operations import load_errors
     from nlbench.introspection.operations.listing import supported
 
@@ -192,7 +192,7 @@ def _command_rows(context: typer.Context) -> list[dict[str, str]]:
 
 def _site_rows(model: str | None, data: str, of: str) -> list[dict[str, Any]]:
     if model is None:
-        raise RequestError("list sites: name a model with --model")
+        raise RequestError("list sites: specify a model with --model")
     from nlbench.probes.sites.observation import list_sites
     from nlbench.subjects.load import model_source
     from nlbench.subjects.model import default_data

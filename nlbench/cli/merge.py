@@ -7,10 +7,10 @@ import typer
 
 
 def merge(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new run.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the new run.")],
 ) -> None:
-    """Merge the cells of several runs into a new run; the originals are not changed."""
+    """Merge the cells of several runs into a new run, leaving the originals unchanged."""
     from nlbench.store.merge import merge_runs
 
     result = merge_runs(runs, out)

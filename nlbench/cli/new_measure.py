@@ -43,13 +43,13 @@ __all__ = ["$name"]
 @nlbench.site_measure(
     bounds=(-1.0, 1.0),
     more_means="less nonlinear",
-    version="1",  # increase it whenever the numbers change
+    version="1",  # increase whenever the values change
     options={"center": nlbench.Option(True, "subtract the mean over samples first")},
     invariant_to=("order", "units", "offsets", "rotations"),
     source="Author, Title, 2026",
 )
 def $name(x, y, center):
-    """Cosine between an activation's input and output, flattened.
+    """Cosine similarity of an activation's flattened input and output.
 
     x and y are (samples, channels). Raise `nlbench.Undefined` if there is no value.
     """
@@ -65,7 +65,7 @@ def $name(x, y, center):
 '''
 
 _TEST = '''\
-"""Compare the measure with known values, and run the checks of nlbench."""
+"""Compare the measure with known values, and run nlbench's checks."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ from nlbench_$name import $name
 
 
 def value(function):
-    """Measure one activation function on fixed samples."""
+    """Measure an activation function on fixed samples."""
     x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
 
     class Activation(torch.nn.Module):
@@ -90,11 +90,11 @@ def test_a_leaky_relu_of_slope_one_is_linear():
     assert value(torch.nn.LeakyReLU(1.0)) == pytest.approx(1.0)
 
 
-def test_a_relu_is_less_linear_than_a_leaky_one():
+def test_a_relu_is_less_linear_than_a_leaky_relu():
     assert value(torch.nn.ReLU()) < value(torch.nn.LeakyReLU(0.5)) < 1
 
 
-def test_no_check_of_nlbench_is_broken():
+def test_conformance_checks_pass():
     assert [check for check in check_measure($name) if check.outcome == "broken"] == []
 '''
 
@@ -116,7 +116,7 @@ def new_measure(
     name: Annotated[str, typer.Argument(help="Name of the measure.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The new folder; by default nlbench-NAME.", metavar="DIR"),
+        typer.Option("--out", "-o", help="Folder to create. [nlbench-NAME]", metavar="DIR"),
     ] = None,
 ) -> None:
     """Write a package for a new measure: entry point, formula and tests."""
@@ -126,7 +126,7 @@ def new_measure(
     dashed = name.replace("_", "-")
     folder = out or Path(f"nlbench-{dashed}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RequestError(f"{folder} exists already; choose another folder with --out")
+        raise RequestError(f"{folder} already exists; choose another folder with --out")
     files = {
         "pyproject.toml": _PYPROJECT,
         "README.md": _README,
@@ -149,8 +149,8 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
         raise RequestError(
             f"'{shorten(name)}' can't be a measure's name: expected lower-case letters, digits and "
-            "underscores, a letter first"
+            "underscores, starting with a letter"
         )
     for group in ("measures", "probes"):
         if name in registry.entries(group):
-            raise RequestError(f"there is a {registry.GROUPS[group]} '{name}' already")
+            raise RequestError(f"there is already a {registry.GROUPS[group]} '{name}'")

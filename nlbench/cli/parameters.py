@@ -14,12 +14,12 @@ DataName = Annotated[
 ]
 DatasetSettings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset."),
+    typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Dataset option."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-Seeds = Annotated[list[str] | None, typer.Option(help="Seeds, with commas; 0-9 is a range of ten.")]
+Seeds = Annotated[list[str] | None, typer.Option(help="Comma-separated seeds or ranges (0-9).")]
 ProgressStyle = Annotated[
     Literal["auto", "rich", "plain", "none"],
-    typer.Option(help="auto, rich, plain or none; auto: rich on a terminal, else a few lines."),
+    typer.Option(help="auto, rich, plain or none; auto: rich on a terminal, otherwise plain."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]

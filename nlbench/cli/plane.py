@@ -14,24 +14,22 @@ from .parameters import DataName, DatasetSettings, Device, ProgressStyle
 MAX_PIXELS = 16384
 
 
-Samples = Annotated[str, typer.Option(help="Two or three samples, by number, separated by commas.")]
+Samples = Annotated[str, typer.Option(help="Indices of two or three samples, comma-separated.")]
 Weights = Annotated[
     str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the initialisation and the samples.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed for the initialisation and the samples.", min=0)]
 Size = Annotated[int, typer.Option(min=2, max=MAX_PIXELS, help="Width and height in pixels.")]
 Margin = Annotated[
     float,
-    typer.Option(min=0.0, max=1e6, help="Margin around the samples, as a share of their distance."),
+    typer.Option(min=0, max=1e6, help="Margin, as a fraction of the distance between samples."),
 ]
 Memory = Annotated[str, typer.Option(help="Memory limit, such as 4GB. [half of the free memory]")]
-Picture = Annotated[
-    Path | None, typer.Option("--out", "-o", help="File of the picture. [plane.png]")
-]
+Picture = Annotated[Path | None, typer.Option("--out", "-o", help="Output file. [plane.png]")]
 
 
 def plane(
-    model: Annotated[str, typer.Argument(help="A model's name.")],
+    model: Annotated[str, typer.Argument(help="Model name.")],
     data: DataName = "digits",
     samples: Samples = "0,1,2",
     weights: Weights = "auto",
@@ -44,10 +42,10 @@ def plane(
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     memory: Memory = "",
     out: Picture = None,
-    run: Annotated[Path | None, typer.Option(help="A run whose page shows the picture.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run to add the picture to.")] = None,
     progress: ProgressStyle = "auto",
 ) -> None:
-    """Draw a network's boundaries and decisions on the plane through samples."""
+    """Plot a network's region boundaries and decisions on the plane through given samples."""
     from nlbench.reporting import load_reports
     from nlbench.serialization.files import make_folder
     from nlbench.store.run import load_run
@@ -75,7 +73,7 @@ def plane(
     subject = load_subject(spec, resolve_device(device))
     if max(numbers) >= len(subject.inputs):
         raise RequestError(
-            f"--samples: {max(numbers)}, but there are only {len(subject.inputs)}, numbered from 0"
+            f"--samples: {max(numbers)}, but there are only {len(subject.inputs)} (0 is the first)"
         )
     with create_progress(progress) as bar:
         bar.begin(size)
@@ -121,6 +119,6 @@ def _sample_numbers(samples: str) -> list[int]:
         numbers = []
     if len(numbers) not in (2, 3) or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise RequestError(
-            f"--samples: '{samples[:100]}', expected two or three different numbers, as 0,1,2"
+            f"--samples: '{samples[:100]}', expected two or three distinct indices, such as 0,1,2"
         )
     return numbers

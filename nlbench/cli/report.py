@@ -9,16 +9,16 @@ import typer
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of runs, or a folder that contains some.", metavar="RUN..."),
+        typer.Argument(help="Run folders, or a folder that contains several.", metavar="RUN..."),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="The page, or a folder for a site with one page per run."
+            "--output", "-o", help="Output file, or a folder for a site with one page per run."
         ),
     ] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page for one or several runs, or a site."""
+    """Write a self-contained page for one or more runs, or a site."""
     from nlbench.reporting import load_reports
     from nlbench.store.run import load_run
 

@@ -1,6 +1,6 @@
 """``nlbench run``.
 
-The flags are the fields of the dataclasses in `nlbench.request`; a new flag is a new field there.
+The flags mirror the fields of the dataclasses in `nlbench.request`; to add a flag, add a field.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _OPTIONS: dict[str, Option] = {
 def run(
     *,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with these options; flags override it.")
+        Path | None, typer.Option(help="TOML file with these options; flags take precedence.")
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the cells to measure and their predicted cost, and stop."
+            "--dry-run", help="Print the cells to measure and their predicted cost, then exit."
         ),
     ] = False,
     **flags: Any,
 ) -> None:
-    """Measure models, and write records, a table and a report; print the leaderboard."""
+    """Measure models; write records, a table and a report; print the leaderboard."""
     from nlbench.progress import create_progress
 
     values = _field_values(config, flags)
@@ -79,7 +79,7 @@ def run(
             check_interruption()
         except KeyboardInterrupt:
             has_begun = (folder / "manifest.json").is_file()
-            state = f"finished cells are in {folder}" if has_begun else "nothing was measured yet"
+            state = f"finished cells are in {folder}" if has_begun else "nothing measured yet"
             out = "" if options.out else f" --out {shlex.quote(str(folder))}"
             raise Interrupted(state, f"{command}{out}") from None
     if result.failed:
@@ -117,7 +117,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
         metavar="NAME" if option.choices else _METAVARS[option.kind],
         autocompletion=name_completer(option.group) if option.group else None,
     )
-    # Numbers stay text for Typer, since `Option` parses them with better messages.
+    # Typer passes numbers as strings; `Option` parses them with better error messages.
     kind: Any = list[str] if option.is_repeatable else bool if option.kind == "boolean" else str
     return inspect.Parameter(
         name,
@@ -131,7 +131,7 @@ run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the values from the file and the flags by field; flags override the file."""
+    """Merge the values from the config file and the flags; flags take precedence."""
     values: dict[str, Any] = {}
     if config:
         from nlbench.config_file import read_config
@@ -155,11 +155,11 @@ def _create(kind: type[Any], values: dict[str, Any]) -> Any:
 def _print_preview(
     preview: Preview, folder: Path, forecasts: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Print the numbers of cells, then one line per subject and one per forecast."""
+    """Print the cell counts, then one line per subject and one per forecast."""
     groups = (
         ("new", preview.new),
         ("recorded", preview.recorded),
-        ("impossible", preview.impossible),
+        ("unmeasurable", preview.impossible),
     )
     plan = preview.plan
     counts = ", ".join(f"{len(cells)} {word}" for word, cells in groups)

@@ -19,16 +19,16 @@ from nlbench.options import Option
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="Name of a measure, model, dataset or recipe, or the folder of a run."),
+        typer.Argument(help="Name of a measure, model, dataset or recipe, or a run folder."),
     ],
     cite: Annotated[
         bool, typer.Option("--cite", help="Print only the source, as BibTeX if possible.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the manifest of a run as JSON.")
+        bool, typer.Option("--json", help="Print a run's manifest as JSON.")
     ] = False,
 ) -> None:
-    """Show a measure, model, dataset or recipe, or the manifest of a run."""
+    """Show a measure, model, dataset or recipe, or a run's manifest."""
     # The functions of os.path return False for an invalid name instead of raising.
     if os.path.isfile(f"{name}/manifest.json"):  # noqa: PTH113
         from nlbench.reporting import load_reports
@@ -63,7 +63,7 @@ def group_of(name: str) -> str:
     Raises
     ------
     nlbench.RequestError
-        If it is not registered; the message suggests the nearest name.
+        If it is not registered; the message suggests the closest name.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def group_of(name: str) -> str:
 
 
 def source_of(group: str, name: str) -> Source:
-    """Return the source of a registered object; a dataset has to be opened for it."""
+    """Return the source of a registered object; a dataset is opened to read it."""
     plugin = _load_plugin(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info
@@ -107,7 +107,7 @@ def _load_plugin(group: str, name: str) -> Any:
 
 
 def details(group: str, name: str) -> str:
-    """Return the description of a registered object as lines of text.
+    """Return a multi-line description of a registered object.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def details(group: str, name: str) -> str:
     if group == "measures":
         title = f"{plugin.name} (version {plugin.version}, probe {plugin.probe})"
     elif group == "recipes":
-        # An instance has no docstring; its description is the string below its definition.
+        # Instances have no docstring; the description is the string below the definition.
         text = registry.describe(registry.find(group, name))
     lines = {"measures": _measure, "models": _model, "datasets": _dataset, "recipes": _recipe}
     return "\n".join([title, "", _without_markup(text), "", *lines[group](name, plugin)])

@@ -1,4 +1,4 @@
-"""The entry point of the program, which handles interruptions during imports."""
+"""The program's entry point, which also handles interruptions during imports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run a command; Ctrl-C prints one line, even during imports."""
     sys.unraisablehook = _print_unraisable
-    # Must be set before PyTorch is imported. By default its threads spin while they wait; on a
-    # busy machine that takes CPU time from the threads that they wait for.
+    # Must be set before PyTorch is imported. By default its threads busy-wait, which on a loaded
+    # machine takes CPU time from the threads they are waiting for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with interruptible():
         try:
@@ -35,9 +35,9 @@ def main() -> None:
 
 
 def _print_unraisable(error: UnraisableHookArgs) -> None:
-    """Print an exception of a destructor or callback, unless it is an interruption.
+    """Print an exception from a destructor or callback, unless it is an interruption.
 
-    `nlbench.signals.check_interruption` raises the interruption again.
+    Interruptions are raised again by `nlbench.signals.check_interruption`.
     """
     if error.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(error)

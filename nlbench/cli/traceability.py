@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def traceability(
     names: Iterable[str], dataset: Data, step: Callable[[str], None] = lambda name: None
 ) -> list[dict[str, Any]]:
-    """Determine whether each model can be traced exactly, and if not, why.
+    """Determine whether each model can be traced exactly and, if not, why not.
 
-    A model is built for the dataset's inputs or, if it rejects them, for the default inputs of
-    its builder. If possible it is built on PyTorch's ``meta`` device, so that large models take
-    no longer than small ones. A model that can't be built or run is listed with the error.
-    `step` is called with each name before its model is built.
+    Each model is built for the dataset's input shape or, if it rejects that, for its builder's
+    default input shape. If possible, it is built on PyTorch's ``meta`` device, so that large
+    models take no longer than small ones. If a model can't be built or run, its row contains the
+    error. `step` is called with each name before the model is built.
     """
     rows = []
     for name in names:
@@ -31,7 +31,7 @@ def traceability(
             shape, reason = _untraceable_reason(name, dataset)
             answer = "no" if reason else "yes"
         except (Exception, SystemExit) as error:
-            # A model may raise anything; it must not end the listing.
+            # A model may raise any exception, which must not abort the listing.
             shape, answer, reason = (), "unknown", error_text(error)
         size = "×".join(map(str, shape))
         rows.append({"name": name, "traceable": answer, "input": size, "reason": reason})
@@ -45,7 +45,7 @@ def _untraceable_reason(name: str, dataset: Data) -> tuple[tuple[int, ...], str]
 
     first_error: NlbenchError | None = None
     for shape in _input_shapes(name, dataset):
-        # A placeholder for a dataset of that shape.
+        # A placeholder for a dataset with that input shape.
         stand_in = SimpleNamespace(
             name=dataset.name,
             shape=shape,
@@ -73,7 +73,7 @@ def _build_without_weights(name: str, dataset: Any) -> Any:
     except NlbenchError:
         raise
     except Exception:
-        # Some builders compute with their weights, which have no values on the meta device.
+        # Some builders compute with the weights, which have no values on the meta device.
         return build_model(name, dataset, seed=0)
 
 

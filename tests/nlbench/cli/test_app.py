@@ -42,7 +42,7 @@ def test_a_plugin_adds_a_command_under_its_entry_points_name(small, monkeypatch)
 @pytest.mark.parametrize(
     ("point", "message"),
     [
-        (own("run", "greeting:hello"), "the name is taken"),
+        (own("run", "greeting:hello"), "the name is already taken"),
         (own("greet", "greeting_nowhere:hello"), "ModuleNotFoundError"),
         (own("greet", "greeting:missing"), "AttributeError"),
     ],

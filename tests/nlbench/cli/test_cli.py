@@ -108,9 +108,9 @@ def test_request_file_replays_and_dry_run_only_counts(first, here):
     folder, _ = first
     file = folder / "runs/first/request.toml"
     done = here("run", "--config", file, "--out", folder / "runs/first", "--dry-run")
-    assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 impossible\n")
+    assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 unmeasurable\n")
     done = here("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
-    assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 impossible\n")
+    assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 unmeasurable\n")
     assert "\n  lines: 2 segments; predicted from nine points on 2 of them: about " in done.stdout
     assert not (folder / "new").exists()
 
@@ -418,7 +418,7 @@ def test_interruption_while_planning_names_no_folder(here, monkeypatch):
     monkeypatch.setattr(runner, "run", interrupted)
     said = here("run", "--out", "r")
     assert said.returncode == 130
-    assert said.stderr.splitlines()[0] == "nlbench: interrupted; nothing was measured yet"
+    assert said.stderr.splitlines()[0] == "nlbench: interrupted; nothing measured yet"
 
 
 def test_interruption_keeps_cells_and_prints_the_command(tmp_path):

@@ -61,18 +61,18 @@ def test_a_broken_measure_has_status_1_and_is_named(made, tmp_path):
     finally:
         module.write_text(text)
     assert checked.returncode == 1
-    assert "measure 'bent' breaks: direction" in checked.stderr
+    assert "measure 'bent' fails: direction" in checked.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["new-measure", "affinity"], "there is a measure 'affinity' already"),
-        (["new-measure", "sites"], "there is a probe 'sites' already"),
+        (["new-measure", "affinity"], "there is already a measure 'affinity'"),
+        (["new-measure", "sites"], "there is already a probe 'sites'"),
         (["new-measure", "Two Words"], "can't be a measure's name"),
         (["new-measure", "../up"], "can't be a measure's name"),
         (["new-measure", "class"], "can't be a measure's name"),
-        (["new-measure", "mine", "--out", "full"], "full exists already"),
+        (["new-measure", "mine", "--out", "full"], "full already exists"),
         (["check-measure", "afinity"], "did you mean 'affinity'?"),
         (["check-measure", "r2", "--set", "r2.kind=none"], "unknown 'none'"),
     ],
