@@ -1,4 +1,4 @@
-"""Time and peak memory of a block of code."""
+"""Measurement of the time and peak memory of a block of code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class CostMeter:
-    """Seconds and peak memory since construction.
+    """Measure the time and peak memory since construction.
 
     Examples
     --------
@@ -29,13 +29,13 @@ class CostMeter:
         synchronize(device)
         self._start = time.perf_counter()
         with contextlib.suppress(OSError):
-            # 5 resets the peak (see proc(5)); elsewhere the peak is that of the whole process.
+            # Writing 5 resets the peak (see proc(5)); other systems report the process's peak.
             _CLEAR_REFS.write_text("5")
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, float]:
-        """Return the seconds and the peaks in bytes."""
+        """Return the elapsed time in seconds and the peak memory in bytes."""
         synchronize(self._device)
         costs: dict[str, float] = {
             "wall_seconds": round(time.perf_counter() - self._start, 6),

@@ -1,4 +1,4 @@
-"""Measure units on a Dask cluster, whose workers supervise one process each."""
+"""Measure units on a Dask cluster, each of whose workers supervises one process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure_on_cluster(
     topic = f"nlbench-{uuid.uuid4().hex}"
     with _cluster(pool) as client:
         client.subscribe_topic(topic, lambda event: arrivals.put(json.loads(event[1])))
-        pending = {f"{topic}-{number}": unit for number, unit in enumerate(units)}
+        pending = {f"{topic}-{index}": unit for index, unit in enumerate(units)}
         missing = {cell.key: cell for unit in units for cell in unit.cells}
         futures = [
             client.submit(_supervise, json.dumps(to_plain(unit)), topic, pool, key=key)
@@ -49,7 +49,7 @@ def measure_on_cluster(
                 if isinstance(arrival, dict):
                     yield from _new_results(arrival, missing, progress)
                     continue
-                # Events arrive before the task ends, except those lost with a connection.
+                # Events arrive before the task ends, unless they were lost with a connection.
                 unit = pending.pop(arrival.key)
                 problem = _problem(arrival)
                 for event in [] if problem else arrival.result():
@@ -62,8 +62,8 @@ def measure_on_cluster(
 
 
 def _stop(client: Any, futures: Sequence[Any]) -> None:
-    """Cancel a run's tasks and end its idle workers."""
-    # Dask leaves coroutines behind that write to closed connections; asyncio would print their
+    """Cancel a run's tasks and stop its idle workers."""
+    # Dask leaves behind coroutines that write to closed connections; asyncio would print their
     # errors.
     client.loop.asyncio_loop.set_exception_handler(lambda loop, context: None)
     client.cancel(futures)
@@ -71,21 +71,21 @@ def _stop(client: Any, futures: Sequence[Any]) -> None:
 
 
 CONNECT_SECONDS = 10.0
-"""Time limit for the scheduler of a user's cluster to arrival."""
+"""Time limit for connecting to the scheduler of a user's cluster."""
 
 CLOSE_SECONDS = 10.0
-"""Time limit for stopping a cluster, which may be gone or hang."""
+"""Time limit for stopping a cluster, which may hang or no longer exist."""
 
 
 def _call_within(seconds: float, function: Callable[[], None]) -> None:
-    """Call a function, without interruption, and return when it ends or the time is up.
+    """Call a function uninterrupted, and return when it does or the time limit is reached.
 
-    A Dask client that is interrupted while closing waits for timeouts.
+    A Dask client that is interrupted while closing would wait for its timeouts.
     """
 
     def call() -> None:
-        # Closing a cluster that is gone fails, with errors of any type. By now all results have
-        # arrived, or an error is being raised.
+        # Closing a cluster that no longer exists may raise errors of any type. By now, all results
+        # have arrived or an error is being raised.
         with contextlib.suppress(Exception):
             function()
 
@@ -98,7 +98,7 @@ def _call_within(seconds: float, function: Callable[[], None]) -> None:
 def _new_results(
     message: dict[str, Any], missing: dict[str, Cell], progress: Progress
 ) -> Iterator[Record | UnmeasuredCells]:
-    """Read a worker's message, and yield its result unless it arrived before."""
+    """Read a worker's message, and yield its result unless it has already arrived."""
     result = from_message(message, missing)
     if isinstance(result, WorkerEvent):
         result.send_to(progress)
@@ -121,20 +121,20 @@ def _problem(future: Any) -> str:
 
 
 def _supervise(unit_text: str, topic: str, pool: WorkerPool) -> list[str]:
-    """Supervise a unit in a Dask worker, log each result as an event and return all results."""
+    """Supervise a unit in a Dask worker; log each result as an event and return all results."""
     distributed: Any = importlib.import_module("distributed")
     worker = distributed.get_worker()
     task = worker.get_current_task()
 
     def is_wanted() -> bool:
-        # The task is cancelled or forgotten when its client cancels it or disconnects.
+        # The scheduler cancels or forgets the task when its client cancels it or disconnects.
         state = worker.state.tasks.get(task)
         return state is not None and state.state != "cancelled"
 
     events = []
     supervisor = take_supervisor(pool.threads, pool.execution.timeout)
-    number = worker.name if isinstance(worker.name, int) else 0
-    unit = pool.placed(from_plain(Unit, json.loads(unit_text), "unit"), number)
+    index = worker.name if isinstance(worker.name, int) else 0
+    unit = pool.placed(from_plain(Unit, json.loads(unit_text), "unit"), index)
     try:
         for result in supervisor.measure(unit, is_wanted):
             event = json.dumps(to_message(result))
@@ -154,27 +154,27 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
-        raise RequestError("--executor dask needs Dask: pip install 'nlbench[dask]'") from error
+        raise RequestError("--executor dask requires Dask: pip install 'nlbench[dask]'") from error
     address = pool.execution.address
     stack = ExitStack()
     try:
         try:
             if address:
-                # After an invalid address the client would block until it is closed.
+                # Given an invalid address, the client would block until it is closed.
                 importlib.import_module("distributed.comm").resolve_address(address)
             else:
                 with _interrupts_blocked():
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
                         threads_per_worker=1,
-                        # Any free port, reachable only from this machine.
+                        # Any free port, accessible only from this machine.
                         dashboard_address="127.0.0.1:0",
-                        # Dask logs cancelled tasks; other errors are raised here.
+                        # Dask would log cancelled tasks; other errors are raised here.
                         silence_logs=logging.CRITICAL,
                     )
                 stack.enter_context(cluster)
                 address = cluster.scheduler_address
-            # A local scheduler is up, but a busy machine may delay its arrival.
+            # A local scheduler is running, but on a busy machine it may respond late.
             timeout = CONNECT_SECONDS if pool.execution.address else START_SECONDS
             client = distributed.Client(address, timeout=timeout, set_as_default=False)
             stack.enter_context(client)
@@ -188,11 +188,11 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Make processes started in the block ignore Ctrl-C; this process ends them.
+    """Make processes started in the block ignore Ctrl-C, since this process stops them.
 
-    They inherit the blocked signal. In this process it is delivered after the block.
+    They inherit the blocked signal. In this process, it is delivered after the block.
     """
-    # Started on demand, with the first of those processes, the tracker would unblock the signal.
+    # If started on demand, with the first of those processes, the tracker would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,4 +1,4 @@
-"""Device names, and synchronisation with GPUs."""
+"""Device names and GPU synchronisation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from nlbench.errors import RequestError
 def resolve_device(name: str) -> torch.device:
     """Resolve ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` to an available device.
 
-    ``auto`` is the first CUDA device, else the CPU. It is never Apple's GPU, which lacks double
-    precision.
+    ``auto`` is the first CUDA device or, if there is none, the CPU. It is never an Apple GPU, which
+    lacks double precision.
 
     Raises
     ------
     nlbench.RequestError
-        If the device doesn't exist or is absent from this machine.
+        If the name is unknown, or the device is not available on this machine.
 
     Examples
     --------
@@ -37,13 +37,13 @@ def resolve_device(name: str) -> torch.device:
     if int(number or 0) >= count:
         available = f"{count} of them" if count else "none"
         raise RequestError(
-            f"device '{name}' is absent: this machine has {available}; try --device auto"
+            f"device '{name}' is not available: this machine has {available}; try --device auto"
         )
     return torch.device(name)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its queue, as timing requires; do nothing on a CPU."""
+    """Wait until a GPU has finished its queued work, as timing requires; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,6 +1,6 @@
-"""Measure units with the executor of a run: in this process, in several, or on a Dask cluster.
+"""Measure units with a run's executor: in this process, in several, or on a Dask cluster.
 
-Results are only yielded; the caller writes them.
+Results are yielded, and written by the caller.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def execute(
 ) -> Generator[Record | UnmeasuredCells]:
     """Measure units and yield the results of their cells as they arrive.
 
-    Closing the generator ends all workers.
+    Closing the generator stops all workers.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no cluster, or no process can be started.
+        If no cluster can be reached or no process can be started.
     """
     if pool.execution.executor == "dask":
         return measure_on_cluster(units, pool, progress)

@@ -21,19 +21,19 @@ from nlbench.registry import installed, name_and_version, version_of
 
 @dataclass(frozen=True)
 class Machine:
-    """A device and its environment, as `describe_environment` returns it."""
+    """A device and its environment, as returned by `describe_environment`."""
 
     device: torch.device
     environment: Mapping[str, Any]
 
     @classmethod
     def at(cls, device: torch.device, precision: str = "native") -> Machine:
-        """Describe this machine for one of its devices and a precision."""
+        """Describe this machine for the given device and precision."""
         return cls(device, describe_environment(device, precision))
 
     @classmethod
     def at_in_subprocess(cls, device: torch.device, precision: str = "native") -> Machine:
-        """Describe this machine in a subprocess, since asking a GPU for its name initialises CUDA.
+        """Describe this machine in a subprocess, since querying a GPU's name initialises CUDA.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class Machine:
             check=False,
         )
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason is known"])[-1]
+            reason = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
             raise RequestError(f"device '{device}' can't be used: {reason}")
         return cls(device, json.loads(done.stdout.splitlines()[-1]))
 
@@ -67,7 +67,7 @@ with exact_arithmetic(precision, device.type):
 
 
 def describe_environment(device: torch.device, precision: str = "native") -> dict[str, Any]:
-    """Return versions, machine, device and numerical settings, for the manifest."""
+    """Return the versions, machine, device and numerical settings for the manifest."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -102,7 +102,7 @@ EMULATION_VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_DEFAULT_FPMATH_MODE",
 )
-"""Environment variables that make cuBLAS and oneDNN compute in other dtypes."""
+"""Environment variables that make cuBLAS and oneDNN compute in a different dtype."""
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """Return the version of NVIDIA's driver where Linux exposes it."""
+    """Return the version of the NVIDIA driver, if Linux exposes it."""
     try:
         return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
     except OSError:
@@ -129,7 +129,7 @@ _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn"
 
 
 def _plugins() -> dict[str, str]:
-    """Return the versions of distributions that register anything with nlbench."""
+    """Return the versions of distributions that register plugins with nlbench."""
     distributions = (point.dist for point in installed()[0] if point.dist is not None)
     versions = dict(map(name_and_version, distributions))
     versions.pop("nlbench", None)
@@ -148,8 +148,8 @@ def _processor() -> str:
 def _git_state() -> str | None:
     """Return the commit of nlbench's own checkout, with ``+changes`` if it is dirty.
 
-    None if git doesn't track this file: an nlbench installed inside a project lies in that
-    project's checkout without being part of it.
+    Return None if git doesn't track this file: nlbench may be installed inside the checkout of
+    another project.
     """
     here = Path(__file__).resolve()
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:

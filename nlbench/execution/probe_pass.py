@@ -1,7 +1,7 @@
-"""One pass of a probe over a subject, which feeds all measures of that probe.
+"""Run a probe on a subject once, feeding all measures that use the probe.
 
-`result_of_error` turns exceptions into results. An exception in a measure affects only that
-measure; one in the network affects all measures of the pass.
+`result_of_error` converts exceptions to results. An exception in a measure affects only that
+measure; one in the network affects all measures in the pass.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Outcome:
     Parameters
     ----------
     seconds : float
-        Time that the measure would take alone, including shared intermediate results.
+        Time the measure would take on its own, including shared intermediate results.
     facts : dict
-        Facts from the probe, such as the number of segments.
+        Facts reported by the probe, such as the number of segments.
     """
 
     result: Result
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class _Feed:
-    """A measure during a pass, with its time and its first failure."""
+    """A measure during a pass, along with the time it took and its first failure."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Feed:
         self.unreduced = measure.unreduced
         self.row_limit = measure.row_limit_of(options)
         self.independent_sites = measure.independent_sites
-        # Measures of one package may share intermediate results.
+        # Measures from the same package may share intermediate results.
         self.package = measure.__module__.partition(".")[0]
         self._measure: Measure
         self._guard(lambda: self._start(measure, options))
@@ -92,7 +92,7 @@ class _Feed:
             self.seconds += getattr(observation, "borrowed_seconds", 0.0)
 
     def compute(self) -> Result:
-        """Return the measure's result, or its failure."""
+        """Return the measure's result, or the result that reports its failure."""
         result = self.failure or self._guard(
             lambda: validated_result(self._measure.compute(), self._bounds)
         )
@@ -104,9 +104,9 @@ class _Feed:
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:
-        # Work that the network queued on a GPU must not be charged to the measure.
+        # Work that the network has queued on a GPU must not be charged to the measure.
         synchronize(self._device)
-        # All threads share the global generators, so a thread must not replace them. A wall clock
+        # All threads share the global generators, so no thread may replace them. A wall clock
         # would charge a thread for waiting on the others.
         is_threaded = order is not None
         clock = time.thread_time if is_threaded else time.perf_counter
@@ -124,7 +124,7 @@ class _Feed:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # A plugin may raise anything. Record it without affecting other measures.
+            # A plugin may raise any exception, which must not affect other measures.
             failure, trace = result_of_error(error)
             with self._lock:
                 if self.failure is None or (order is not None and order < self._failed_at):
@@ -151,11 +151,11 @@ def observe(
     streams: Sequence[str] = (),
     monitor: ProgressMonitor | None = None,
 ) -> list[Outcome]:
-    """Run one probe's pass over a subject and return the outcome of each of its measures.
+    """Run a probe on a subject and return the outcome of each measure that uses it.
 
     A measure that raises is ``failed``, or ``undefined`` if it raises `nlbench.Undefined`. If the
-    probe itself raises, this applies to all measures. A measure that runs out of memory gets a
-    pass of its own, and if that fails on a GPU, one on the CPU.
+    probe itself raises, this applies to all measures. A measure that runs out of memory is retried
+    in a separate pass and, if that also fails on a GPU, on the CPU.
 
     Parameters
     ----------
@@ -164,8 +164,8 @@ def observe(
     step : callable
         Called after each batch or segment.
     streams : sequence of str
-        Name of each measure's random stream; by default measures draw from the global
-        generators as they are.
+        Name of each measure's random stream; by default, measures sample from the global
+        generators in their current state.
     """
     names = streams or [""] * len(measures)
     entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
@@ -174,12 +174,12 @@ def observe(
         outcomes = _observe_once(subject, entries, settings, resources, step, monitor)
     if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
         return outcomes
-    for number, entry in enumerate(entries):
-        # A pass with a single measure needs less memory.
+    for index, entry in enumerate(entries):
+        # A pass with a single measure requires less memory.
         for device in dict.fromkeys([resources.device, torch.device("cpu")]):
-            if not outcomes[number].is_out_of_memory:
+            if not outcomes[index].is_out_of_memory:
                 break
-            outcomes[number] = _observe_alone(device, subject, entry, settings, resources, monitor)
+            outcomes[index] = _observe_alone(device, subject, entry, settings, resources, monitor)
     return outcomes
 
 
@@ -201,7 +201,7 @@ def _observe_alone(
         except RequestError as error:
             result, trace = result_of_error(error)
             return Outcome(result, 0.0, trace, {})
-    # One thread: several sites at a time need more memory.
+    # Use a single thread, since processing several sites at once requires more memory.
     resources = replace(resources, device=device, threads=1)
     with preserve_rng_state(device):
         (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
@@ -233,7 +233,7 @@ def _observe_once(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # The model's forward pass can raise anything, and every measure of the pass fails.
+        # The model's forward pass may raise any exception; every measure in the pass then fails.
         failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
     outcomes = []
     for feed in feeds:
@@ -247,7 +247,7 @@ def _observe_once(
 
 
 def _annotate(result: Result, facts: Mapping[str, Any]) -> Result:
-    """Add the probe's number of samples or segments, and its remarks, to a result."""
+    """Add the number of samples or segments and the probe's remarks to a result."""
     n, remarks = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
     values = tuple(
         replace(value, n=value.n or n, reason=_join(value.reason, remarks.get(value.place, "")))
@@ -263,7 +263,7 @@ def _annotate(result: Result, facts: Mapping[str, Any]) -> Result:
 
 
 def with_remark(result: Result, *remarks: str) -> Result:
-    """Add remarks to the reason of a result."""
+    """Append remarks to a result's reason."""
     return replace(result, reason=_join(result.reason, *remarks))
 
 
@@ -272,7 +272,7 @@ def _join(*reasons: str) -> str:
 
 
 def result_of_error(error: BaseException) -> tuple[Result, str]:
-    """Return the result that reports an exception, and its traceback if it is a failure."""
+    """Return the result that reports an exception, and the traceback if it is a failure."""
     if isinstance(error, Undefined):
         return Result.missing("undefined", message_of(error)), ""
     return Result.missing("failed", error_text(error)), traceback.format_exc()

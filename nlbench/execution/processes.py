@@ -1,4 +1,4 @@
-"""Measure units, or call functions, in processes of this machine."""
+"""Measure units or call functions in processes on this machine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def measure_in_processes(
         queued.put(unit)
 
     def supervise(
-        supervisor: Supervisor, number: int, is_wanted: Callable[[], bool]
+        supervisor: Supervisor, index: int, is_wanted: Callable[[], bool]
     ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
         with contextlib.suppress(queue.Empty):
             while True:
-                unit = pool.placed(queued.get_nowait(), number)
+                unit = pool.placed(queued.get_nowait(), index)
                 yield from supervisor.measure(unit, is_wanted)
 
     workers = min(pool.workers, len(units))
@@ -56,23 +56,23 @@ def call_in_processes(
 ) -> Generator[tuple[str, dict[str, Any]]]:
     """Call a function in worker processes, once for each argument.
 
-    Closing the generator ends the processes.
+    Closing the generator stops the processes.
 
     Parameters
     ----------
     function : str
-        ``module:name``. It takes one of the arguments and a callable that sends messages, which
-        are JSON objects.
+        ``module:name``. The function takes one of the arguments and a callable that sends
+        messages, which are JSON objects.
     arguments : mapping of str to mapping
-        JSON objects, keyed by the name of the call.
+        JSON objects, keyed by call name.
     after : mapping of str to str
-        Maps the name of a call to the name of the call that it waits for.
+        Maps the name of a call to the name of the call it waits for.
 
     Yields
     ------
     tuple of str and dict
-        Name and message. The last message of each name is ``{"done": ""}``, or has the reason
-        why its process crashed.
+        Call name and message. The last message for each call is ``{"done": ""}``, or
+        ``{"done": reason}`` if its process crashed.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def call_in_processes(
     pending, workers = set(arguments), min(workers, len(arguments))
 
     def supervise(
-        supervisor: Supervisor, number: int, is_wanted: Callable[[], bool]
+        supervisor: Supervisor, index: int, is_wanted: Callable[[], bool]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         while (name := ready.get()) is not None:
             crash = ""
@@ -123,22 +123,22 @@ def _run_supervisors(
     threads: int,
     timeout: float | None,
 ) -> Generator[_Item]:
-    """Run one supervisor per thread, and yield the items of all of them as they arrive."""
+    """Run each supervisor in its own thread, and yield the items of all as they arrive."""
     items: queue.SimpleQueue[tuple[_Item] | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
 
-    def work(number: int) -> None:
+    def work(index: int) -> None:
         supervisor = take_supervisor(threads, timeout)
         is_reusable = False
         try:
-            for item in supervise(supervisor, number, lambda: not stopped.is_set()):
+            for item in supervise(supervisor, index, lambda: not stopped.is_set()):
                 items.put((item,))
             is_reusable = True
         except UnitCancelled:
             # The caller has closed the generator.
             pass
         except BaseException as error:
-            # Raised again in the caller's thread.
+            # Re-raised in the caller's thread.
             items.put(error)
         finally:
             if is_reusable:
@@ -150,8 +150,8 @@ def _run_supervisors(
     with supervising_threads() as pool:
         started: list[Future[None]] = []
         try:
-            for number in range(workers):
-                started.append(pool.submit(work, number))
+            for index in range(workers):
+                started.append(pool.submit(work, index))
             for _ in started:
                 while (item := items.get()) is not None:
                     if isinstance(item, OSError):

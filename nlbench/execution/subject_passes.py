@@ -1,4 +1,4 @@
-"""Passes over a subject, one per probe, and the records of its cells."""
+"""Run each probe on a subject once, and create the records of the subject's cells."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def records_of(
     remark: str = "",
     reload: Callable[[], Subject] | None = None,
 ) -> Iterator[Record]:
-    """Observe a subject with each probe that the measures need; yield one record per measure.
+    """Observe a subject with each probe that the measures require; yield one record per measure.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ def records_of(
     load_seconds : float
         Time spent loading the subject.
     pass_context : callable
-        Returns the context manager of each pass, which sets its precision, for example.
+        Returns the context manager for each pass, which for example sets the precision.
     remark : str
-        Added to the reason of each result.
+        Appended to the reason of each result.
     reload : callable, optional
-        Loads the subject again after a pass that changed the model's parameters. Without it,
-        the results of all later passes are undefined too.
+        Reloads the subject after a pass that changed the model's parameters. Without it, the
+        results of all later passes are also undefined.
     """
     facts = subject.facts
     resources = resources or Resources(machine.device)
@@ -120,7 +120,7 @@ def records_of(
 
 
 def _changed_weights(names: Sequence[str]) -> str:
-    """Return why a model that changed its parameters has no result, or an empty string."""
+    """Return the reason why a model has no result, or an empty string if no parameter changed."""
     if not names:
         return ""
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -26,10 +26,10 @@ from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_o
 from .worker import IDLE_SECONDS
 
 START_SECONDS = 120.0
-"""Time allowed for starting a process and importing plugins, on top of a cell's limit."""
+"""Time allowed for starting a process and importing plugins, in addition to a cell's limit."""
 
 POLL_SECONDS = 0.1
-"""Interval at which the time limit and the cancellation of a unit are checked."""
+"""Interval between checks of a unit's time limit and cancellation."""
 
 _SCRIPT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -45,9 +45,9 @@ class Phase:
     ----------
     name : {"starting", "loading", "observing", "measuring"}
     cell : int
-        Index in the unit of the cell being measured, or of the probe's first cell.
+        Index, within the unit, of the cell being measured or of the probe's first cell.
     spent : float
-        Seconds charged to the cell before this phase, including loading and the probe's pass.
+        Seconds charged to the cell before this phase, including loading and forward passes.
     since : float
         Start of the phase, from `time.monotonic`.
     """
@@ -64,7 +64,7 @@ class Phase:
 
 
 class WorkerCrash(Exception):
-    """A worker ended before its unit was complete."""
+    """A worker exited before completing its unit."""
 
     def __init__(self, reason: str, phase: Phase) -> None:
         super().__init__(reason)
@@ -80,14 +80,14 @@ class UnitCancelled(Exception):
 
 
 class Worker:
-    """A process that measures one unit after the other."""
+    """A process that measures units one at a time."""
 
     def __init__(self, threads: int) -> None:
         self.threads, self.last_used = threads, time.monotonic()
         supervisor_socket, worker_socket = socket.socketpair()
         # Some libraries start their threads before `torch.set_num_threads` is called.
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        # Threads that spin while waiting take CPU time from those that they wait for.
+        # Threads that busy-wait take CPU time from the threads they are waiting for.
         defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
         with supervisor_socket, worker_socket:
             handle = worker_socket.fileno()
@@ -97,15 +97,15 @@ class Worker:
                 stdout=2,  # Plugins print to standard error.
                 env={**defaults, **os.environ, **variables},
                 pass_fds=(handle,),
-                # A separate process group: Ctrl-C reaches only the supervisor, and processes
-                # that a plugin starts are killed with the worker.
+                # In a separate process group, Ctrl-C reaches only the supervisor, and processes
+                # started by plugins are killed with the worker.
                 start_new_session=True,
             )
             self._connection = Connection(supervisor_socket.detach())
 
     @property
     def is_reusable(self) -> bool:
-        """True if the process is alive and not about to end because it is idle."""
+        """True if the process is running and not about to exit because it is idle."""
         idle = time.monotonic() - self.last_used
         return self._process.poll() is None and idle < IDLE_SECONDS / 2
 
@@ -120,17 +120,17 @@ class Worker:
         Parameters
         ----------
         request : mapping
-            A ``unit`` and the ``timeout`` of its cells, or the function to ``call``, as
-            ``module:name``, and its ``argument``.
+            Either a ``unit`` and the ``timeout`` per cell, or the function to ``call``
+            (``module:name``) and its ``argument``.
         is_wanted : callable
-            Polled; the unit is cancelled when it returns False.
+            Polled regularly; the unit is cancelled when it returns False.
         timeout : float, optional
-            Time limit of a cell, in seconds.
+            Time limit per cell, in seconds.
 
         Raises
         ------
         WorkerCrash, WorkerTimeout, UnitCancelled
-            In each case the process has ended.
+            The process is no longer running in any of these cases.
         """
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(request).encode())
@@ -145,17 +145,17 @@ class Worker:
                 raise WorkerCrash(_exit_reason(self._end_group()), phase) from None
             if message is None:
                 if self._process.poll() is not None:
-                    # A process that a plugin started still holds the other end.
+                    # A process started by a plugin still holds the other end open.
                     self._connection.close()
                 elif not is_wanted():
                     self.end()
                     raise UnitCancelled
                 elif timeout is not None and not is_late and phase.seconds > timeout:
-                    # Messages that it has already sent are still read.
+                    # Keep reading any messages that the worker sent before it was killed.
                     is_late = True
                     self._kill_group()
             elif "done" in message:
-                # A worker that was killed just after finishing its unit isn't reused.
+                # A worker killed just after finishing its unit must not be reused.
                 self.last_used = float("-inf") if is_late else time.monotonic()
                 return
             elif "phase" in message:
@@ -197,7 +197,7 @@ def _exit_reason(status: int) -> str:
 
 
 class Supervisor:
-    """Measures units with a worker, and replaces a worker that crashes."""
+    """Measures units with a worker, which is replaced if it crashes."""
 
     def __init__(self, threads: int, timeout: float | None) -> None:
         self.threads, self.timeout = threads, timeout
@@ -206,11 +206,11 @@ class Supervisor:
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
-        """Measure a unit, and yield a record or a reason for each cell.
+        """Measure a unit; yield, for each cell, a record or the reason it was not measured.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
-        the process crashes, each remaining cell is retried separately, so that only the cell
-        that causes the crash fails. `is_wanted` is polled; when it returns False, the unit is
+        the process crashes, the remaining cells are retried one at a time, so that only the cell
+        causing the crash fails. `is_wanted` is polled; if it returns False, the unit is
         cancelled and `UnitCancelled` is raised.
         """
         pending = {cell.key: cell for cell in unit.cells}
@@ -234,7 +234,7 @@ class Supervisor:
                 yield _unmeasured(pending, late, f"{text} longer than {self.timeout:g} s")
             except WorkerCrash as error:
                 if one_by_one:
-                    # A crash before the first pass would recur for every other cell.
+                    # A crash before the first forward pass would recur for every other cell.
                     is_early = error.phase.name in ("starting", "loading")
                     failed = tuple(cells) if is_early else part.cells
                     yield _unmeasured(pending, failed, str(error))
@@ -251,7 +251,7 @@ class Supervisor:
         return self._ready().ask(request, is_wanted)
 
     def end(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None
@@ -273,7 +273,7 @@ _PHASE_TEXTS = {
 
 
 def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cell, ...]:
-    """Return the pending cells that fail with a timeout in a phase."""
+    """Return the pending cells that fail if the time limit is exceeded in a phase."""
     if phase.name in ("starting", "loading"):
         return tuple(cell for cell in part.cells if cell.key in pending)
     current = part.cells[phase.cell]

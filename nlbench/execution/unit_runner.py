@@ -1,4 +1,4 @@
-"""Measure units of work in this process: load the subject, observe it, yield its records."""
+"""Measure units of work in this process: load the subject, observe it and yield its records."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from .work_units import Unit, UnmeasuredCells
 
 
 class UnitRunner:
-    """Measures units one after the other.
+    """Measures units one at a time.
 
-    The last subject and the batch sizes that fit into memory are kept for the next unit.
+    The last subject and the batch sizes known to fit in memory are kept for the next unit.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -60,7 +60,7 @@ class UnitRunner:
         self._imported: set[tuple[str, str]] = set()
 
     def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
-        """Yield the record of each cell, or the reason why there is none.
+        """Yield, for each cell, its record or the reason why there is none.
 
         Process-wide settings are restored before each yield.
         """
@@ -81,7 +81,7 @@ class UnitRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # A model's or dataset's plugin may raise anything; only this subject is affected.
+            # A model or dataset plugin may raise any exception, which affects only this subject.
             trace = traceback.format_exc()
             unmeasured = UnmeasuredCells(
                 tuple(cells), _load_error(error, plan), trace, load_failed=True
@@ -143,7 +143,7 @@ class UnitRunner:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                # The model's forward pass can raise anything.
+                # The model's forward pass may raise any exception.
                 result, _ = result_of_error(error)
                 text = f"{result.status}: {result.reason}"
             if text:
@@ -165,7 +165,7 @@ class UnitRunner:
         return self._machines[key]
 
     def _problem(self, spec: MeasureSpec) -> str:
-        """Return why a measure of the plan is not available here, or an empty string."""
+        """Return the reason why a planned measure is not available here, or an empty string."""
         try:
             measure = self._measures.get(spec.name)
             if measure is None:
@@ -181,16 +181,16 @@ class UnitRunner:
         return ""
 
     def _import_plugins(self, plan: SubjectPlan) -> None:
-        """Import the plugins before loading, so that no cell is charged for the import."""
+        """Import plugins before loading, so that no cell is charged for the import time."""
         for plugin in (("models", plan.spec.model), ("datasets", plan.spec.data)):
             if plugin not in self._imported:
                 self._imported.add(plugin)
-                # `load_subject` raises the error again.
+                # `load_subject` will raise the same error.
                 with restored_process_state(), contextlib.suppress(NlbenchError):
                     registry.load(*plugin)
 
     def _load(self, unit: Unit, monitor: ProgressMonitor) -> tuple[Subject, Machine]:
-        """Load a unit's subject, or return the cached one."""
+        """Load a unit's subject unless it is cached, and describe the machine."""
         self._import_plugins(unit.cells[0].subject)
         with self._run_settings(unit):
             machine = self._machine(unit)
@@ -202,7 +202,7 @@ class UnitRunner:
         key = plan.key, unit.device, unit.precision
         subject, planned_at = self._subject, None
         if subject is None or self._subject_key != key:
-            # Release it before loading the next one: both may not fit into memory.
+            # Release it before loading the next one, since both may not fit in memory.
             self._subject = subject = None
             if machine.device.type == "cuda":
                 gc.collect()
@@ -237,12 +237,12 @@ def _warn_of_fewer_samples(
     if spec.samples is not None and available is not None and available < spec.samples:
         monitor.warn(
             f"{spec.samples} samples of {spec.data} were requested; its {spec.split} split has "
-            f"{available}, and all of them are measured"
+            f"only {available}, all of which are measured"
         )
 
 
 def _check_recordable(plan: SubjectPlan, facts: SubjectFacts) -> None:
-    """Raise if the facts of a subject can't be written to JSON and read back."""
+    """Raise if a subject's facts can't be written to JSON and read back."""
     try:
         text = json.dumps(to_plain(facts), allow_nan=False, default=os.fspath)
         from_plain(SubjectFacts, parse_json(text, "it"), "subject")

@@ -1,8 +1,8 @@
-"""Units of work, their results, and the messages that carry both between processes.
+"""Units of work, their results, and the messages that transfer both between processes.
 
-A unit has the cells of one subject, or those of one probe if there are more workers than subjects.
-A unit yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects. `to_message` and
-`from_message` convert them to and from JSON objects.
+A unit contains the cells of one subject or, if there are more workers than subjects, only those of
+one probe. Measuring it yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects, which
+`to_message` and `from_message` convert to and from JSON objects.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Unit:
     Parameters
     ----------
     memory : int or None
-        Bytes that a pass may use.
+        Memory limit for a pass, in bytes.
     expected : mapping
-        Facts of the subject recorded with its other cells, such as the sample's hash.
+        Facts about the subject recorded with its other cells, such as the sample's hash.
     planned_at : str
-        Host name of the machine that made the plan; file times are compared only there.
+        Host name of the machine that made the plan; file times are compared only on that machine.
     """
 
     cells: tuple[Cell, ...]
@@ -41,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnmeasuredCells:
-    """Cells that were not measured, with the reason."""
+    """Cells that were not measured, and the reason why."""
 
     cells: tuple[Cell, ...]
     reason: str
@@ -73,7 +73,7 @@ def to_message(result: Record | UnmeasuredCells | WorkerEvent) -> dict[str, Any]
 def from_message(
     message: Mapping[str, Any], cells: Mapping[str, Cell]
 ) -> Record | UnmeasuredCells | WorkerEvent:
-    """Read a message of `to_message`; unmeasured cells that are not in `cells` are dropped."""
+    """Convert a message from `to_message`, dropping unmeasured cells that are not in `cells`."""
     if "record" in message:
         return Record.from_json(message["record"], "a worker's record")
     if "cells" in message:
@@ -98,7 +98,7 @@ def units_of(
     expected: Mapping[str, Mapping[str, Any]],
     workers: int = 1,
 ) -> list[Unit]:
-    """Group cells by subject, and by probe too if there are more workers than subjects."""
+    """Group cells by subject, and also by probe if there are more workers than subjects."""
     groups = _group(cells, lambda cell: cell.subject.key)
     if len(groups) < workers:
         groups = [part for group in groups for part in _group(group, lambda c: c.measure.probe)]

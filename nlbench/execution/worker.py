@@ -1,7 +1,7 @@
 """The worker process, started and supervised by `nlbench.execution.supervisor`.
 
-It reads requests from a socket that it shares with the supervisor, and writes events and results
-to it. It ends when the supervisor does.
+It reads requests from a socket shared with the supervisor, and writes events and results to it. It
+exits when the supervisor does.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from nlbench.serialization.fields import from_plain
 from .work_units import Unit, to_message
 
 IDLE_SECONDS = 60.0
-"""Idle time after which a worker ends and frees its memory and GPU."""
+"""Idle time after which a worker exits, freeing its memory and GPU."""
 
 
 class CellTimeout(NlbenchError):
-    """A measure exceeded the time limit of a cell."""
+    """A measure exceeded the time limit for a cell."""
 
 
 class Messenger(ProgressMonitor):
-    """A monitor that reports to the supervisor and measures the time of each cell.
+    """A monitor that reports to the supervisor and measures the time spent on each cell.
 
-    With a timeout, in seconds per cell, it also reports which measure is running.
+    If there is a timeout (in seconds per cell), it also reports which measure is running.
     """
 
     def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
         self._connection, self._timeout = connection, timeout
-        self._cells = {cell.measure.name: number for number, cell in enumerate(unit.cells)}
+        self._cells = {cell.measure.name: index for index, cell in enumerate(unit.cells)}
         self._probes = {
-            cell.measure.probe: number for number, cell in reversed(list(enumerate(unit.cells)))
+            cell.measure.probe: index for index, cell in reversed(list(enumerate(unit.cells)))
         }
         self._seconds = dict.fromkeys(self._cells, 0.0)
         self._since = time.monotonic()
@@ -56,7 +56,7 @@ class Messenger(ProgressMonitor):
         self._lock = threading.RLock()
 
     def send(self, **message: Any) -> None:
-        """Send a message; end this process if the supervisor is gone."""
+        """Send a message; exit this process if the supervisor has exited."""
         with self._lock:
             _send(self._connection, message)
 
@@ -69,7 +69,7 @@ class Messenger(ProgressMonitor):
         self.send(warn=message)
 
     def loading(self) -> None:
-        """Start timing the load of a subject."""
+        """Start timing the loading of a subject."""
         self._since = time.monotonic()
         self.send(phase="loading", cell=0, spent=0.0)
 
@@ -109,7 +109,7 @@ class Messenger(ProgressMonitor):
             self._seconds[measure] += elapsed
 
     def _send_running(self) -> None:
-        """Send the running measure; if there are several, the first to exceed the limit."""
+        """Send the running measure; if there are several, the one closest to its time limit."""
         if self._timeout is None:
             return
         if not self._running:
@@ -121,14 +121,14 @@ class Messenger(ProgressMonitor):
 
 
 def main(handle: int, threads: int) -> None:
-    """Serve the requests of the supervisor, on the socket with this handle, until it ends."""
-    # A SIGTERM for the whole process group is for the supervisor, which ends this process.
+    """Serve the supervisor's requests, on the socket with this handle, until it exits."""
+    # A SIGTERM sent to the whole process group is left to the supervisor, which kills this process.
     signal.signal(signal.SIGTERM, lambda *_: None)
     _end_with_parent()
     connection = Connection(handle)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
-    # Imported last, so that the process ends with its supervisor even during the imports.
+    # Imported last, so that the process exits with its supervisor even during the imports.
     from nlbench.introspection.threads import torch_threads
 
     from .unit_runner import UnitRunner
@@ -153,7 +153,7 @@ def main(handle: int, threads: int) -> None:
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:
-    """Send a message; end this process if the supervisor is gone."""
+    """Send a message; exit this process if the supervisor has exited."""
     try:
         connection.send_bytes(json.dumps(message).encode())
     except OSError:
@@ -168,18 +168,18 @@ def _listen(connection: Connection, requests: queue.SimpleQueue[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Let Linux kill this process when its supervisor dies.
+    """Make Linux kill this process when its supervisor dies.
 
-    `_listen` detects that too, but not while compiled code holds the GIL.
+    `_listen` also detects that, but not while compiled code holds the GIL.
     """
     if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
 
 
 def _end() -> NoReturn:
-    """End this process and all processes that a plugin started in it."""
+    """Kill this process and all processes that plugins started from it."""
     with contextlib.suppress(OSError):
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)

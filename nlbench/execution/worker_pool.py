@@ -1,4 +1,4 @@
-"""The workers of a run, and idle workers kept for the next unit or run."""
+"""The workers of a run, and idle workers that are kept for the next unit or run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WorkerPool:
     Parameters
     ----------
     devices : tuple of str
-        GPUs, assigned to the workers in turn; empty unless there are several.
+        GPUs to assign to the workers in turn; empty unless there are several.
     """
 
     execution: ExecutionOptions
@@ -34,7 +34,7 @@ class WorkerPool:
         return self.execution.executor == "serial" and self.execution.timeout is None
 
     def placed(self, unit: Unit, worker: int) -> Unit:
-        """Return the unit, assigned to the device of a worker."""
+        """Return the unit, assigned to a worker's device."""
         if not self.devices:
             return unit
         return replace(unit, device=self.devices[worker % len(self.devices)])
@@ -50,10 +50,10 @@ _thread_pools: list[ThreadPoolExecutor] = []
 
 @contextmanager
 def keep_workers() -> Iterator[None]:
-    """Keep worker processes between runs inside the block, since starting one takes seconds.
+    """Keep worker processes alive between runs in the block, since starting one takes seconds.
 
-    The threads that start them are kept too: Linux kills a worker when the thread that started
-    it ends.
+    The threads that start them are also kept: Linux kills a worker when the thread that started
+    it exits.
     """
     with supervising_threads() as threads:
         _thread_pools.append(threads)
@@ -91,7 +91,7 @@ def keep_supervisor(supervisor: Supervisor) -> None:
 
 
 def release_supervisor(supervisor: Supervisor) -> None:
-    """Keep a supervisor inside `keep_workers`, else end it."""
+    """Keep a supervisor inside `keep_workers`; otherwise stop it."""
     if _thread_pools:
         keep_supervisor(supervisor)
     else:
@@ -99,6 +99,6 @@ def release_supervisor(supervisor: Supervisor) -> None:
 
 
 def end_idle_workers() -> None:
-    """End all idle workers."""
+    """Stop all idle workers."""
     while _idle_supervisors:
         _idle_supervisors.pop().end()

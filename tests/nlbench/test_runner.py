@@ -352,7 +352,7 @@ def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_pa
         ({"measures": "afinity"}, "did you mean 'affinity'"),
         ({"split": "validation"}, "split: unknown 'validation'"),
         ({"samples": -1}, "samples: -1 is out of bounds"),
-        ({"device": "cuda:99"}, "device 'cuda:99' is absent"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"weights": "no/such/file.pt"}, "no such file"),
         ({"weights": "trained", "models": "tiny"}, "tiny has no checkpoint trained on digits"),
@@ -528,7 +528,9 @@ def test_fewer_samples_than_requested_are_warned_of_once(names, tmp_path):
     heard = Heard()
     run(request("good", samples=10**9, seeds=(0, 1)), tmp_path / "run", progress=heard)
     (line,) = heard.lines
-    assert line.startswith("1000000000 samples of digits were requested; its test split has 512")
+    assert line.startswith(
+        "1000000000 samples of digits were requested; its test split has only 512"
+    )
 
 
 def test_a_run_whose_folder_is_deleted_meanwhile_ends_with_one_line(names, tmp_path):

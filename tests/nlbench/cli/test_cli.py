@@ -208,7 +208,7 @@ def test_importing_nlbench_does_not_import_torch():
         (["list", "measures", "--model", "vgg8"], "has no option --model"),
         (["run", "--seeds", "one"], "--seeds: expected whole numbers"),
         (["run", "--samples", "many"], "--samples"),
-        (["run", "--device", "cuda:77"], "device 'cuda:77' is absent"),
+        (["run", "--device", "cuda:77"], "device 'cuda:77' is not available"),
         (["run", "--weights", "nowhere.pt"], "no such file"),
         (["run", "--nonsense"], "--nonsense"),
         (["rum"], "rum"),
