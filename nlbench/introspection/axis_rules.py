@@ -13,14 +13,14 @@ from .function_calls import FunctionCall
 from .operations import axis_rule
 
 GONE = -1
-"""Place of an axis that was indexed away or reduced; an unknown place is None."""
+"""Position of an axis that was indexed away or reduced; an unknown position is None."""
 
 AxisMap = Sequence[int | None]
-"""For each axis of an operation's input, its place in the output: a number, `GONE` or None."""
+"""For each axis of an operation's input, its position in the output: an index, `GONE` or None."""
 
 
 def moved_axis(places: AxisMap, axis: int) -> int | None:
-    """Return the place of an input axis in the output; `GONE` stays `GONE`."""
+    """Return the position of an input axis in the output; `GONE` stays `GONE`."""
     if axis == GONE:
         return GONE
     return places[axis] if axis < len(places) else None
@@ -69,7 +69,7 @@ def _reshape(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("einsum")
 def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow each axis by its letter; an axis that is summed over is gone."""
+    """Match the axes by their letters; an axis that is summed over is gone."""
     equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
     inputs, arrow, result = equation.partition("->")
     tensors = args[1] if isinstance(args[1], tuple | list) else args[1:]
@@ -82,7 +82,7 @@ def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 
 def _find_reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
-    """Find an axis after a reshape, by its size and the number of entries before it."""
+    """Find an axis after a reshape, by its size and the product of the sizes before it."""
     ahead, size = math.prod(before[:axis]), before[axis]
     places = [
         place
@@ -147,22 +147,22 @@ def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("stack", "unsqueeze", arranges="moves")
 def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``unsqueeze`` and ``stack``, which insert an axis."""
+    """Map the axes for ``unsqueeze`` and ``stack``, which insert an axis."""
     place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
-    if output.ndim != source.ndim + 1:  # In place, so that the source is the output.
+    if output.ndim != source.ndim + 1:  # In place: the source is the output itself.
         return [None] * source.ndim
     return [axis + (axis >= place) for axis in range(source.ndim)]
 
 
 @axis_rule("select", "unbind", arranges="moves")
 def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``select`` and ``unbind``, which drop an axis."""
+    """Map the axes for ``select`` and ``unbind``, which drop an axis."""
     return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
 
 
 @axis_rule("getitem", arranges="moves")
 def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``x[...]``; an index with several tensors or lists is not followed."""
+    """Map the axes for ``x[...]``; unknown if the index has several tensors or lists."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     if not any(part is Ellipsis for part in index):
         index = (*index, Ellipsis)
@@ -198,7 +198,7 @@ def _is_row_of_indices(part: Any) -> bool:
 
 
 def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
-    """Return axes given by name or from a position on; an empty list if there are none."""
+    """Return axes passed by name, or by position from `place` on; empty if there are none."""
     for name in names:
         if name in kwargs:
             value = kwargs[name]

@@ -1,4 +1,4 @@
-"""Operations as PyTorch dispatches them, below the functions that a network calls."""
+"""Operations at the level of PyTorch's dispatcher, below the functions that a network calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .function_calls import tensors_in
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that does not import PyTorch's compiler, which takes seconds."""
+    """Dispatch mode that avoids importing PyTorch's compiler, which takes seconds."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()  # type: ignore[no-untyped-call]
@@ -25,7 +25,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here; shielding this from the compiler would import it.
+        # Nothing is compiled here, and excluding this class from compilation would import it.
         return False
 
 
@@ -47,9 +47,9 @@ def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
     """List the tensors that a call of an operator overload changes in place."""
     return [
         tensor
-        for place, argument in enumerate(func._schema.arguments)
+        for i, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in tensors_in((args[place] if place < len(args) else kwargs.get(argument.name),))
+        for tensor in tensors_in((args[i] if i < len(args) else kwargs.get(argument.name),))
     ]
 
 
@@ -66,6 +66,6 @@ def positional(
 
 
 def out_of_place(func: Any, name: str) -> Callable[..., Any]:
-    """Return the overload of an operation's out-of-place form."""
+    """Return the out-of-place variant of an operator overload; `name` is its name."""
     function: Callable[..., Any] = getattr(getattr(torch.ops.aten, name), func._overloadname)
     return function

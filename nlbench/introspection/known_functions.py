@@ -1,4 +1,4 @@
-"""Recognition of activation functions that a module implements itself."""
+"""Recognition of activation functions in handwritten modules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Largest difference in float64 between a module and the function that it computes. Constants such
-# as sqrt(2 / pi) are written with seven digits or more. The two forms of GELU differ by 5e-4.
+# Maximum difference in float64 between a module and the function that it computes. Constants such
+# as sqrt(2 / pi) are written with at least seven digits. The two forms of GELU differ by 5e-4.
 TOLERANCE = 1e-6
 
 _FUNCTIONS: Mapping[str, Sequence[Callable[[Tensor], Tensor]]] = {
@@ -35,14 +35,14 @@ _FUNCTIONS: Mapping[str, Sequence[Callable[[Tensor], Tensor]]] = {
     "tanhshrink": (functional.tanhshrink,),
 }
 
-# Relative tolerance of a normalisation that computes in float32 and adds an epsilon.
+# Relative tolerance for a normalisation that computes in float32 and adds an epsilon.
 NORM_TOLERANCE = 1e-3
 
 _KINDS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def known_kind(module: nn.Module) -> str:
-    """Return the kind of the function that a module without parameters computes; empty if unknown.
+    """Return the kind of function that a module without parameters computes; empty if unknown.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Compute a tensor in a separate thread, unseen by probes; None if that fails."""
+    """Compute a tensor in a separate thread, hidden from probes; return None on failure."""
     results: list[Tensor] = []
 
     def work() -> None:
@@ -89,7 +89,7 @@ def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
 def is_root_mean_square_norm(module: nn.Module, width: int) -> bool:
     """Return True if a module maps x (..., width) to w x / sqrt(mean x²) for some weights w.
 
-    It is run with random parameters, so the values of its own don't matter.
+    The module is run with random parameters, so the values of its own don't matter.
 
     Examples
     --------

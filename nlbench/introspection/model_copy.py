@@ -24,17 +24,17 @@ def double_copy(model: nn.Module) -> nn.Module:
 def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Copy a model in eval mode so that it computes in another dtype.
 
-    The copy converts parameters, buffers and all else that its forward reads: tensors in attributes
-    of any kind, constants that it creates, and variables of its file; see `FloatTypeMode`.
+    Parameters, buffers and everything else that the forward method uses are converted: tensors in
+    any attribute, constants that it creates, and global variables; see `FloatTypeMode`.
 
-    A model on a device without float64 (see `precise_device`) is copied to the CPU, even in
+    A model on a device without float64 (see `precise_device`) is copied to the CPU, even for
     float32, since its outputs are processed in double precision.
 
     Raises
     ------
     nlbench.RequestError
-        If the model is compiled or scripted, can't be copied, has complex numbers or is on the
-        ``meta`` device.
+        If the model is compiled or scripted, can't be copied, has complex parameters or buffers,
+        or is on the ``meta`` device.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         copied = copied.cpu()
     copied = copied.to(dtype)
     if dtype == torch.float64:
-        # With the channels last, depthwise convolutions in float64 take four times as long.
+        # In channels-last format, depthwise convolutions in float64 take four times as long.
         copied = copied.to(memory_format=torch.contiguous_format)
     return computing_in(copied, FloatTypeMode(own_float_type(model), dtype))
 
@@ -65,10 +65,10 @@ _WITHOUT_FLOAT64 = ("mps",)
 
 
 def precise_device(model: nn.Module, inputs: Tensor) -> torch.device:
-    """Return the device of a model's copy in double precision.
+    """Return the device to use for a double-precision copy of a model.
 
-    It is the device of the model, or of its inputs if it has no parameters. The CPU replaces
-    Apple's GPU, which has no float64.
+    It is the device of the model, or of `inputs` if the model has no parameters or buffers. The
+    CPU is used instead of Apple's GPU, which has no float64.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def precise_device(model: nn.Module, inputs: Tensor) -> torch.device:
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:
-    """Copy a model to the CPU in eval mode, without a copy on its own device.
+    """Copy a model to the CPU in eval mode, without an intermediate copy on its own device.
 
     Raises
     ------
@@ -102,12 +102,12 @@ def _on_cpu(tensor: Tensor) -> Tensor:
 
 
 def shape_copy(model: nn.Module) -> nn.Module:
-    """Copy a model to the ``meta`` device in eval mode, with floats as float64.
+    """Copy a model to the ``meta`` device in eval mode, with floating-point tensors as float64.
 
     Raises
     ------
     nlbench.RequestError
-        If the model is compiled or scripted, can't be copied or has complex numbers.
+        If the model is compiled or scripted, can't be copied or has complex parameters or buffers.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
 
 def _refuse_uncopyable(model: nn.Module) -> None:
     refuse_unobservable(model)
-    # Conversion to floats would drop imaginary parts.
+    # Conversion to a real dtype would drop imaginary parts.
     if any(t.is_complex() for t in tensors_of(model)):
         raise RequestError("the model has complex numbers, expected real ones")
 
@@ -135,7 +135,7 @@ def _refuse_uncopyable(model: nn.Module) -> None:
 def _deep_copy(
     model: nn.Module, replaced: dict[int, Any], copy_tensor: Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """Copy a model in eval mode; `replaced` maps the ids of tensors to copies made before."""
+    """Copy a model in eval mode; `replaced` maps the ids of tensors to existing copies."""
     try:
         with _TensorCopies(copy_tensor):
             return copy.deepcopy(model, replaced).eval()
@@ -145,10 +145,10 @@ def _deep_copy(
 
 
 class _TensorCopies(TorchFunctionMode):
-    """Function mode that makes deep copies of tensors with a given function.
+    """Function mode that deep-copies tensors with a given function.
 
-    This includes tensors with a gradient graph, which PyTorch refuses to copy. Older weight
-    normalisation stores its product as such a tensor, and computes it before each forward pass.
+    This includes tensors with a gradient graph, which PyTorch refuses to copy. PyTorch's older
+    `weight_norm` stores the weight as one, and computes it again before each forward pass.
     """
 
     def __init__(self, copy_tensor: Callable[[Tensor], Tensor]) -> None:
@@ -165,7 +165,7 @@ class _TensorCopies(TorchFunctionMode):
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return an empty copy of a tensor on the ``meta`` device, with floats as float64."""
+    """Return an empty copy of a tensor on the ``meta`` device, float64 if it is floating-point."""
     dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
     empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)
     if isinstance(tensor, nn.Parameter):

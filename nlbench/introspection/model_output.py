@@ -28,7 +28,7 @@ def validated_outputs(output: object, samples: int) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If it is not a tensor, or has a different number of rows.
+        If the output is not a tensor, or has a different number of rows.
 
     Examples
     --------

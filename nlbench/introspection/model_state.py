@@ -1,4 +1,4 @@
-"""Passes that leave a model unchanged, and checks that they do."""
+"""Forward passes that leave a model unchanged, and checks that they do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .threads import torch_threads
 
 
 class _Snapshot:
-    """State of a module when the first of several overlapping passes began to use it."""
+    """State of a module before the first of several overlapping passes used it."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
@@ -41,12 +41,12 @@ class _Snapshot:
         self.registered = _registered_names(module)
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
-        """Restore the module; return buffers with copies of the contents to restore."""
+        """Restore the module; return pairs of a tensor and the values to copy back into it."""
         module = self.module()
         if module is None:
             return []
         _SNAPSHOTS.pop(module, None)
-        # A module that creates its layers in its first run has changed permanently.
+        # A module that creates its layers during its first pass has changed permanently.
         if _registered_names(module) == self.registered:
             _restore_attributes(module, self.attributes)
         module.training = self.training
@@ -80,12 +80,12 @@ _LOCK = threading.RLock()
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and restore every module on exit.
 
-    Buffers and tensor attributes that the forward pass changes, such as a counter of calls, and
-    plain attributes that it sets are restored; parameters are not, see `changed_parameters`. A
-    buffer replaced by one of another shape is taken for a cache that has grown. It is kept, as are
-    the items that the pass adds to a list or dictionary. Passes that overlap in several threads may
-    share modules; the last one to end restores them. A caller's `torch.inference_mode`, in which
-    nothing has a derivative, is suspended.
+    Buffers and tensor attributes that the forward pass modifies, such as a call counter, and plain
+    attributes that it sets are restored. Parameters are not; see `changed_parameters`. A buffer
+    replaced by one with a different shape is assumed to be a growing cache and kept, as are items
+    added to a list or dictionary. Overlapping passes in several threads may share modules; the
+    last pass to end restores them. A caller's `torch.inference_mode`, in which nothing has a
+    derivative, is suspended.
     """
     with _LOCK:
         snapshots = [_snapshot(module) for module in model.modules()]
@@ -96,7 +96,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             with _LOCK:
                 model.eval()
         except NotImplementedError as error:
-            # An exported program is fixed in the mode that it was exported in.
+            # An exported program stays in the mode in which it was exported.
             raise RequestError(
                 f"the model ({type(model).__name__}) can't be put into evaluation mode: {error}; "
                 "pass the module it was made from"
@@ -123,10 +123,10 @@ def _fits(buffer: Tensor, before: Tensor) -> bool:
 
 
 def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy former contents into the buffers that changed.
+    """Copy previous values back into the buffers that changed.
 
-    A buffer that did not change is not written to, since a caller may take derivatives through
-    it. There is one synchronisation per GPU, not one per buffer.
+    Unchanged buffers are not written to, since a caller may take derivatives through them. Each
+    GPU is synchronised once, not once per buffer.
     """
     by_device = defaultdict(list)
     for buffer, before in pairs:
@@ -144,10 +144,10 @@ def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 @contextmanager
 def preserve_attributes(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all modules on exit, such as a cached mask.
+    """Restore the attributes of all modules, such as a cached mask, on exit.
 
-    A network that runs on the meta device would cache a mask without values. Containers that are
-    attributes are restored too, but neither containers inside them nor the values of tensors.
+    A network that runs on the meta device would cache a mask without values. Attributes that are
+    containers are restored too, but neither nested containers nor the values of tensors are.
 
     Examples
     --------
@@ -173,7 +173,7 @@ _CONTAINERS = (dict, list, set, deque)
 
 
 def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[Any, Any]]:
-    """Return the attributes of a module; with `whole`, its tables and copies of containers too."""
+    """Return a module's attributes; with `whole`, also its tables and copies of containers."""
     return {
         name: (value, copy.copy(value) if whole and isinstance(value, _CONTAINERS) else None)
         for name, value in vars(module).items()
@@ -188,7 +188,7 @@ def _restore_attributes(
     for name in [n for n in current if n not in attributes and (whole or n not in _TABLES)]:
         del current[name]
     for name, (value, content) in attributes.items():
-        # The same containers, since handles of hooks refer to them.
+        # Refill the same containers, since hook handles refer to them.
         if whole and isinstance(value, dict | set):
             value.clear()
             value.update(content)
@@ -199,10 +199,10 @@ def _restore_attributes(
 
 
 def parameter_checksums(model: nn.Module) -> dict[str, int]:
-    """Compute a checksum of the bits of each parameter, to detect changes by a pass.
+    """Compute a checksum of each parameter's bits, to detect changes during a forward pass.
 
-    Version counters would miss writes through ``parameter.data``. There is one synchronisation
-    per GPU, not one per parameter.
+    Version counters would miss writes through ``parameter.data``. Each GPU is synchronised once,
+    not once per parameter.
 
     Examples
     --------
@@ -213,7 +213,7 @@ def parameter_checksums(model: nn.Module) -> dict[str, int]:
     ['bias']
     """
     by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
-    with torch_threads(1):  # One thread reads as fast as memory allows.
+    with torch_threads(1):  # One thread already saturates the memory bandwidth.
         for name, parameter in model.named_parameters():
             is_readable = not is_lazy(parameter) and not parameter.is_meta
             if is_readable and parameter.layout == torch.strided and parameter.numel():
@@ -257,7 +257,7 @@ def refuse_unobservable(model: nn.Module) -> None:
     Raises
     ------
     nlbench.RequestError
-        If there is such a part; the message names it.
+        If so; the message names the module.
     """
     for name, module in model.named_modules():
         is_compiled = type(module).__name__ == "OptimizedModule" or (

@@ -15,7 +15,7 @@ from numpy.random import MT19937
 
 
 def rng_state(device: torch.device) -> bytes:
-    """Return the state of all global random generators, to compare it with a later one.
+    """Return the state of all global random generators, for comparison with a later one.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def preserve_rng_state(device: torch.device) -> Iterator[None]:
 def preserve_numpy_state() -> Iterator[None]:
     """Restore NumPy's global generator on exit, including its cached normal deviate.
 
-    NumPy draws normal deviates in pairs; exchanging the bit generator, as `RandomStream` does,
+    NumPy draws normal deviates in pairs; swapping the bit generator, as `RandomStream` does,
     loses the second one.
     """
     before = np.random.get_state()  # noqa: NPY002 (it restores the global generator)
@@ -74,7 +74,7 @@ def preserve_numpy_state() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed PyTorch's generators, and restore the CPU's on exit."""
+    """Seed PyTorch's generators, and restore the CPU generator on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -84,15 +84,15 @@ class RandomStream:
     """A named stream of random numbers, drawn through the global generators.
 
     While the stream is active, Python's, NumPy's and PyTorch's global generators are in a state
-    derived from the stream's name. The next activation continues where the last one ended. In
-    between the generators have the state that they had before.
+    derived from the stream's name. The next activation continues where the last one ended. Between
+    activations, the generators are in their original state.
 
     Parameters
     ----------
     name : str
-        Seed of the stream; an empty name leaves the global generators alone.
+        Seed for the stream. With an empty name, the global generators are left unchanged.
     device : torch.device, optional
-        A GPU whose generator belongs to the stream too.
+        A GPU whose generator is also part of the stream.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class RandomStream:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let the global generators draw from this stream, and restore them on exit."""
+        """Make the global generators draw from this stream, and restore them on exit."""
         if not self._generators:
             yield
             return

@@ -1,4 +1,4 @@
-"""Numbers of threads of PyTorch and of the BLAS libraries that NumPy and SciPy use."""
+"""Numbers of threads for PyTorch and for the BLAS libraries that NumPy and SciPy use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 MAX_THREADS_PER_CELL = 4
-"""Layers of ordinary size gain little from more, and other cells can use the cores."""
+"""Layers of typical size gain little from more threads, and other cells can use the cores."""
 
 
 def default_threads() -> int:
@@ -26,8 +26,8 @@ def default_threads() -> int:
 def torch_threads(number: int | None = None) -> Iterator[None]:
     """Set the number of PyTorch threads, if one is given, and restore it on exit.
 
-    The last bits of a sum may depend on it. A number set in any thread becomes the default of
-    threads that start later, so code whose threads set their own number needs this context too.
+    The last bits of a sum may depend on it. A number set in any thread becomes the default for
+    threads that start later, so code whose threads set their own number also needs this context.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def torch_threads(number: int | None = None) -> Iterator[None]:
 def overlap_pays(device: torch.device) -> bool:
     """Return True if computing in parallel with the network's forward pass saves time.
 
-    It doesn't with a single core, nor on Apple's GPU, which serves one thread.
+    It doesn't with a single core, or on Apple's GPU, which only serves one thread.
 
     Examples
     --------
@@ -62,8 +62,8 @@ def overlap_pays(device: torch.device) -> bool:
 def measure_threads(device: torch.device) -> int:
     """Return the number of threads for measures that run in parallel with the forward pass.
 
-    These are all PyTorch threads if the network runs on a GPU, where it doesn't need them, and one
-    thread if it runs on the CPU.
+    If the network runs on a GPU, it needs none of PyTorch's threads, so measures may use them all.
+    On the CPU, the number is 1.
 
     Examples
     --------
@@ -82,8 +82,8 @@ def _available_cores() -> int:
 def single_blas_thread() -> Iterator[None]:
     """Limit NumPy's and SciPy's BLAS libraries to one thread.
 
-    The limit applies to the whole process. If contexts overlap, the first one sets and removes
-    it; code that starts threads must stay inside as long as they run.
+    The limit applies to the whole process. If contexts overlap, only the first one sets and
+    removes the limit; code that starts threads must not exit its context while they run.
     """
     if not _BLAS_LIMIT.acquire(blocking=False):
         yield
@@ -100,8 +100,8 @@ _BLAS_LIMIT = threading.Lock()
 
 @cache
 def _blas_libraries() -> ThreadpoolController:
-    """Find the BLAS libraries of NumPy and SciPy, which takes milliseconds."""
-    # Only libraries that are loaded are found.
+    """Find the BLAS libraries of NumPy and SciPy; the search takes milliseconds."""
+    # Only loaded libraries can be found.
     importlib.import_module("scipy.linalg")
     controller = ThreadpoolController()
     paths = [lib["filepath"] for lib in controller.info() if lib["user_api"] == "blas"]
@@ -109,7 +109,7 @@ def _blas_libraries() -> ThreadpoolController:
 
 
 def _belongs_to_torch(path: str) -> bool:
-    """Return True if a library came with PyTorch, which the network may be using concurrently."""
+    """Return True if a library is bundled with PyTorch, which the network may be using."""
     packages = Path(torch.__file__).parent.parent
     library = Path(path)
     return library.is_relative_to(packages) and library.relative_to(packages).parts[0].startswith(

@@ -17,7 +17,7 @@ from .threads import single_blas_thread, torch_threads
 
 Item = TypeVar("Item")
 
-# Overlapping workers restore the number of threads once, when the last of them ends.
+# If several workers overlap, the last one to finish restores the number of threads.
 _TORCH_THREADS = SharedSetting(torch_threads)
 
 
@@ -25,38 +25,38 @@ _TORCH_THREADS = SharedSetting(torch_threads)
 class _QueuedItem(Generic[Item]):
     """An item in the queue.
 
-    `number` is its place in the order of submission; `is_first` is true for the first item of a
-    lane.
+    `index` is its position in submission order; `is_first` is true for the first item in a lane.
     """
 
     item: Item
-    number: int
+    index: int
     lane: Hashable
     is_first: bool
 
 
 class BackgroundWorkers(Generic[Item]):
-    """Worker threads that process items in order of submission, lane by lane.
+    """Worker threads that process the items of each lane in submission order.
 
-    Items of one lane are processed one after the other, in order. Items of different lanes run
-    concurrently, except that the first item of a lane runs alone, after all items submitted
-    before it. The state of each lane is therefore created in the same order with any number of
-    threads.
+    Items in the same lane are processed one at a time, in order. Items in different lanes run
+    concurrently, except that the first item in a lane runs alone, after all items submitted
+    before it. The state of each lane is therefore created in the same order regardless of the
+    number of threads.
 
-    Each worker runs PyTorch on one thread: two thread pools would wait for each other, and most
-    computations of a measure are too small to be split. No result depends on the number of workers.
+    Each worker runs PyTorch on one thread: two thread pools would compete for the same cores, and
+    most computations of a measure are too small to split. Results don't depend on the number of
+    workers.
 
     Parameters
     ----------
     size : callable
-        Bytes of an item.
+        Returns the size of an item in bytes.
     limit : int
-        Maximum bytes in the queue; a larger item waits alone. With 0, `put` returns only when the
-        item is processed.
+        Maximum queue size in bytes; a larger item is queued on its own. If 0, `put` blocks until
+        the item has been processed.
     device : torch.device, optional
-        Device of the items. On a GPU the work joins the caller's stream.
+        Device of the items. On a GPU, the work runs on the caller's CUDA stream.
     lane : callable, optional
-        Maps an item to its lane; by default there is one lane.
+        Maps an item to its lane; by default, all items are in one lane.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class BackgroundWorkers(Generic[Item]):
         self._lanes: set[Hashable] = set()
         self._running: dict[Hashable, _QueuedItem[Item]] = {}  # By lane.
         self._is_closed = False
-        # Number and error of the first item, in order of submission, that failed.
+        # Index and error of the first item, in submission order, that failed.
         self._error: tuple[int, BaseException] | None = None
         self._changed = threading.Condition()
         self._settings = ExitStack()
@@ -129,7 +129,7 @@ class BackgroundWorkers(Generic[Item]):
         Raises
         ------
         Exception
-            The error of an earlier item.
+            The exception raised while processing an earlier item.
         """
         size, lane = self._size(item), self._lane(item)
         with self._changed:
@@ -159,7 +159,7 @@ class BackgroundWorkers(Generic[Item]):
             raise self._error[1]
 
     def _close(self) -> None:
-        """Finish the queue and end the threads."""
+        """Process the rest of the queue and stop the threads."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -176,7 +176,7 @@ class BackgroundWorkers(Generic[Item]):
             self._settings.close()
 
     def _wait_until_done(self) -> None:
-        # `join` is not enough: once interrupted, it treats the thread as ended (Python 3.11).
+        # `join` is not enough: once interrupted, it treats the thread as finished (Python 3.11).
         with self._changed:
             while self._live_threads > 0:
                 self._changed.wait()
@@ -194,8 +194,8 @@ class BackgroundWorkers(Generic[Item]):
 
     def _process_queue(self) -> None:
         torch.set_num_threads(1)
-        # Without CUDA no stream is set, since asking for the current one would initialise an
-        # unused GPU, and fails on a Mac.
+        # The stream is only set for CUDA: asking for the current one would initialise an unused
+        # GPU, and fails on a Mac.
         stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with torch.no_grad(), stream:
             while (queued := self._take()) is not None:
@@ -211,8 +211,8 @@ class BackgroundWorkers(Generic[Item]):
         with self._changed:
             del self._running[queued.lane]
             if error is not None:
-                if self._error is None or queued.number < self._error[0]:
-                    self._error = queued.number, error
+                if self._error is None or queued.index < self._error[0]:
+                    self._error = queued.index, error
                 self._queue.clear()
             self._changed.notify_all()
 
@@ -230,7 +230,7 @@ class BackgroundWorkers(Generic[Item]):
             return queued
 
     def _ready(self) -> Iterator[int]:
-        """Yield the queue positions of items that may run now."""
+        """Yield the queue positions of the items that may run now."""
         if any(running.is_first for running in self._running.values()):
             return
         busy = set(self._running)
