@@ -1,8 +1,8 @@
-"""The probe `lines`: the network restricted to straight segments of input space.
+"""The probe `lines`: the network restricted to straight segments in input space.
 
-`recording` turns a network into a program, `rules` defines how each operation acts on a segment.
-`exact` finds all breakpoints, `estimation` counts crossings on grids, `quadrature` integrates
-networks without breakpoints. `api` is the interface from Python, `paths` chooses the segments.
+`recording` converts a network into a program, and `rules` defines how operations act on segments.
+`exact` finds all breakpoints, `estimation` counts crossings on grids, and `quadrature` integrates
+networks without breakpoints. `api` is the Python interface, and `paths` constructs the segments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nlbench.lazy import lazy_imports
 from .probe import LINES as LINES
 
 if TYPE_CHECKING:
-    # Imported lazily, since a run is planned without PyTorch.
+    # Imported lazily, since planning a run does not require PyTorch.
     from .api import estimate_segment as estimate_segment
     from .api import observe_paths as observe_paths
     from .api import trace_segment as trace_segment

@@ -1,4 +1,4 @@
-"""Data for drawing a path on a run's page, as plain values."""
+"""Data for plotting a path on a run's page, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scipy.interpolate import PchipInterpolator
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 
 BINS = 160
-"""Number of equal parts of a path in which breakpoints are counted."""
+"""Number of equal parts into which a path is divided to count breakpoints."""
 MAX_LOGITS = 3
 MAX_ROWS = 24
 MAX_SEGMENTS = 64
@@ -22,18 +22,18 @@ SIGNIFICANT_DIGITS = 5
 
 
 def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
-    """Return the data for drawing a path: plain values, and rows of numbers as text.
+    """Return the data for plotting a path: plain values, and rows of numbers as text.
 
-    ``place``; ``method``; ``lengths`` of the segments; ``logits``, those furthest from their
-    chords; ``curves``, one row per segment and logit, evenly spaced from end to end; and, for
-    traces, ``sites``, ``breakpoints``, one row per site with their number in each of 160 equal
-    parts of the drawn path, and ``crossings``, their sum. If there are more than 24 sites,
-    neighbours share a row.
+    Keys are ``place``, ``method``, ``lengths`` of the segments, ``logits`` (those furthest from
+    their chords), ``curves`` (one row per segment and logit, at evenly spaced points) and, for
+    traces, ``sites``, ``breakpoints`` (one row per site, with the number in each of 160 equal parts
+    of the plotted path) and ``crossings``, their sum. If there are more than 24 sites,
+    neighbouring sites share a row.
 
     Parameters
     ----------
     observations : sequence of TracedSegment
-        The first segments of one path, or all.
+        All segments of one path, or the first few.
 
     Examples
     --------

@@ -18,8 +18,8 @@ def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]
     """Return whole-pixel translations (right, down) on a circle.
 
     Anchor k is (radius cos θ, radius sin θ) with θ = 2πk / anchors, each coordinate
-    rounded to the nearest whole pixel, halves away from zero. So the set is symmetric
-    under change of sign of either coordinate whenever the circle's points are.
+    rounded to the nearest whole pixel, with ties rounded away from zero. The set is therefore
+    symmetric under a sign change of either coordinate whenever the points on the circle are.
 
     Examples
     --------
@@ -31,15 +31,15 @@ def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]
 
 
 def _nearest(x: float) -> int:
-    # Rounding of the cosine may turn 2.5 into 2.4999999999999996.
+    # Rounding errors in the cosine may turn 2.5 into 2.4999999999999996.
     return int(math.copysign(math.floor(abs(x) + 0.5 + 1e-9), x))
 
 
 def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tensor:
-    """Build a closed path from each image by moving it around a small circle.
+    """Build a closed path from each image by translating it around a small circle.
 
-    The anchors are the image shifted by `translations`, with its edges replicated and no
-    interpolation between pixels. The first is repeated at the end, so that segments
+    The anchors are copies of the image shifted by `translations`, with edges replicated and without
+    interpolation between pixels. The first anchor is repeated at the end, so that segments
     between consecutive anchors close the loop. Normalisation commutes with translation.
 
     Parameters
@@ -48,7 +48,7 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     anchors : int
         At least 2.
     radius : float
-        In pixels: large enough that two anchors differ, and less than the images' sides.
+        In pixels, large enough that two anchors differ, and smaller than the sides of the images.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     if any(abs(right) >= width or abs(down) >= height for right, down in shifts):
         raise RequestError(
             f"a radius of {radius:g} for images of {height} × {width}: an anchor would contain "
-            "only the image's edge"
+            "only copies of the image's edge"
         )
     if len(set(shifts)) < 2:
         raise RequestError(
@@ -90,7 +90,7 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
 
     The path starts at the image and visits `anchors` translated copies of it, with edges
     replicated. Each translation is drawn uniformly from the whole-pixel translations within the
-    radius, except the previous one. The path is not closed.
+    radius, excluding the previous one. The path is not closed.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
     radius : float
         In pixels, at least 1.
     seed : int
-        Seed of the translations. Those of an image depend on its position, not on the number of
-        images after it.
+        Seed for the translations. The translations of an image depend on its index, but not on the
+        number of images after it.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
     if len(within) < 2:
         raise RequestError(
             f"a radius of {radius:g} for images of {height} × {width}: there is no whole-pixel "
-            "translation, expected a radius of 1 or more"
+            "translation, expected a radius of at least 1"
         )
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([_random_walk(image, anchors, within, generator) for image in images])
@@ -141,7 +141,7 @@ def _random_walk(
 ) -> Tensor:
     index = within.index((0, 0))
     points = [image]
-    # A step of 1 to n - 1 around the list of n reaches each of the others with equal probability.
+    # A cyclic step of 1 to n - 1 through n translations reaches each other one equally often.
     for step in torch.randint(1, len(within), (anchors,), generator=generator).tolist():
         index = (index + step) % len(within)
         points.append(_translate(image, *within[index]))
@@ -151,8 +151,8 @@ def _random_walk(
 def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) -> Tensor:
     r"""Build closed paths through uniform noise with the data's mean and standard deviation.
 
-    Each element of an anchor is uniform on :math:`\mu \pm \sqrt{3} \sigma`, where μ and σ are the
-    mean and standard deviation of that element. The first anchor is repeated at the end.
+    Each element of an anchor is uniformly distributed on :math:`\mu \pm \sqrt{3} \sigma`, where μ
+    and σ are the element's mean and standard deviation. The first anchor is repeated at the end.
 
     Parameters
     ----------
@@ -161,9 +161,9 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     number : int
         Number of paths.
     anchors : int
-        Number per path, at least 2.
+        Number of anchors per path, at least 2.
     seed : int
-        Seed of the noise. A path does not depend on the number of paths after it.
+        Seed for the noise. A path does not depend on the number of paths after it.
 
     Returns
     -------
@@ -211,7 +211,7 @@ def _check_anchors(anchors: int, radius: float = 0.0) -> None:
     if anchors < 2:
         raise RequestError(f"{anchors} anchors, expected at least 2")
     if not (radius >= 0 and math.isfinite(radius)):
-        raise RequestError(f"a radius of {radius}, expected 0 or more")
+        raise RequestError(f"a radius of {radius}, expected a finite number of at least 0")
 
 
 def _translate(images: Tensor, right: int, down: int) -> Tensor:
@@ -224,12 +224,12 @@ def _translate(images: Tensor, right: int, down: int) -> Tensor:
 def pair_paths(inputs: Tensor) -> Tensor:
     """Connect samples in pairs by straight lines: 0 to 1, 2 to 3, and so on.
 
-    An odd sample at the end is ignored.
+    If the number of samples is odd, the last one is ignored.
 
     Parameters
     ----------
     inputs : tensor of shape (n, *input)
-        At least two.
+        At least two samples.
 
     Returns
     -------
@@ -261,7 +261,7 @@ def direction_paths(
     seed: int = 0,
     model: nn.Module | None = None,
 ) -> Tensor:
-    """Build straight paths of equal length from each sample in several directions.
+    """Build straight paths of equal length in several directions from each sample.
 
     Parameters
     ----------
@@ -269,14 +269,14 @@ def direction_paths(
     directions : int
         Number of directions for each sample, at least 1.
     radius : float
-        Euclidean length of each path, in units of the network's inputs.
+        Euclidean length of each path, in the units of the network's inputs.
     kind : {"random", "sign", "gradient"}
-        Uniform on the sphere; each element up or down by the same amount, at random; along the
-        gradients of the largest outputs, in descending order.
+        Directions uniform on the sphere; all elements changed by the same amount, with random
+        signs; or along the gradients of the largest outputs, in descending order of output.
     seed : int
-        Seed of the first two kinds. The directions of a sample depend on its position only.
+        Seed for the first two kinds. The directions from a sample depend only on its index.
     model : torch.nn.Module, optional
-        Required for gradients; in eval mode.
+        In eval mode; required for ``gradient``.
 
     Returns
     -------

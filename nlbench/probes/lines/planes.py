@@ -1,8 +1,8 @@
 """A network's boundaries and decisions on a plane through input space, pixel by pixel.
 
 The number of boundaries between two neighbouring pixels is the number of units that are on
-different pieces there, which takes one forward pass per pixel. A unit that crosses a boundary and
-crosses it back between two pixels is missed.
+different pieces at the two, which requires one forward pass per pixel. A unit that crosses a
+boundary and returns between two pixels is missed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .recording.program import Step
 from .segments import check_ends
 
 DEFAULT_MARGIN = 0.3
-"""Margin of a picture around its points, as a fraction of their distance."""
+"""Margin around the points, as a fraction of the distance between the first two."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plane:
     u, v : float64 tensor of shape (w,), (h,)
         Coordinates of the pixels' centres.
     points : float64 tensor of shape (m, 2)
-        Coordinates of the points that the plane goes through.
+        Coordinates of the points that the plane passes through.
     outputs : float32 tensor of shape (h, w, k)
         The network's output at each pixel.
     right : mapping of str to int64 tensor of shape (h, w - 1)
@@ -82,9 +82,9 @@ def plane(
 ) -> Plane:
     """Evaluate a network on the plane through two or three points.
 
-    Distances are preserved: ``across`` leads from the first point to the second, ``up`` is
-    perpendicular to it, of the same length, and on the third point's side. With two points it is a
-    random direction with a fixed seed.
+    Distances are preserved: ``across`` is the vector from the first point to the second, ``up`` a
+    perpendicular vector of the same length, on the side of the third point. With only two points,
+    ``up`` is a random perpendicular vector, drawn with a fixed seed.
 
     Parameters
     ----------
@@ -92,13 +92,13 @@ def plane(
         Piecewise affine in eval mode. It is copied, not changed.
     points : tensor of shape (2 or 3, *input)
     size : int or (int, int)
-        Pixels across, or across and up.
+        Number of pixels in both directions, or across and up.
     margin : float
         Margin around the points, as a fraction of the distance between the first two.
     dtype : torch.dtype
         Precision of the network.
     memory : int, optional
-        Bytes that may be used in addition to the model; by default half of the free memory.
+        Memory limit in bytes, in addition to the model; by default half of the free memory.
     step : callable
         Called after each row of pixels.
 
@@ -200,9 +200,9 @@ class _Rows:
         row: dict[tuple[int, int], list[Tensor]] = {}
         start = 0
 
-        def compare(step: Step, number: int, pattern: Margins | Windows) -> None:
+        def compare(step: Step, index: int, pattern: Margins | Windows) -> None:
             """Compare pixels with those to the left and those below."""
-            key, site = (step.output, number), self._site_index[step.output]
+            key, site = (step.output, index), self._site_index[step.output]
             states = row.setdefault(key, [])
             stop = start + len(pattern.state)
             left = torch.cat([states[-1][-1:] if states else pattern.state[:1], pattern.state[:-1]])

@@ -1,9 +1,9 @@
-"""Adaptive quadrature of a network's distance to the chord of a segment.
+"""Adaptive quadrature of a network's distance to its chord on a segment.
 
 A network that is not piecewise affine has no breakpoints, but its distance to the chord can be
-integrated. The segment is cut into intervals, which are cut again until a polynomial approximates
-the network on each. The polynomials are integrated exactly, the positive and the negative part
-separately. So a logit may cross its chord anywhere at no cost, whereas a rule for the absolute
+integrated. The segment is divided into intervals, which are halved until a polynomial approximates
+the network on each. The polynomials are integrated exactly, with positive and negative parts
+separate. Crossings of the chord therefore cost nothing extra, whereas quadrature of the absolute
 value would have to refine around each crossing of each logit.
 """
 
@@ -30,7 +30,7 @@ Array = NDArray[np.floating[Any]]
 
 DEGREE = 16
 NODES: Array = chebyshev.chebpts2(DEGREE + 1)
-"""Increasing, both ends included; the middle one is 0."""
+"""Chebyshev points in increasing order, both ends included; the middle one is 0."""
 
 _CELLS = 2 * DEGREE
 _GRID: Array = chebyshev.chebpts2(_CELLS + 1)
@@ -38,7 +38,7 @@ _VALUES_TO_COEFFICIENTS: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGRE
 _TAIL_START = 2 * DEGREE // 3 + 1
 _BISECTIONS = 40
 _BLOCK_SIZE = 2**21
-"""Elements computed at a time."""
+"""Number of elements processed at a time."""
 
 
 class IntervalIntegrals(NamedTuple):
@@ -47,7 +47,7 @@ class IntervalIntegrals(NamedTuple):
     Parameters
     ----------
     above, below : float64 array of shape (m, k)
-        Integrals over [-1, 1] of the positive part and of the negative part, both positive.
+        Integrals over [-1, 1] of the positive and negative parts, both non-negative.
     variation : float64 array of shape (m, k)
         Total variation.
     """
@@ -63,7 +63,7 @@ def coefficients(values: Array) -> Array:
     Parameters
     ----------
     values : array of shape (m, 17, k)
-        At `NODES`.
+        Values at `NODES`.
 
     Returns
     -------
@@ -87,9 +87,9 @@ def evaluate(c: Array, x: float | Array) -> Array:
 def tail(c: Array) -> Array:
     """Sum the magnitudes of the last third of the coefficients: (m, k).
 
-    The error of an interpolant is smaller than this wherever coefficients decay, geometrically
-    (analytic functions) or as slowly as at a kink (Trefethen, "Approximation Theory and
-    Approximation Practice", 2013, chapters 7 and 8).
+    The error of an interpolant is smaller than this sum if its coefficients decay, geometrically
+    (analytic functions) or as slowly as those of a function with a kink (Trefethen, "Approximation
+    Theory and Approximation Practice", 2013, chapters 7 and 8).
     """
     return np.asarray(np.abs(c[_TAIL_START:]).sum(0))
 
@@ -97,7 +97,7 @@ def tail(c: Array) -> Array:
 def integrate_parts(c: Array) -> IntervalIntegrals:
     """Integrate the positive and negative parts of interpolants, and compute their variation.
 
-    Each interval is cut at a grid, at inflections and at turning points. On each part the
+    Each interval is divided at grid points, inflections and turning points. On each part the
     polynomial is monotone, so it changes sign at most once.
 
     Parameters
@@ -118,7 +118,7 @@ def integrate_parts(c: Array) -> IntervalIntegrals:
 
 def _integrate_block(c: Array) -> IntervalIntegrals:
     points: Array = np.broadcast_to(_GRID[:, None, None], (_CELLS + 1, *c.shape[1:]))
-    # Between inflections the slope is monotone, so that no turning point is missed.
+    # Between inflections the slope is monotone, so no turning point is missed.
     for order in (2, 1):
         points = _interleave(points, _roots(chebyshev.chebder(c, order, axis=0), points))
     values = chebyshev.chebval(points, c, tensor=False)
@@ -140,7 +140,7 @@ def _interleave(points: Array, between: Array) -> Array:
 
 
 def _roots(c: Array, points: Array) -> Array:
-    """Return the zero of each polynomial between points where it changes sign, else the middle.
+    """Return each polynomial's zero between points where its sign changes, otherwise the midpoint.
 
     Parameters
     ----------
@@ -171,12 +171,12 @@ DEFAULT_EVALUATIONS = 4096
 RELATIVE_ROUNDING = 1e-12
 """Error, relative to a logit's largest magnitude, below which rounding dominates."""
 MIN_WIDTH = 1e-12
-"""Width of an interval below which it is not cut."""
+"""Width below which an interval is not halved."""
 CHECK_NODE = 0.31
-"""Point of [-1, 1] between two nodes, where an interpolant is compared with the network."""
+"""Point in [-1, 1] between two nodes, where an interpolant is compared with the network."""
 EVALUATIONS_PER_CUT = 2 * DEGREE
 CHECK_PLACES = 256
-"""Places, one in each 256th of the segment, where interpolants are compared with the network."""
+"""Number of check points, one in each 256th of the segment, in addition to `CHECK_NODE`."""
 
 
 @each_exact
@@ -200,7 +200,7 @@ def integrate_along(
     tolerance, evaluations
         See `smooth_estimate`.
     refused : str
-        Reason why there are no breakpoints, which the estimates report.
+        Reason why there are no breakpoints, reported by the estimates.
     memory : int, optional
         Memory limit in bytes; by default half of the free memory.
 
@@ -252,27 +252,27 @@ def smooth_estimate(
 ) -> SegmentEstimate:
     r"""Integrate the distance between a function on [0, 1] and its chord.
 
-    Intervals are halved until for every logit j the estimated error of
+    Intervals are halved until, for every logit j, the estimated error of
     :math:`\int_0^1 |f_j - g_j| dt` is within the tolerance, relative to the integral, or
     within 1e-12 of the logit's largest magnitude, where rounding dominates. The estimate adds up
-    the errors of the interpolants of degree 16: the magnitudes of the last coefficients, or the
-    distance to the function at places between the nodes, if that is larger. There is one such
-    place in each interval and, once that seems to be enough, a random one in each 256th of [0, 1],
-    the same for all functions. Neighbouring places are at most 1.5/256 apart, so a wider feature is
-    found. A narrower one, of width w, that lies between all nodes is missed with a probability of
-    at most 1 - 256 w.
+    the errors of the interpolants of degree 16: the magnitudes of the last coefficients or, if
+    larger, the distance to the function at check points between the nodes. There is one check point
+    in each interval and, once the error is within the tolerance, a random one in each 256th of
+    [0, 1], the same for all functions. Neighbouring check points are at most 1.5/256 apart, so
+    wider features are found. A feature of smaller width w that lies between nodes is missed with a
+    probability of at most 1 - 256 w.
 
     Parameters
     ----------
     function : callable
         Maps a float64 array of shape (m,) to (m, k).
     length : float
-        Length of the segment, which the estimate reports.
+        Length of the segment, reported by the estimate.
     tolerance : float
-        Above 0.
+        Between 0 and 1.
     evaluations : int
-        Maximum number of evaluations, including the last comparison. If it doesn't suffice,
-        ``converged`` is false.
+        Maximum number of evaluations, including those at check points. If it is not enough,
+        ``converged`` is False.
     refused : str
         See `integrate_along`.
 
@@ -335,7 +335,7 @@ def smooth_estimate(
 
 
 class _Intervals(NamedTuple):
-    """A segment in m intervals: their ends (m,), values (m, 17, k), errors and integrals (m, k)."""
+    """Intervals of a segment: ends (m,), values at nodes (m, 17, k), errors, integrals (m, k)."""
 
     chord: Array
     left: Array
@@ -356,7 +356,7 @@ class _Intervals(NamedTuple):
         at_left: Array,
         at_right: Array,
     ) -> _Intervals:
-        """Evaluate a function inside intervals at whose ends it is known."""
+        """Evaluate a function inside intervals, given its values at their ends."""
         half = (right - left)[:, None] / 2
         x = np.append(NODES[1:-1], CHECK_NODE)
         t = left[:, None] + half * (1 + x)
@@ -370,12 +370,12 @@ class _Intervals(NamedTuple):
         return cls(chord, left, right, values, *integrals)
 
     def cut(
-        self, function: Callable[[Array], Array], which: NDArray[np.integer[Any]]
+        self, function: Callable[[Array], Array], indices: NDArray[np.integer[Any]]
     ) -> _Intervals:
-        """Replace some intervals by their halves."""
-        left, right = self.left[which], self.right[which]
+        """Replace the intervals at `indices` by their halves."""
+        left, right = self.left[indices], self.right[indices]
         middle = (left + right) / 2
-        first, second, third = self.values[which][:, [0, DEGREE // 2, DEGREE]].swapaxes(0, 1)
+        first, second, third = self.values[indices][:, [0, DEGREE // 2, DEGREE]].swapaxes(0, 1)
         halves = _Intervals.on(
             function,
             self.chord,
@@ -385,11 +385,11 @@ class _Intervals(NamedTuple):
             np.concatenate([second, third]),
         )
         pairs = zip(self[1:], halves[1:], strict=True)
-        joined = [np.concatenate([np.delete(old, which, 0), new]) for old, new in pairs]
+        joined = [np.concatenate([np.delete(old, indices, 0), new]) for old, new in pairs]
         return _Intervals(self.chord, *joined)
 
     def with_checks(self, t: Array, values: Array) -> _Intervals:
-        """Update the errors, given distances (m, k) to the chord at other places t (m,)."""
+        """Update the errors, given distances (m, k) to the chord at check points t (m,)."""
         order = np.argsort(self.left)
         owner = order[np.searchsorted(self.left[order], t, side="right") - 1]
         left, width = self.left[owner], (self.right - self.left)[owner]
@@ -410,7 +410,7 @@ class _Intervals(NamedTuple):
 
 
 def _interpolants(left: Array, right: Array, values: Array, chord: Array) -> Array:
-    """Return the coefficients of the distance to the chord on each interval."""
+    """Return the coefficients of the interpolated distance to the chord on each interval."""
     nodes = left[:, None] + (right - left)[:, None] / 2 * (1 + NODES)
     return coefficients(values - _line(chord, nodes))
 
@@ -422,5 +422,5 @@ def _check_places() -> Array:
 
 
 def _line(chord: Array, t: Array) -> Array:
-    """Evaluate the chord, given (2, k) at its ends."""
+    """Evaluate the chord at t, given its values (2, k) at the ends."""
     return np.asarray(chord[0] + t[..., None] * (chord[1] - chord[0]))

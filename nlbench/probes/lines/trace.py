@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .segment_image import SegmentImage
 
 SLOPE_TOLERANCE_EPS = 256
-"""Rounding error of an output, in machine epsilons of its largest magnitude on the segment."""
+"""Rounding error of an output, in machine epsilons times its largest magnitude on the segment."""
 OUTPUT_TOLERANCE_EPS = 16
-"""Minimum of that error, in epsilons of the largest output: terms may be larger than outputs."""
+"""Minimum rounding error, in epsilons times the largest output, since large terms may cancel."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class SegmentTrace:
     t : float64 tensor of shape (n,)
         Breakpoints in [0, 1], increasing, both ends included.
     values : float64 tensor of shape (n, k)
-        The network's output at each; between neighbours it is the linear interpolation.
+        Network outputs at the breakpoints, between which the network is affine.
     length : float
         Euclidean length of the segment in input space.
     origins : int64 tensor of shape (n,)
         Site of the unit that causes each breakpoint, as an index into `sites`; -1 for the two
-        ends. Where units of several sites bend at one point, the first site in order of call.
+        ends. If units of several sites bend at the same point, the first site in call order.
     sites : tuple of str
         Names of the network's activation calls.
     method : {"exact", "adaptive", "sampling"}
@@ -67,7 +67,7 @@ class SegmentTrace:
 
     @property
     def contributions(self) -> dict[str, int]:
-        """Number of breakpoints by site, in order of call; their sum is `crossings`.
+        """Number of breakpoints per site, in call order; they sum to `crossings`.
 
         Examples
         --------
@@ -90,13 +90,13 @@ def slope_changes(trace: SegmentTrace) -> int:
     Returns
     -------
     int
-        Between 0 and ``trace.crossings``; the number of regions with different slopes
-        is one more. See `bends`.
+        Between 0 and ``trace.crossings``, and one less than the number of regions with different
+        slopes. See `bends`.
 
     Raises
     ------
     nlbench.Undefined
-        As `bends`.
+        See `bends`.
 
     Examples
     --------
@@ -113,11 +113,11 @@ def slope_changes(trace: SegmentTrace) -> int:
 def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     """Return the ends of a segment and the breakpoints at which the slope of some output changes.
 
-    A breakpoint changes the slope if the output there lies off the chord between its neighbours.
-    Such a distance, the difference of an output and a convex combination of two, is known to twice
-    an output's `rounding`. Breakpoints within that distance of the chord are dropped and their
-    neighbours joined until none is left. So a region too short to determine its own slope hides no
-    change across it.
+    A breakpoint changes the slope if an output there differs from the chord between its neighbours.
+    This difference, between an output and a convex combination of two others, is accurate to twice
+    the output's `rounding`. Breakpoints with smaller differences are dropped, and the others are
+    compared again, until no more can be dropped. A region too short for its slope to be determined
+    therefore doesn't hide a change of slope across it.
 
     Returns
     -------
@@ -127,8 +127,8 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     Raises
     ------
     nlbench.Undefined
-        For a trace by sampling, whose breakpoints are only near those of the network, or below
-        double precision, which does not resolve the slopes of short regions.
+        If the trace was sampled, so that its breakpoints are only near those of the network, or
+        computed in less than double precision, which can't resolve the slopes of short regions.
     """
     if trace.method == "sampling":
         raise Undefined("sampled breakpoints are only near those of the network: no slopes")
@@ -142,7 +142,7 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
         flat = ((y[1:-1] - chord).abs() <= tolerance).all(1)
         if not bool(flat.any()):
             break
-        # Drop every other breakpoint of a flat run, as each was compared with its neighbours.
+        # Drop every other breakpoint in a flat run, since each was compared with its neighbours.
         index = torch.arange(len(flat), device=flat.device)
         begins = flat.clone()
         begins[1:] &= ~flat[:-1]
@@ -156,8 +156,8 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
 def rounding(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     """Return the rounding error of each output, (k,).
 
-    It is 256 machine epsilons of an output's largest magnitude on the segment, 6e-14 in float64,
-    and at least 16 epsilons of the largest output.
+    It is 256 machine epsilons (6e-14 in float64) times the output's largest magnitude on the
+    segment, and at least 16 epsilons times the largest output.
     """
     size = trace.values.abs()
     units = torch.maximum(SLOPE_TOLERANCE_EPS * size.amax(0), OUTPUT_TOLERANCE_EPS * size.max())
@@ -173,13 +173,13 @@ class SegmentEstimate:
     Parameters
     ----------
     t : float64 tensor of shape (n,)
-        Where the network was evaluated, in [0, 1], increasing, both ends included.
+        Points in [0, 1] where the network was evaluated, increasing, both ends included.
     values : float64 tensor of shape (n, k)
-        The network's output at each. It is not affine between them.
+        Network outputs at these points, between which the network is not affine.
     length : float
         Euclidean length of the segment in input space.
     above, below : float64 tensor of shape (k,)
-        Integrals over t of the positive and of the negative part of f - g, both positive.
+        Integrals over t of the positive and negative parts of f - g, both non-negative.
     variation : float64 tensor of shape (k,)
         Total variation of f - g at the nodes; it has no error estimate.
     deviation_error : float64 tensor of shape (k,)
@@ -188,27 +188,27 @@ class SegmentEstimate:
         Estimated number of boundaries between affine pieces; None if the network is not
         piecewise affine.
     at_least : int
-        Number of observed boundaries: a lower bound.
+        Number of boundaries observed, a lower bound.
     error : float
         Estimated error of ``crossings``.
     contributions : mapping of str to float
-        Estimated number of boundaries by site; their sum is ``crossings``.
+        Estimated number of boundaries per site; they sum to ``crossings``.
     twice : int
-        Units observed to cross a boundary twice within a step of the last grid but one.
+        Number of units observed to cross a boundary twice within a step of the second-finest grid.
     undecided : int
-        Units within rounding of a boundary at a point, whose side is unknown.
+        Number of units whose side of a boundary is unknown at a point, due to rounding.
     evaluations : int
         Number of evaluations of the network.
     tolerance : float
         Requested relative error.
     converged : bool
-        True if the errors are within the tolerance, or within rounding.
+        True if the errors are within the tolerance or the rounding error.
     precision : float
         Machine epsilon of the dtype that the network was computed in.
     method : {"refined", "quadrature"}
-        Nested uniform grids, or polynomials on intervals for a smooth network.
+        Nested uniform grids, or piecewise polynomials for a smooth network.
     refused : str
-        Reason why there are no boundaries.
+        Reason why boundaries were not counted.
     """
 
     t: Tensor
@@ -233,14 +233,14 @@ class SegmentEstimate:
 
     @property
     def relative_error(self) -> float:
-        """Largest relative error of a logit's integral; 0 if all integrals are 0."""
+        """Maximum relative error of the logits' integrals; 0 if all integrals are 0."""
         total = self.above + self.below
         known = total > 0
         return float((self.deviation_error[known] / total[known]).max()) if known.any() else 0.0
 
     @property
     def notes(self) -> Mapping[str, float]:
-        """Properties of the estimate that are recorded."""
+        """Recorded properties of the estimate."""
         notes = {
             "tolerance": self.tolerance,
             "evaluations": float(self.evaluations),
@@ -258,13 +258,13 @@ class TracedSegment:
     Parameters
     ----------
     path : int
-        Number of the path.
+        Index of the path.
     segment : int
-        Number of the segment on its path.
+        Index of the segment on its path.
     trace : SegmentTrace or SegmentEstimate
-        The latter where breakpoints were not searched for, or there are none.
+        An estimate if breakpoints were not searched for or don't exist.
     image : SegmentImage, optional
-        Lengths of its images at the network's sites, computed on first access.
+        Images of the segment at the network's sites, with lengths computed on first access.
     """
 
     path: int
