@@ -26,26 +26,26 @@ def _fast_path_off() -> Iterator[None]:
 
 
 without_fast_path = SharedSetting(_fast_path_off)
-"""Context in which transformer layers call their activations one by one.
+"""Context in which transformer layers call each activation separately.
 
-In evaluation PyTorch computes a whole `torch.nn.TransformerEncoderLayer` in one kernel, which hides
-its activations and rounds differently.
+In evaluation mode, PyTorch computes a whole `torch.nn.TransformerEncoderLayer` in one kernel, which
+hides its activations and rounds differently.
 """
 
 with_plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Context in which attention runs step by step, since fused kernels lack second derivatives."""
+"""Context in which attention is not fused, since fused kernels lack second derivatives."""
 
 
 class SoftmaxInterceptor(DispatchMode):
     """Dispatch mode that reports each softmax, including those inside PyTorch's fused attention.
 
-    It doesn't change which kernels run. The softmax of a fused kernel is computed a second time,
+    It doesn't change which kernels run. The softmax in a fused kernel is computed a second time,
     from the kernel's arguments.
 
     Parameters
     ----------
     on_softmax : callable
-        Called with input, output and axis of each softmax.
+        Called with the input, output and axis of each softmax.
 
     Examples
     --------

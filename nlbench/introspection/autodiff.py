@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def is_differentiated(*values: Tensor) -> bool:
-    """Return True if PyTorch has to track the derivatives of some of the values.
+    """Return True if PyTorch has to track the derivatives of any of the values.
 
     Examples
     --------

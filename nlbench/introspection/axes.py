@@ -2,7 +2,7 @@
 
 A shape alone is ambiguous: (8, 56, 56, 96) is channels-last in ConvNeXt, and (8, 197, 768) is
 tokens by channels in a vision transformer, but channels by length after a 1-D convolution. The
-operation that made a tensor is not, so both axes are tracked from one operation to the next.
+operation that created the tensor is not, so both axes are tracked from one operation to the next.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Layout:
     channel, batch : int or None
         `GONE` if the axis was removed.
     sampled : bool or None
-        True if the tensor depends on the model's input, and so differs from sample to sample.
+        True if the tensor depends on the model's input and therefore differs between samples.
     """
 
     channel: int | None
@@ -75,8 +75,8 @@ class Layouts:
     ) -> None:
         """Set the layout of an input, with samples along its first axis, and of constants.
 
-        Constants are the model's parameters and buffers. Tensors computed from constants alone are
-        constant too.
+        Constants are the model's parameters and buffers. Tensors computed only from constants are
+        also constant.
         """
         for constant in constants:
             self._layouts[constant] = Layout(None, None, sampled=False)
@@ -103,17 +103,17 @@ class Layouts:
     def of(self, tensor: Tensor) -> tuple[int, int, bool]:
         """Return a tensor's batch axis, its channel axis, and True if the latter is assumed.
 
-        If the channel axis is unknown, a tensor of three axes is assumed to be (batch, tokens,
-        channels), and a larger one (batch, channels, ...). With up to two axes nothing is assumed.
+        If the channel axis is unknown, a tensor with three axes is assumed to be (batch, tokens,
+        channels), and one with more axes (batch, channels, ...); with fewer, nothing is assumed.
 
-        If the batch axis is unknown, the first axis is used, provided that its size is a multiple
-        of the batch size: samples, or the windows or tokens of all samples. A first axis of size 1
-        is also accepted for tensors that don't depend on the input, such as positional embeddings.
+        If the batch axis is unknown, the first axis is used if its size is a multiple of the batch
+        size: it may hold samples, or the windows or tokens of all samples. Size 1 is also accepted
+        for tensors that don't depend on the input, such as positional embeddings.
 
         Raises
         ------
         nlbench.Undefined
-            If there is no such axis.
+            If the batch axis is unknown and can't be the first axis.
         """
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
@@ -152,7 +152,7 @@ class Layouts:
             if not isinstance(tensor, Tensor):
                 continue
             if number and operation.channels == "last":
-                # Last states are (layers, batch, channels); attention weights have no channels.
+                # Final states are (layers, batch, channels); attention weights have no channels.
                 is_state = operation.hides == "activations" and tensor.ndim == 3
                 channel, batch = (2, 1) if is_state else (None, None)
                 self._layouts[tensor] = Layout(channel, batch, sampled)
@@ -166,7 +166,7 @@ class Layouts:
         operation, sources = call.operation, call.tensors
         channels = operation.channels
         channel = batch = None
-        # Arguments of the output's own rank first: a sum has the layout of the larger term.
+        # Arguments with the output's rank come first: a sum has the layout of the larger term.
         for source, layout in sorted(known, key=lambda pair: pair[0].ndim != output.ndim):
             places = axis_map(call, source, output)
             if channel in (None, GONE) and layout.channel is not None:
@@ -210,7 +210,7 @@ class Layouts:
 
 
 def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> bool | None:
-    """Return True if an output depends on the model's input, and None if that is unknown."""
+    """Return True if an output depends on the model's input; None if that is unknown."""
     if any(layout.sampled for layout in known):
         return True
     are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
@@ -226,14 +226,14 @@ def _unknown_batch_axis(rows: int, batch: int) -> Undefined:
 def channel_axes(
     run: Callable[[tuple[Tensor, ...]], object], inputs: tuple[Tensor, ...]
 ) -> list[int]:
-    """Find the axis of each input (n, ...) that the first layer takes as channels.
+    """Find, for each input (n, ...), the axis that the first layer uses as channels.
 
-    The pass ends as soon as all are known. The caller restores any state that the network changes.
+    The forward pass stops once all axes are known. The caller must restore any state it changes.
 
     Returns
     -------
     list of int
-        Axis 1 for an input that reaches no layer.
+        One axis per input; 1 if the input reaches no layer.
 
     Examples
     --------
@@ -244,14 +244,14 @@ def channel_axes(
     """
     finder = _ChannelAxisFinder(inputs)
     if finder.pending:
-        # The network raises the same error again when it is recorded.
+        # An error is raised again when the network's calls are recorded.
         with contextlib.suppress(_StopPass, Exception), finder:
             run(inputs)
     return [finder.axes.get(number, 1) for number in range(len(inputs))]
 
 
 def _channel_axis(operation: Operation, rank: int) -> int | None:
-    """Return the axis that a layer takes as its input's channels; None for other calls."""
+    """Return the axis that a layer uses as its input's channels; None for other operations."""
     if operation.channels == "second" or operation.name == "prelu":
         return 1
     is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
@@ -259,7 +259,7 @@ def _channel_axis(operation: Operation, rank: int) -> int | None:
 
 
 class _StopPass(BaseException):
-    """Ends a pass; not an Exception, which a network might catch."""
+    """Signal that stops a forward pass; not an Exception, which a network might catch."""
 
 
 class _ChannelAxisFinder(TorchFunctionMode):
@@ -267,7 +267,7 @@ class _ChannelAxisFinder(TorchFunctionMode):
         super().__init__()
         self.pending: set[int] = set()
         self.axes: dict[int, int] = {}
-        # For each tensor, the input that it comes from and the places of that input's axes in it.
+        # For each tensor, the index of its input and the positions of that input's axes in it.
         self._places: MutableMapping[Tensor, tuple[int, list[int | None]]] = (
             WeakTensorKeyDictionary()
         )

@@ -21,7 +21,7 @@ MAX_GROUP_SIZE = 5
 
 
 def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) -> Tensor:
-    """Compare elementwise: equal, both NaN, or no further apart than a finite tolerance.
+    """Return True elementwise for values that are equal, both NaN or within a finite tolerance.
 
     Examples
     --------
@@ -55,11 +55,11 @@ def check_batch_independence(
         sample contiguous or interleaved.
     batch : tensor of shape (n, ...)
     limit : int
-        Maximum number of samples in a run.
+        Maximum number of samples per run.
     because : str
-        End of the message: why samples have to be independent.
+        Reason why samples have to be independent, for the end of the message.
     allow_random : bool
-        Skip the check for networks that draw random numbers instead of raising.
+        Skip the check for networks that draw random numbers, instead of raising.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def _check_equal_results(
     tolerance_eps: int,
     because: str,
 ) -> None:
-    """Raise if a sample has different results in a pair and in a group of a given size."""
+    """Raise if a sample's results differ between a pair and a group of `size` samples."""
     if list(pair) != list(group):
         raise Undefined(
             "what the network computes for a sample depends on the other samples of its batch, "

@@ -1,8 +1,8 @@
 """Networks that compute in a floating-point type other than their own.
 
-Converting a network's parameters and buffers does not affect the types that its forward names
-(``x.float()``), the constants that it creates (``torch.ones(3)``), or tensors from elsewhere, such
-as variables of its file.
+Converting a network's parameters and buffers does not affect dtypes named in its forward method
+(``x.float()``), constants created there (``torch.ones(3)``), or tensors from elsewhere, such as
+global variables.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def own_float_type(network: nn.Module) -> torch.dtype:
 
 
 class FloatTypeMode(TorchFunctionMode):
-    """Function mode in which a network of the type `own` computes in the floating-point `dtype`.
+    """Function mode in which a network of type `own` computes in the floating-point type `dtype`.
 
     Where the forward method names the network's type or a wider one, `dtype` is used instead.
     Tensors that it creates or reads from elsewhere are converted when they are combined with
-    tensors of `dtype`. Constants are rounded to the network's precision. A conversion to a narrower
-    type is kept, since it rounds.
+    tensors of type `dtype`. Constants are rounded to the network's precision. Conversions to a
+    narrower type are kept, since they round.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class FloatTypeMode(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":
             return func(*args, **kwargs)
-        # These checks are not calls of the network.
+        # These checks are not part of the network.
         with unobserved_calls():
             floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
             if floats:
@@ -95,7 +95,7 @@ class FloatTypeMode(TorchFunctionMode):
         if is_mixed:
             args, kwargs = tree_map(convert, (args, kwargs))
             return args, kwargs
-        # A dtype is always an argument of its own, never inside a container.
+        # A dtype is always an argument itself, never inside a container.
         return tuple(map(convert, args)), {k: convert(v) for k, v in kwargs.items()}
 
 
@@ -107,7 +107,7 @@ def _writes_first(name: str) -> bool:
 
 
 def _named_type(name: str, args: Sequence[Any]) -> torch.dtype | None:
-    """Return the type that a method converts to, if its name or a tensor type names it."""
+    """Return the dtype that a method converts to, if its name or argument specifies one."""
     if name in ("float", "double", "half", "bfloat16"):
         dtype: torch.dtype = getattr(torch, name)
         return dtype
@@ -128,7 +128,7 @@ def computing_in(network: Network, mode: FloatTypeMode) -> Network:
         with mode:
             return kind.__call__(self, *args, **kwargs)
 
-    # Unlike a wrapper or hooks, this leaves module names and copies as they are.
+    # Unlike a wrapper or hooks, this doesn't affect module names or copying.
     members = {"__call__": call, "_without_mode": kind, "__module__": kind.__module__}
     network.__class__ = type(kind.__name__, (kind,), members)
     return network

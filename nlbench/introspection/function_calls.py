@@ -1,4 +1,4 @@
-"""Calls of PyTorch functions, as function modes see them."""
+"""Calls of PyTorch functions, as seen by function modes."""
 
 from __future__ import annotations
 

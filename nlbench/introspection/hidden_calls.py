@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .function_calls import FunctionCall
 
-# Calls per layer and step. An LSTM has three gates, a candidate state and an output of its state.
+# Calls per layer and step. An LSTM has three gates, a candidate state and a tanh of its cell state.
 _CALLS = {"lstm": 5, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 

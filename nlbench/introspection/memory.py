@@ -1,4 +1,4 @@
-"""Numbers of samples that fit into memory, and retries with fewer when it runs out."""
+"""Numbers of samples that fit into memory, and retries with fewer samples when it runs out."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .function_calls import tensors_in
 from .model_state import preserve_attributes
 from .random_state import preserve_rng_state
 
-DEFAULT_MEMORY_SHARE = 0.5
-"""Share of the free memory that is used by default."""
+DEFAULT_MEMORY_FRACTION = 0.5
+"""Fraction of the free memory that is used by default."""
 OVERHEAD_BYTES = 32 * 2**20
-"""Memory of allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""
+"""Memory for allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""
 
 
 def memory_budget(device: torch.device, memory: int | None) -> float:
     """Return `memory`, or by default half of the free memory, in bytes."""
     if memory is not None:
         return float(memory)
-    return DEFAULT_MEMORY_SHARE * available_memory(device)
+    return DEFAULT_MEMORY_FRACTION * available_memory(device)
 
 
 def usable_memory(device: torch.device, memory: int | None) -> float:
-    """Return the bytes of a budget that are left for tensors."""
+    """Return the part of a budget that is available for tensors, in bytes."""
     budget = memory_budget(device, memory)
     return budget - min(OVERHEAD_BYTES, budget / 2)
 
@@ -45,7 +45,7 @@ def with_overhead(size: int) -> int:
 
 
 def available_memory(device: torch.device) -> int:
-    """Return the free bytes of a device that this process may use."""
+    """Return the free memory that this process may use on a device, in bytes."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -54,7 +54,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes left in Linux's control group, which limits a container."""
+    """Return the memory available in the Linux control group of a container, in bytes."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))
@@ -90,14 +90,14 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUBLAS_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\W+when calling\W+cublas\w*Create"
     r"|CUSOLVER_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\W+when calling\W+cusolver\w*Create"
     r"|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\W+when calling\W+cudnnCreate"
-    # cuDNN, if each algorithm for a convolution needs more memory than there is.
+    # cuDNN, if every algorithm for a convolution needs more memory than is available.
     r"|unable to find an engine to execute this computation",
     re.IGNORECASE,
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an out-of-memory error, of a GPU or of the machine.
+    """Return True for an out-of-memory error, on a GPU or in main memory.
 
     Examples
     --------
@@ -111,19 +111,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(message_of(error)))
 
 
-# Leaves room for workspaces of kernels, and for tensors that are not freed immediately.
+# Leaves room for kernel workspaces, and for tensors that are not freed immediately.
 _SAFETY_FACTOR = 1.5
 
 
 class LiveBytes(DispatchMode):
-    """Dispatch mode that counts the bytes of tensors created in it, in this thread.
+    """Dispatch mode that counts the bytes of tensors created while it is active in this thread.
 
-    Workspaces of kernels are not counted.
+    Kernel workspaces are not counted.
 
     Attributes
     ----------
     now, peak : int
-        Bytes alive now, and the largest number alive after any operation.
+        Bytes of live tensors, currently and at most after any operation.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class LiveBytes(DispatchMode):
 
     @property
     def now(self) -> int:
-        """Bytes alive now."""
+        """Bytes of live tensors."""
         self._sizes = {
             storage: size
             for storage, size in self._sizes.items()
@@ -152,7 +152,7 @@ class LiveBytes(DispatchMode):
         return self._max_now
 
     def restart(self) -> int:
-        """Reset the peak to the bytes alive now."""
+        """Reset the peak to the current bytes of live tensors, and return it."""
         self.peak = self.now
         return self.peak
 
@@ -172,27 +172,27 @@ class LiveBytes(DispatchMode):
         new = {s: t.untyped_storage().nbytes() for s, t in unknown.items() if s not in inputs}
         self._sizes |= new
         self._max_now += sum(new.values())
-        # Search for freed storages only if the peak may have grown.
+        # Only look for freed storages if the peak may have grown.
         if self._max_now > self.peak:
             self.peak = max(self.peak, self.now)
         return result
 
 
 def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
-    """Estimate the bytes that a forward pass takes per sample.
+    """Estimate the memory that a forward pass requires per sample, in bytes.
 
     Parameters
     ----------
     model : torch.nn.Module
         In evaluation mode. Random states, and attributes that the pass sets, are restored.
     samples : tensor of shape (n, ...)
-        Inputs of the pass. Two are enough, and safer than one: ``squeeze`` drops a batch axis of
+        Inputs. Two samples are enough, and safer than one: ``squeeze`` drops a batch axis of
         size 1.
 
     Returns
     -------
     int
-        One and a half times the peak per sample, at least 1.
+        One and a half times the peak memory per sample, at least 1.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
     >>> bytes_per_sample(nn.Sequential(nn.Linear(4, 1000), nn.ReLU()), torch.zeros(2, 4))
     12024
     """
-    # In a function mode PyTorch's fused layers, which hide their tensors, are not used.
+    # A function mode disables PyTorch's fused layers, which hide their tensors.
     unfused = BaseTorchFunctionMode()
     rng, attributes = preserve_rng_state(samples.device), preserve_attributes(model)
     with rng, attributes, unfused, LiveBytes() as live:
@@ -213,19 +213,19 @@ FittingSizes = MutableMapping[nn.Module, MutableMapping[Hashable, int]]
 
 
 class SampleLimit:
-    """The number of samples of a batch that fit into memory at once, estimated from two.
+    """The number of samples in a batch that fit into memory at once, estimated from two.
 
     Parameters
     ----------
     sizes : mutable mapping
-        Limits of earlier passes, to read and to extend.
+        Limits from earlier passes; read and updated.
     purpose : str
         Computation that the limit is for.
     batch : tensor of shape (n, ...)
     memory : int or None
-        Bytes; by default there is no limit until memory runs out.
+        Bytes; if None, there is no limit until memory runs out.
     times : int
-        Memory of the computation as a multiple of a forward pass's.
+        Memory for the computation, as a multiple of the memory for a forward pass.
 
     Examples
     --------
@@ -267,16 +267,16 @@ T = TypeVar("T")
 def halve_on_oom(
     attempt: Callable[[int], T], size: int, device: torch.device, *, min_size: int = 1
 ) -> tuple[T, int]:
-    """Call a function with a size, halved each time that memory runs out.
+    """Call a function with a size that is halved each time memory runs out.
 
-    Return its result, and the size that succeeded.
+    Return the result and the size that succeeded.
 
     Parameters
     ----------
     size : int
         First size to try.
     min_size : int
-        Smallest size to try; if it fails, the error is raised.
+        Minimum size to try; if it fails, the error is raised.
 
     Examples
     --------
@@ -299,7 +299,7 @@ def halve_on_oom(
 
 
 def release_gpu_cache(device: torch.device) -> None:
-    """Wait for a GPU, and return its allocator's cached memory.
+    """Synchronise a GPU, and release its allocator's cached memory.
 
     Examples
     --------
@@ -313,7 +313,7 @@ def release_gpu_cache(device: torch.device) -> None:
 def microbatch_sizes(samples: int, limit: int) -> list[int]:
     """Split a number of samples into microbatches of at most `limit`, not all of the same size.
 
-    Different sizes distinguish the batch axis from an axis that happens to be as long.
+    Different sizes distinguish the batch axis from another axis of the same length.
 
     Examples
     --------
@@ -323,7 +323,7 @@ def microbatch_sizes(samples: int, limit: int) -> list[int]:
     parts = -(-samples // limit)
     if parts == 1 or limit == 1:
         return [samples // parts] * parts
-    # If all would be full, one more microbatch lets them differ.
+    # If all microbatches would be full, one more lets their sizes differ.
     parts += samples == parts * limit
     sizes = [samples // parts + (part < samples % parts) for part in range(parts)]
     if samples % parts == 0:

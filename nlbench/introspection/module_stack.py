@@ -1,10 +1,10 @@
 """The running modules of a network, and the names of its activation calls.
 
-All probes use these names, so that a site has the same name in each of them. A module counts as one
-handwritten activation if it has no children and no parameters except one number per channel, if its
-operations act elementwise on its input and at least one of them is not affine, and if its output
-has its input's shape. ``x * torch.sigmoid(1.702 * x)`` in a module of its own is one activation,
-named after the module.
+All probes use these names, so a site has the same name in each of them. A module counts as one
+handwritten activation if it has no children, its parameters (if any) have one value per channel,
+its operations act elementwise on its input, at least one of them is not affine, and its output has
+the shape of its input. For example, a module that computes ``x * torch.sigmoid(1.702 * x)`` is one
+activation, named after the module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .operations import Operation, named_modules
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
-# Calls in these modules are named after the module too, for traces that bend there.
+# Calls in these modules are also named after the module, for traces that bend there.
 _POOLING: tuple[type[nn.Module], ...] = (
     nn.MaxPool1d,
     nn.MaxPool2d,
@@ -57,8 +57,8 @@ _POOLING: tuple[type[nn.Module], ...] = (
 class SiteName:
     """The name of a call.
 
-    It is final when the calling module returns: only then is it known whether the module is one
-    activation, whose name is the module's.
+    The name is final when the calling module returns: only then is it known whether the module is
+    one activation, which is named after the module.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class HandwrittenCall:
         self._affine_calls = 0
 
     def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
-        """Check an operation on data; return True if it computes with the data."""
+        """Check an operation before it runs; return True if it computes with data."""
         if not sampled or operation.takes == "metadata":
             return False
         # Data from elsewhere, such as an attribute, would be a second input.
@@ -137,25 +137,25 @@ class HandwrittenCall:
     def kind(self) -> str:
         """Kind of the only activation function called, or of a known one that the module computes.
 
-        If there is neither, the class name in lower case.
+        Otherwise, the class name in lower case.
         """
         kind = self._nonlinear[0].kind if len(self._nonlinear) == 1 else ""
         return kind or known_kind(self.module) or type(self.module).__name__.lower()
 
     @property
     def is_one_call(self) -> bool:
-        """True if the module only calls one activation function."""
+        """True if the module does nothing but call one activation function."""
         return (len(self._nonlinear), self._affine_calls, len(self.names)) == (1, 0, 1)
 
     def is_activation(self, output: object) -> bool:
-        """Return True if the module, which returned `output`, is one activation."""
+        """Return True if the module is one activation, given that it returned `output`."""
         same = isinstance(output, Tensor) and output.shape == self._shape
         return self.possible and same and bool(self._nonlinear) and self.begun
 
     def is_decided(self, output: object) -> bool:
-        """Return True if the result of `is_activation` holds for other calls of the module too.
+        """Return True if the result of `is_activation` also holds for other calls of the module.
 
-        It does not if the call raised an error, so that `output` is None, or ignored its input.
+        It doesn't if the call raised an error, so that `output` is None, or ignored its input.
         """
         return not self.possible or (self.begun and output is not None)
 
@@ -170,7 +170,7 @@ class SiteNames(TorchFunctionMode):
     current : SiteName or None
         Name of the current call of an activation function; None in any other call.
     layouts : nlbench.introspection.axes.Layouts
-        Axes of every tensor of this pass.
+        Axes of every tensor in this pass.
 
     Examples
     --------
@@ -204,8 +204,8 @@ class SiteNames(TorchFunctionMode):
         constants: Iterable[Tensor] = (),
         channels: Sequence[int | None] = (),
     ) -> None:
-        """Begin a pass with inputs, batch first, and discard the calls of the previous one."""
-        # The model may run in another thread at the same time, and call the hooks there.
+        """Begin a forward pass on inputs, batch first, and discard the previous pass's calls."""
+        # The model may run in another thread at the same time and call the hooks there.
         self._thread = threading.get_ident()
         self._stack: list[tuple[nn.Module, HandwrittenCall | None]] = []
         self._counts: Counter[str] = Counter()
@@ -220,8 +220,8 @@ class SiteNames(TorchFunctionMode):
         """Set hooks that follow the running module, and remove them on exit."""
         with ExitStack() as hooks:
             for module in self._paths:
-                # The last hook before and the first after forward, so that a user's own hooks
-                # count as called from outside.
+                # These are the last hook before and the first hook after forward, so that a user's
+                # own hooks count as called from outside.
                 before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 hooks.callback(before.remove)
                 after = module.register_forward_hook(self._leave, prepend=True, always_call=True)
@@ -259,7 +259,7 @@ class SiteNames(TorchFunctionMode):
         return name
 
     def next(self, base: str) -> str:
-        """Return the name that the next call with a base name gets, without counting it."""
+        """Return the name that the next call with a base name will get, without counting it."""
         count = self._counts[base]
         return f"{base}:{count}" if count else base
 
@@ -358,7 +358,7 @@ class SiteNames(TorchFunctionMode):
         if is_activation:
             self._handwritten_modules.add(module)
         elif handwritten.is_decided(output) and module not in self._handwritten_modules:
-            # It isn't checked again. A module that was an activation once stays one.
+            # Don't check it again. A module that was an activation once stays one.
             self._may_be_activation[module] = False
         name = self._name_handwritten(handwritten, output) if is_activation else None
         self.handwritten_ends(handwritten, output, name)
@@ -429,10 +429,10 @@ def _origin() -> Hashable:
 
 
 def running_module(modules: Container[nn.Module]) -> nn.Module | None:
-    """Return the innermost of the modules that are running in this thread, or None.
+    """Return the innermost of `modules` that is running in this thread, or None.
 
-    It is found on Python's stack, for code that runs without the hooks of `SiteNames`. A module's
-    own hooks count as part of its call.
+    It is found on Python's call stack, for code that runs without the hooks of `SiteNames`. A
+    module's own hooks count as part of its call.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Precision of float32 arithmetic, and autocast.
 
-By default PyTorch computes convolutions on a GPU in TF32, whose ten-bit mantissa would affect every
-number. Each function that runs a network, such as a probe's `observe` and the functions of the
-Python interface, disables it meanwhile.
+By default, PyTorch computes convolutions on a GPU in TF32, whose ten-bit mantissa would affect
+every result. Functions that run a network, such as a probe's `observe` and those of the Python
+interface, disable it while they run.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 @contextmanager
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
-    """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by time.
+    """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by their speed.
 
-    If one thread asks for TF32 and another does not, it is disabled for both.
+    If one thread requests TF32 and another doesn't, it is disabled for both.
 
     Parameters
     ----------
     precision : str
-        See `nlbench.Request`. ``tf32``, ``bfloat16`` and ``float16`` are used on request only.
+        See `nlbench.Request`. ``tf32``, ``bfloat16`` and ``float16`` are only used on request.
     device : str
-        Type of the device that autocast applies to.
+        Device type that autocast applies to.
     """
     halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     cast: AbstractContextManager[object] = nullcontext()
@@ -52,7 +52,7 @@ _IS_REQUESTED: ContextVar[bool] = ContextVar("a precision is requested", default
 def exact_by_default() -> Iterator[None]:
     """Enter `exact_arithmetic`, unless an outer context has requested a precision.
 
-    It is for functions that are called both in a run, which sets the precision, and directly.
+    It is used by functions that are called both in a run, which sets the precision, and directly.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def exact_by_default() -> Iterator[None]:
 def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     """Compute each item of a generator in `exact_by_default`.
 
-    Between items the caller's settings apply.
+    Between items, the caller's settings apply.
 
     Examples
     --------
@@ -96,16 +96,16 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
 
 
 class _Float32:
-    """The process-wide precision of float32, for overlapping requests.
+    """The process-wide precision of float32, shared by overlapping requests.
 
     The user's settings are saved at the first request and restored after the last one, so that no
-    request is mistaken for a user's setting. Among threads the strictest request applies: TF32 in
-    one thread must not affect the numbers of another. Within a thread the innermost applies.
+    request is mistaken for a user's setting. Across threads, the strictest request applies: TF32
+    in one thread must not affect the results of another. Within a thread, the innermost applies.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The thread of each request, and whether it asks for TF32.
+        # The thread of each request, and whether it is for TF32.
         self._requests: dict[object, tuple[int, bool]] = {}
         self._user_settings: _Settings
         self._is_tf32: bool | None = None
@@ -177,8 +177,8 @@ class _NewSettings(_Settings):
     """PyTorch's settings since version 2.9, per operation and backend, and the older ones.
 
     An operation inherits from its backend, and a backend from the generic setting. PyTorch refuses
-    to read the older settings if they contradict the newer ones, so both are set. Settings that
-    inherit are not set themselves, since they would no longer follow a later change by the user.
+    to read the older settings if they contradict the newer ones, so both are set. Inherited
+    settings are not overwritten, since they would no longer follow a later change by the user.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ _OPERATIONS = ("matmul", "conv", "rnn")
 _BACKENDS = ("cuda", "mkldnn")
 
 _DEFAULT = "PyTorch's default"
-"""An operation's setting before it is first set: TF32, unless its backend has another."""
+"""An operation's setting before it is first set: TF32, unless its backend has another setting."""
 
 
 # Not through `torch.backends.mkldnn.fp32_precision`, which sets all backends.
@@ -239,7 +239,7 @@ def _explicit_precisions() -> dict[tuple[str, str], str]:
     """Return the setting of each operation of each backend, ``none`` if it inherits."""
     explicit = {("generic", "all"): _precision("generic", "all")}
     try:
-        # Read while there is nothing to inherit.
+        # Read each setting while there is nothing to inherit.
         _set_precision("generic", "all", "none")
         for backend in _BACKENDS:
             explicit[backend, "all"] = _precision(backend, "all")
@@ -255,7 +255,7 @@ def _explicit_precisions() -> dict[tuple[str, str], str]:
 
 
 def _older_settings(explicit: Mapping[tuple[str, str], str], is_default: bool) -> tuple[str, bool]:
-    """Read PyTorch's older settings, with the newer ones set so that they don't contradict them."""
+    """Read PyTorch's older settings, with the newer ones temporarily set to consistent values."""
     try:
         _set_precision("cuda", "matmul", "ieee")
         _set_precision("mkldnn", "matmul", "ieee")
@@ -294,12 +294,12 @@ _DEVICE_TYPES = ("cpu", "cuda", "mps")
 
 
 def without_autocast() -> AbstractContextManager[None]:
-    """Disable autocast, so that a measure computes in full precision after any model."""
+    """Disable autocast, so that a measure computes in full precision with any model."""
     return _autocast(dict.fromkeys(_DEVICE_TYPES))
 
 
 def autocast_now() -> Callable[[], AbstractContextManager[None]]:
-    """Save the autocast settings, and return a function that enters them again.
+    """Save the autocast settings, and return a function whose context restores them.
 
     A measure computes without autocast, but runs the model with it.
 
@@ -320,7 +320,7 @@ def autocast_now() -> Callable[[], AbstractContextManager[None]]:
 
 @contextmanager
 def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
-    """Set autocast's dtype on each type of device; None disables autocast."""
+    """Set autocast's dtype for each device type; None disables autocast."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             if dtype is not None or torch.is_autocast_enabled(kind):

@@ -21,7 +21,7 @@ from torch.nn.modules import module as module_hooks
 def restored_process_state() -> Iterator[list[str]]:
     """Restore the settings and functions of the process on exit, and list those that changed.
 
-    If blocks overlap in several threads, the last one to end restores what they share.
+    If contexts overlap in several threads, the last one to exit restores the shared state.
 
     Not covered: random generators (see `nlbench.introspection.random_state`), functions and
     variables of other libraries, and kernels registered with ``torch.library``.
@@ -44,7 +44,7 @@ def restored_process_state() -> Iterator[list[str]]:
 
 
 class _SharedState:
-    """State shared by all threads, saved by the first of overlapping blocks."""
+    """State shared by all threads, saved by the first of several overlapping contexts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ def _restore_functions(name: str, owner: Any, functions: Mapping[str, object]) -
             yield f"{name}.{attribute}"
     if isinstance(owner, type):
         for attribute in current.keys() - functions.keys():
-            # Only functions that override those of a base class.
+            # Only remove functions that override those of a base class.
             if callable(current[attribute]) and hasattr(super(owner, owner), attribute):
                 delattr(owner, attribute)
                 yield f"{name}.{attribute}"
@@ -201,7 +201,7 @@ def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[str]:
 
 
 def _default_device() -> torch.device | None:
-    """Return the device of `torch.set_default_device`, None if it was never called."""
+    """Return the device set by `torch.set_default_device`; None if it was never called."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 

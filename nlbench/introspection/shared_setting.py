@@ -11,8 +11,8 @@ from typing import Any
 class SharedSetting:
     """A process-wide setting that several passes use at the same time.
 
-    The first pass to enter sets it and the last one to leave restores it. If each pass restored the
-    value from before it, one could change the setting during another, or leave it changed.
+    The first pass to enter sets it and the last one to exit restores it. If each pass restored the
+    value that it found, one could change the setting during another, or leave it changed.
 
     Examples
     --------

@@ -22,9 +22,9 @@ def memory_of(tensor: Tensor) -> Hashable:
 class WriteLog(Generic[Content]):
     """Log of writes into the memory of tensors.
 
-    A tensor is bound when its content is known. It is outdated from the next write into its
-    memory, through any tensor, until it is bound again. References are weak: the log keeps
-    no memory alive, and a storage's key is not reused while it is in the log.
+    A tensor is bound when its content is known. After the next write into its memory, through any
+    tensor, it is outdated until it is bound again. References are weak: the log keeps no memory
+    alive, and a storage's key is not reused while it is in the log.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class WriteLog(Generic[Content]):
         return any(True for _ in self.pending(tensor))
 
     def pending(self, tensor: Tensor) -> Iterator[tuple[int, Content]]:
-        """Yield time and content of each write since a tensor was bound, in order."""
+        """Yield the time and content of each write since a tensor was bound, in order."""
         for time, content in self._writes.get(memory_of(tensor), ()) if self._writes else ():
             if time > self._bound_at.get(tensor, 0):
                 yield time, content
