@@ -109,7 +109,7 @@ def draw_signature(axes: Axes, series: Mapping[int, Series], info: Mapping[str, 
             marks.set_in_layout(False)
     drawn = list(series.values())
     _use_bounds(axes, drawn, info.get("bounds", (None, None)))
-    _name_places(axes, drawn, "site, in order of call")
+    _name_places(axes, drawn, "site, in call order")
     return "y"
 
 

@@ -1,5 +1,5 @@
-"""Records of cells, and the folders of runs.
+"""Records of cells, and run folders.
 
-`run_folder` determines where a record is stored, `table` builds the tidy table of all records,
-`run` is the interface for users, and `consistency` rejects records made with other settings.
+`run_folder` determines where records are stored, `table` builds the tidy table of all records,
+`run` is the user interface, and `consistency` rejects records made with different settings.
 """

@@ -1,6 +1,6 @@
-"""Checks that all records of a run were made with the same settings and subjects.
+"""Checks that all records in a run were made with the same settings and subjects.
 
-`RunFolder.check` rejects a request that differs from the records of its folder.
+`RunFolder.check` rejects a request that is inconsistent with the records in its folder.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .record import Record
 K = TypeVar("K")
 
 Decisions = Mapping[tuple[object, ...], object]
-"""Everything that determines the numbers of a leaderboard's columns and rows.
+"""Everything that determines the values in a leaderboard's columns and rows.
 
 Keys are ``("measure", name)``, ``("probe", name)`` and ``("subject", *identity)``.
 """
 
 
 def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> list[K]:
-    """Return the keys of both mappings whose values differ.
+    """Return the keys that are in both mappings but have different values.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> l
 
 
 def decisions_of(record: Record) -> Decisions:
-    """Return the decisions that determined a record's numbers."""
+    """Return the decisions that determined a record's values."""
     measure, probe, subject = record.measure, record.probe, record.subject
     decisions: dict[tuple[object, ...], object] = {
         ("measure", measure.name): (measure.version, dict(measure.options)),
@@ -46,7 +46,7 @@ def decisions_of(record: Record) -> Decisions:
 
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:
-    """Describe a record whose decision under a key differs."""
+    """Describe a record whose decision for a key differs."""
     measure, subject = record.measure.name, record.subject
     match key[0]:
         case "measure":
@@ -55,7 +55,7 @@ def difference_text(record: Record, key: tuple[object, ...]) -> str:
             return f"{measure} through {record.probe.name} with other options"
         case _:
             return (
-                f"{measure} of another {subject.model} ({subject.weights}): the weights, samples, "
+                f"{measure} for another {subject.model} ({subject.weights}): the weights, samples, "
                 "split, device or plugin differ"
             )
 
@@ -64,7 +64,7 @@ _CONTENT_FIELDS = ("weights_hash", "sample_hash", "preprocessing")
 
 
 def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
-    """Return the facts that all cells of a subject must share, by the subject's key."""
+    """Return the facts that all cells of a subject must share, keyed by subject key."""
     facts: dict[str, Mapping[str, Any]] = {}
     for record in records:
         subject = record.subject
@@ -75,7 +75,7 @@ def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
 
 
 def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
-    """Describe how a loaded subject differs from its recorded facts; empty if it doesn't.
+    """Describe how a loaded subject differs from its recorded facts; empty if they agree.
 
     Examples
     --------

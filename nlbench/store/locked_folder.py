@@ -1,4 +1,4 @@
-"""A folder with a manifest that one process writes at a time."""
+"""A folder with a manifest, writable by one process at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nlbench.serialization.versioned import dump_versioned, parse_versioned
 
 
 class LockedFolder:
-    """A folder with a manifest that one process writes at a time; it need not exist.
+    """A folder with a manifest, writable by one process at a time; it need not exist.
 
-    The lock is on the folder itself, or on its sub-folder `locked`.
+    The lock is held on the folder itself, or on its subfolder `locked`.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class LockedFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder if it is absent, and lock it against other writers."""
+        """Create the folder if it doesn't exist, and lock it against other writers."""
         make_folder(self._locked_folder)
         self._handle = _open_locked(self._locked_folder, self.path)
         try:
@@ -52,7 +52,7 @@ class LockedFolder:
             self._handle = None
 
     def remove_parts(self) -> None:
-        """Remove unfinished files of killed processes; requires the lock."""
+        """Remove partial files left by killed processes; requires the lock."""
         for folder in dict.fromkeys((self.path, self._locked_folder)):
             remove_parts(folder)
 
@@ -66,7 +66,7 @@ class LockedFolder:
         self.write(self.manifest_file, dump_versioned(content, finite=False))
 
     def write(self, file: Path, text: str) -> None:
-        """Write a file atomically, unless the locked folder was replaced by another one."""
+        """Write a file atomically; raise if the locked folder has been replaced."""
         folder = self._locked_folder
         if self._handle is not None:
             try:
@@ -84,7 +84,7 @@ def _open_locked(folder: Path, path: Path) -> int | None:
         import fcntl
     except ImportError:  # Windows has no fcntl; atomic writes still protect single files.
         return None
-    # A symbolic link as sub-folder could lead out of the folder.
+    # If the subfolder is a symbolic link, it could point outside the folder.
     flags = os.O_RDONLY | os.O_DIRECTORY | (0 if folder == path else os.O_NOFOLLOW)
     try:
         handle = os.open(folder, flags)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RunCall:
-    """One call that added to a run."""
+    """A call that added cells to a run."""
 
     started: str | None = None
     command: str
@@ -33,39 +33,39 @@ class RunCall:
 
 
 Merged = TypedDict("Merged", {"from": Sequence[str], "at": str}, total=False)
-"""Sources and time of a merge."""
+"""The runs that were merged, and the time of the merge."""
 
 
 @dataclass(frozen=True)
 class Manifest(Mapping[str, Any]):
-    """Everything that determined a run's numbers, and the status of its cells.
+    """Everything that determined a run's values, and the status of its cells.
 
-    As a mapping it has the content of its file, in which unset fields may be missing.
+    As a mapping, it has the content of its file, in which unset fields may be missing.
 
     Parameters
     ----------
     command, request
-        Command line and request of the last call.
+        Command line and request for the last call.
     environment : mapping
         See `nlbench.execution.machine.describe_environment`.
     seconds : float
         Total time of all calls.
     calls : tuple of RunCall
-        Every call that added to the run.
+        Every call that added cells to the run.
     unfinished : bool
         True if the run was interrupted or is in progress.
     saving : bool
         True while `nlbench.Run.save` writes the folder; the other fields are then absent.
     merged : mapping
-        Sources and time of a merge.
+        The runs that were merged, and the time of the merge.
     order : tuple of str
-        Keys of the records.
+        Record keys in the order of the table.
     environments : tuple of mapping
-        Environments of all cells, if there are several.
+        The environments of all cells, if they differ.
     cells : mapping of str to int
-        Number of cells by status.
+        Number of cells for each status.
     rest : mapping
-        Unknown fields of the manifest's file.
+        Unknown fields in the manifest's file.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Manifest(Mapping[str, Any]):
         return {name: to_plain(value) for name, value in self._written_fields().items()}
 
     def _written_fields(self) -> Mapping[str, Any]:
-        """Return the fields that are written to the file."""
+        """Return the fields to write to the file."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
         present = {name: value for name, value in values.items() if value or name in _REQUIRED}
         return {**({"saving": True} if self.saving else present), **self.rest}
@@ -116,11 +116,11 @@ class Manifest(Mapping[str, Any]):
             return from_plain(cls, present, "manifest")
         except ValueError as error:
             raise RequestError(
-                f"{origin} is not the manifest of a run ({one_line(error, 300)})"
+                f"{origin} is not a run's manifest ({one_line(error, 300)})"
             ) from error
 
     def of_records(self, records: Sequence[Record]) -> Manifest:
-        """Add the records' subjects, measures, probes, environments and counts by status."""
+        """Return a copy with the records' subjects, measures, probes, environments and counts."""
         environments = _distinct(record.machine.environment for record in records)
         statuses = [record.result.status for record in records]
         return replace(
@@ -154,7 +154,7 @@ def make_manifest(
     command: str = "",
     created: str | None = None,
 ) -> Manifest:
-    """Create the manifest of a run without records; see `Manifest.of_records`."""
+    """Create a manifest without records; see `Manifest.of_records`."""
     return Manifest(
         nlbench=machine.environment["packages"]["nlbench"] or "",
         created=created or now(),
@@ -166,8 +166,8 @@ def make_manifest(
 
 
 def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
-    """Drop duplicates; the last of equal facts is kept, in the position of the first."""
-    # Records of one run share most of these objects.
+    """Drop duplicates, replacing the first of several equal facts by the last."""
+    # Records of a run share most of these objects.
     objects = {id(fact): fact for fact in facts}
     distinct = {json.dumps(to_plain(o), sort_keys=True, default=str): o for o in objects.values()}
     return tuple(distinct.values())

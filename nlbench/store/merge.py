@@ -15,15 +15,15 @@ from .run import Run, load_run
 
 
 def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
-    """Merge the cells of several runs into a new or empty folder; the runs stay unchanged.
+    """Merge the cells of several runs into a new or empty folder, leaving the runs unchanged.
 
-    If several runs have a cell, one of its records is kept: a finished one before a failed one.
+    If several runs contain a cell, one record is kept, and finished records take precedence.
 
     Raises
     ------
     nlbench.RequestError
-        If a folder isn't a run, or two runs disagree: different numbers for the same cell,
-        different options of a measure, different weights or samples of a subject.
+        If a folder isn't a run, or two runs disagree: different values for the same cell,
+        different options for a measure, or different weights or samples for a subject.
     """
     loaded = [load_run(path) for path in runs]
     if not loaded:
@@ -38,8 +38,8 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
             elif record.is_done and record.result != other.result:
                 model, weights, data, seed, measure = record.identity
                 raise RequestError(
-                    f"{origins[record.key].path} and {run.path} have different results of "
-                    f"{measure} of {model} ({weights}) on {data}, seed {seed}, for the same key"
+                    f"{origins[record.key].path} and {run.path} have different results for the "
+                    f"same key: {measure} of {model} ({weights}) on {data}, seed {seed}"
                 )
     finished = [record for record in records.values() if record.is_done]
     _check_consistent(finished, origins)
@@ -65,7 +65,7 @@ def _check_consistent(records: Sequence[Record], origins: dict[str, Run]) -> Non
         run, record_decisions = origins[record.key], decisions_of(record)
         for key in changed_keys(record_decisions, decisions):
             raise RequestError(
-                f"{first_runs[key].path} and {run.path} don't go together: "
+                f"{first_runs[key].path} and {run.path} can't be merged: "
                 f"{difference_text(record, key)}"
             )
         decisions |= record_decisions

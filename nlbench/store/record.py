@@ -1,7 +1,7 @@
 """The record of a cell: one result and everything that determined it.
 
-`nlbench.store.run_folder` writes and reads its files; `nlbench.serialization.versioned` defines
-the version of their format.
+`nlbench.store.run_folder` reads and writes the files; `nlbench.serialization.versioned` defines
+the version of the file format.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RecordedMeasure:
     Parameters
     ----------
     bounds : pair of float or None
-        Bounds under these options; None where there is none.
+        Bounds with these options; None where unbounded.
     rest : mapping
-        Unknown fields of the record's file.
+        Unknown fields in the record's file.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RecordedMeasure:
 
     @classmethod
     def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
-        """Describe a measure with its resolved options."""
+        """Describe a measure and its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
         return cls(
             name=measure.name,
@@ -78,16 +78,16 @@ class ProbeFacts(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RecordedProbe:
-    """A probe, its options and its facts, such as the number of samples or the paths' hash."""
+    """A probe, its options and facts, such as the number of samples or the hash of the paths."""
 
     name: str
     options: Mapping[str, OptionValue] = field(metadata=SHARED)
-    facts: ProbeFacts = extra_fields()  # noqa: RUF009 (a field, as the others are)
+    facts: ProbeFacts = extra_fields()  # noqa: RUF009 (a field like the others)
 
 
 @dataclass(frozen=True)
 class RecordedMachine:
-    """Device and dtype of the model, with software versions and hardware.
+    """The model's device and dtype, along with the software versions and hardware.
 
     ``environment`` is returned by `nlbench.execution.machine.describe_environment`.
     """
@@ -104,16 +104,16 @@ class Record:
     Parameters
     ----------
     key : str
-        Hash of everything that determines the numbers; it names the record's file.
+        Hash of everything that determines the values; also the name of the record's file.
     seconds : float
-        The measure's own time, without the probe's pass.
+        Time spent in the measure itself, excluding forward passes.
     finished : str
-        Time in UTC.
+        Time of completion in UTC.
     traceback : str
-        Traceback of a failed cell.
+        Traceback if the cell failed.
     costs : mapping of str to float
-        Costs that the cell shared with others: ``wall_seconds``, ``peak_memory`` and, on a GPU,
-        ``peak_device_memory`` of the pass, in bytes; ``load_seconds`` of the subject.
+        Costs shared with other cells: ``load_seconds`` for the subject and, for the pass,
+        ``wall_seconds``, ``peak_memory`` and, on a GPU, ``peak_device_memory`` (in bytes).
     """
 
     key: str
@@ -128,12 +128,12 @@ class Record:
     costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A traceback may quote lone surrogates, which can't be encoded.
+        # A traceback may contain lone surrogates, which can't be encoded.
         object.__setattr__(self, "traceback", without_controls(self.traceback))
 
     @property
     def is_done(self) -> bool:
-        """True if the result is final: a number or ``undefined``."""
+        """True if the result is final: a value or ``undefined``."""
         return self.result.status in ("ok", "undefined")
 
     @property
@@ -161,7 +161,7 @@ class Record:
 def ensure_readable(record: Record) -> Record:
     """Return the record if it can be read back from its file, else a failed one with the reason.
 
-    Results and facts come from plugins. One unreadable file would make the whole run unreadable.
+    Results and facts come from plugins, and a single bad file would make the run unreadable.
     """
     try:
         Record.from_json(record.to_json(), "the record")

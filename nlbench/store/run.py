@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """Records of cells and their manifest.
+    """The records of a run's cells, and its manifest.
 
     Parameters
     ----------
-    manifest : Manifest, or mapping with its content
-        Request, machine, time and versions.
+    manifest : Manifest or mapping
+        Request, machine, time and versions; a mapping has the content of a manifest's file.
     records : list of Record
     path : Path, optional
         The run's folder.
@@ -62,18 +62,18 @@ class Run:
     def scores(self) -> pd.DataFrame:
         """The tidy table: one number per row.
 
-        Columns ``model, weights, data, seed, measure, place, statistic, value, n, status,
-        reason``. ``place`` is empty for the summary, else the site, path or layer. A missing
-        value is one row with an empty value, its status and its reason.
+        The columns are ``model, weights, data, seed, measure, place, statistic, value, n, status,
+        reason``. ``place`` is the site, path or layer, or empty for the summary. A missing value
+        is one row with an empty value, the status and the reason.
         """
         return tidy_table(self.records)
 
     def __getitem__(self, measure: str) -> Result:
-        """Return the result of a measure, if the run has one subject."""
+        """Return a measure's result; the run must have a single subject."""
         results = [r.result for r in self.records if r.measure.name == measure]
         if len(results) != 1:
             names = sorted({r.measure.name for r in self.records})
-            raise KeyError(f"{len(results)} results of '{measure}' here; measures: {names}")
+            raise KeyError(f"{len(results)} results for '{measure}'; measures: {names}")
         return results[0]
 
     def __repr__(self) -> str:
@@ -99,15 +99,15 @@ class Run:
         return [record for record in self.records if record.result.status == "failed"]
 
     def save(self, path: str | Path) -> Path:
-        """Write the run to its own folder: manifest, records and table. Return the folder.
+        """Write the manifest, records and table to a folder of the run's own, and return it.
 
-        If saving is interrupted, save to the same folder again; until then the folder can't be
+        If saving is interrupted, save to the same folder again; until then, the folder can't be
         loaded as a run.
 
         Raises
         ------
         nlbench.RequestError
-            If the folder holds something else, or can't be written.
+            If the folder contains anything else or can't be written.
         """
         folder = Path(path)
         manifest = Manifest.from_dict(self.manifest)
@@ -128,27 +128,27 @@ class Run:
         full: bool = False,
         reference: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals; a training run's checkpoints are in order of steps.
+        """Rank the subjects, with intervals; checkpoints of a training run are ordered by step.
 
         Parameters
         ----------
         measures : sequence of str, optional
-            By default all. The first with a direction orders the rows.
+            All by default. Rows are sorted by the first measure that has a direction.
         seeds : {"together", "apart"}
             Pool the seeds of a network into one row, or list them separately.
         full : bool
             Add the fields ``std, tied, best, worst, quantile, n, over, status, reason``, and
-            the run, weights, data and seeds to the index.
+            add the run, weights, data and seeds to the index.
         reference : bool
-            Add the field ``reference``: the share of the reference networks that are less
-            nonlinear; NaN for a measure without reference networks. Absolute deviation is
-            divided by the range of the outputs for this comparison.
+            Add the field ``reference``: the fraction of the reference networks that are less
+            nonlinear; NaN for a measure without reference networks. For this comparison, the
+            absolute deviation is divided by the range of the outputs.
 
         Returns
         -------
         DataFrame
-            One row per subject; columns ``(measure, field)`` with the fields ``value, low, high,
-            rank``.
+            One row per subject; the columns are ``(measure, field)``, where ``field`` is
+            ``value``, ``low``, ``high`` or ``rank``.
         """
         board: pd.DataFrame = load_reports().leaderboard_of(
             self, measures, seeds=seeds, full=full, reference=reference
@@ -156,22 +156,22 @@ class Run:
         return board
 
     def agreement(self) -> pd.DataFrame:
-        """Correlate each pair of measures, over networks and over the sites within a network."""
+        """Correlate each pair of measures across networks, and across sites within networks."""
         table: pd.DataFrame = load_reports().agreement_of(self)
         return table
 
     def signature(self, subject: str | None = None, measure: str | None = None) -> Signature:
-        """Return a measure's signature of the subject with this label."""
+        """Return a measure's signature for the subject with the given label."""
         signature: Signature = load_reports().signature_of(self, subject, measure)
         return signature
 
     def fingerprint(self, measure: str | None = None) -> Figure:
-        """Draw each network as a strip over its depth, coloured by score."""
+        """Plot each network as a strip along its depth, coloured by score."""
         figure: Figure = load_reports().fingerprint_of(self, measure)
         return figure
 
     def plot(self, measure: str) -> Figure:
-        """Draw a measure's value at each place, one series per subject."""
+        """Plot a measure's value at each place, with one series per subject."""
         figure: Figure = load_reports().plot_of(self, measure)
         return figure
 
@@ -205,7 +205,7 @@ def compare(first: Run, second: Run) -> Any:
     Returns
     -------
     nlbench.reports.compare.Comparison
-        ``frame()`` is a table of the differences with their intervals, ``write(path)`` a file.
+        ``frame()`` returns a table of the differences and intervals; ``write(path)`` saves it.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def compare(first: Run, second: Run) -> Any:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run's folder.
+    """Load a run from its folder.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def load_run(path: str | Path) -> Run:
     Raises
     ------
     nlbench.RequestError
-        If it is not a run's folder or a file in it is damaged.
+        If it is not a run folder or one of its files is damaged.
     """
     folder = Path(path)
     manifest, records = RunFolder(folder).read()

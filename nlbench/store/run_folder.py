@@ -1,7 +1,7 @@
-"""The folder of a run, with its layout and its lock.
+"""The layout and locking of a run's folder.
 
-It holds ``manifest.json``, one ``cells/KEY.json`` per cell and ``scores.csv`` (the tidy table).
-The runner adds ``request.toml``, and the reports add a page. A folder may be untrusted: its
+It contains ``manifest.json``, one ``cells/KEY.json`` per cell and ``scores.csv`` (the tidy table).
+The runner adds ``request.toml``, and `nlbench report` adds a page. A folder may be untrusted: its
 content is validated and never used as a file name.
 """
 
@@ -34,7 +34,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 class RunFolder(LockedFolder):
-    """The folder of a run, which need not exist yet.
+    """A run's folder, which need not exist yet.
 
     Examples
     --------
@@ -50,13 +50,13 @@ class RunFolder(LockedFolder):
         self._write_seconds = 0.0
 
     def record_file(self, key: str) -> Path:
-        """Return the file of a cell's record."""
+        """Return the path of a cell's record."""
         if not is_plain_name(key):
-            raise RequestError(f"{self.path}: the key {key[:80]!r} of a cell is not a plain name")
+            raise RequestError(f"{self.path}: the cell key {key[:80]!r} is not a plain name")
         return self.cells / f"{key}.json"
 
     def holds_a_run(self) -> bool:
-        """Return True for a run, False for a free folder; raise for anything else."""
+        """Return True for a run, False for an unused folder; raise for anything else."""
         if self._is_free():
             return False
         if self.manifest_file.is_file():
@@ -70,13 +70,13 @@ class RunFolder(LockedFolder):
         manifest = self._read_manifest()
         if manifest.saving:
             raise RequestError(
-                f"{self.path} is not a run: saving one there was interrupted; save it again, or "
-                "remove the folder"
+                f"{self.path} is not a run: saving one there was interrupted; save it again or "
+                "delete the folder"
             )
         subjects: dict[str | None, SubjectFacts] = {}
         with _garbage_collection_paused():
             records = [_share_subject(self._read_record(f), subjects) for f in self._record_files()]
-        order = {key: position for position, key in enumerate(manifest.order)}
+        order = {key: index for index, key in enumerate(manifest.order)}
         records.sort(key=lambda record: (order.get(record.key, len(order)), record.identity))
         return manifest, records
 
@@ -98,7 +98,7 @@ class RunFolder(LockedFolder):
         return record
 
     def find_record(self, key: str) -> Record | None:
-        """Read the record of a cell; None if there is none."""
+        """Read a cell's record; return None if there is none."""
         file = self.record_file(key)
         return self._read_record(file) if file.is_file() else None
 
@@ -110,7 +110,7 @@ class RunFolder(LockedFolder):
         """
         self.holds_a_run()
         with self.locked():
-            # Another process may have finished cells before this one got the lock.
+            # Another process may have finished cells before this one acquired the lock.
             manifest, records = self.read() if self.holds_a_run() else (Manifest(), [])
             self.check(records, decisions or {})
             self.remove_parts()
@@ -124,7 +124,7 @@ class RunFolder(LockedFolder):
                 continue
             for key in changed_keys(decisions_of(record), decisions):
                 raise RequestError(
-                    f"{self.path} already holds {difference_text(record, key)}; "
+                    f"{self.path} already contains {difference_text(record, key)}; "
                     "choose another --out"
                 )
 
@@ -136,9 +136,9 @@ class RunFolder(LockedFolder):
                 self.record_file(record.key).unlink(missing_ok=True)
 
     def begin(self, manifest: Manifest, order: Iterable[str]) -> None:
-        """Write the manifest, including earlier calls, before a cell is measured.
+        """Write the manifest, including earlier calls, before any cell is measured.
 
-        `order` has the keys of the cells in the order of the table.
+        `order` contains the cell keys in the order of the table.
         """
         self._positions = {key: position for position, key in enumerate(order)}
         self._start = self._written = time.perf_counter()
@@ -159,7 +159,7 @@ class RunFolder(LockedFolder):
         with uninterrupted():
             self._write_record(record)
             self.records[record.key] = record
-        # Writing the table takes longer the larger the run; limit it to a tenth of the total time.
+        # Writing takes longer as the run grows, and is limited to a tenth of the total time.
         if time.perf_counter() - self._written > max(TABLE_SECONDS, 10 * self._write_seconds):
             self.write_table()
 
@@ -194,10 +194,10 @@ class RunFolder(LockedFolder):
         self.write(self.table_file, table_text(tidy_table(records)))
 
     def save(self, manifest: Manifest, records: Collection[Record], *, is_own: bool) -> None:
-        """Write a whole run; `is_own` if the folder already holds it. See `nlbench.Run.save`."""
+        """Write a whole run; `is_own` if it is already in this folder. See `nlbench.Run.save`."""
         self._check_free(is_own)
         with self.locked():
-            # Another process may have saved its run before this one got the lock.
+            # Another process may have saved its run before this one acquired the lock.
             self._check_free(is_own)
             if not is_own or self._is_half_saved():
                 self.write_manifest(Manifest(saving=True).to_dict())
@@ -222,7 +222,7 @@ class RunFolder(LockedFolder):
             raise RequestError(f"can't write to {self.path}: {system_text(error)}") from error
 
     def _is_unused(self) -> bool:
-        """Return True if the folder holds at most checkpoints and leftovers of a killed run."""
+        """Return True if the folder contains only checkpoints and remnants of a killed run."""
         return self.path.is_dir() and not any(
             any(not is_part(cell) for cell in entry.iterdir())
             if entry.name == "cells" and entry.is_dir() and not entry.is_symlink()
@@ -231,16 +231,16 @@ class RunFolder(LockedFolder):
         )
 
     def _is_half_saved(self) -> bool:
-        """Return True if the folder holds only a run whose saving was interrupted."""
+        """Return True if the folder contains only a run that was interrupted while being saved."""
         try:
             return self.manifest_file.is_file() and self._read_manifest().saving
         except RequestError:
             return False
 
     def remove(self) -> None:
-        """Remove the folder of a run without cells; leave it if it holds anything else."""
+        """Remove the folder of a run without cells; keep it if it contains anything else."""
         with contextlib.suppress(OSError):
-            # Fails first if there is a cell.
+            # Called first, since it fails if there is a cell.
             self.cells.rmdir()
             for name in ("manifest.json", "scores.csv", "request.toml"):
                 (self.path / name).unlink(missing_ok=True)
@@ -249,7 +249,7 @@ class RunFolder(LockedFolder):
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Skip the search for reference cycles: records have none, and it takes a fifth of the time."""
+    """Pause the search for reference cycles: records have none, and it takes 20% of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -260,6 +260,6 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 def _share_subject(record: Record, subjects: dict[str | None, SubjectFacts]) -> Record:
-    """Return a record with the subject of an earlier one if they are equal, to save memory."""
+    """Replace a record's subject by an equal one from an earlier record, to save memory."""
     subject = subjects.setdefault(record.subject.key, record.subject)
     return replace(record, subject=subject) if subject == record.subject else record

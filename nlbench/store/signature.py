@@ -1,4 +1,4 @@
-"""Non-linearity signatures: a measure's values at all sites, in order of call."""
+"""Non-linearity signatures: a measure's values at all sites, in call order."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signature:
-    """A measure's values at the sites of one network, in order of call.
+    """A measure's values at the sites of one network, in call order.
 
     Parameters
     ----------
     sites : tuple of str
-        Names in order of call.
+        Names in call order.
     kinds : tuple of str
         Kind of each activation, such as ``relu``; empty if unknown.
     values : tuple of float
-        NaN if there is no value.
+        NaN where a site has no value.
     status : tuple of str
         ``ok``, ``undefined``, ``skipped`` or ``failed``.
     name : str
-        Label in a legend.
+        Legend label.
 
     References
     ----------
@@ -61,8 +61,8 @@ class Signature:
         lengths = {len(self.sites), len(self.kinds), len(self.values), len(self.status)}
         if len(lengths) > 1:
             raise RequestError(
-                f"a signature of {len(self.sites)} sites, {len(self.kinds)} kinds, "
-                f"{len(self.values)} values and {len(self.status)} statuses, expected equal numbers"
+                f"a signature with {len(self.sites)} sites, {len(self.kinds)} kinds, "
+                f"{len(self.values)} values and {len(self.status)} statuses; expected equal lengths"
             )
 
     @classmethod
@@ -76,12 +76,12 @@ class Signature:
         kinds : mapping of str to str, optional
             Maps sites to kinds; see `nlbench.probes.sites.list_sites`.
         name : str
-            Label in a legend.
+            Legend label.
 
         Raises
         ------
         nlbench.Undefined
-            If the result lists no places.
+            If the result lists no sites.
         """
         if not result.values:
             reason = f": {result.reason}" if result.reason else ""
@@ -95,12 +95,12 @@ class Signature:
         )
 
     def __len__(self) -> int:
-        """Return the number of sites, with or without a value."""
+        """Return the number of sites, including those without a value."""
         return len(self.sites)
 
     @property
     def defined(self) -> tuple[float, ...]:
-        """Finite values in order of call."""
+        """Finite values in call order."""
         return tuple(value for value in self.values if math.isfinite(value))
 
     @property
@@ -120,16 +120,16 @@ class Signature:
     def dtw(self, other: Signature) -> float:
         """Compute the dynamic time warping distance to another signature.
 
-        It is the square root of the smallest sum of squared differences over all monotonic
-        alignments, in which a site may match several others. Sites without a value are left out.
-        The sum is not normalized by the alignment's length. Symmetric, zero for equal signatures.
+        It is the square root of the minimum sum of squared differences over all monotonic
+        alignments, in which a site may match several others. Sites without a value are skipped.
+        The sum is not normalized by the alignment's length. Equal signatures have distance zero.
 
         Raises
         ------
         nlbench.RequestError
             If the package dtaidistance is not installed.
         nlbench.Undefined
-            If one of them has no site with a value.
+            If no site of either signature has a value.
 
         Examples
         --------
@@ -142,7 +142,7 @@ class Signature:
             from dtaidistance import dtw
         except ImportError as error:
             raise RequestError(
-                "distances between signatures need the package dtaidistance; "
+                "distances between signatures require the package dtaidistance; "
                 "pip install 'nlbench[signatures]'"
             ) from error
         if not (self.defined and other.defined):
@@ -150,13 +150,13 @@ class Signature:
         return float(dtw.distance(list(self.defined), list(other.defined)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the values over the sites in order of call, by default in a new figure."""
+        """Plot the values of the sites in call order, by default in a new figure."""
         if ax is None:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots(figsize=(max(4.0, min(12.0, 0.3 * len(self))), 3.0))
         ax.plot(range(len(self)), self.values, marker="o", markersize=3, label=self.name or None)
-        ax.set_xlabel("site, in order of call")
+        ax.set_xlabel("site, in call order")
         ax.set_xlim(-0.5, len(self) - 0.5)
         if self.name:
             ax.legend()
@@ -181,8 +181,8 @@ class Signature:
     def to_csv(self, path: str | Path) -> Path:
         """Write the table as CSV and return its path.
 
-        Missing values are empty fields. Names that begin like a formula are escaped; see
-        `nlbench.serialization.files.spreadsheet_text`.
+        Missing values are written as empty fields. Names that start like a formula are escaped;
+        see `nlbench.serialization.files.spreadsheet_safe`.
         """
         table = self.to_frame()
         table["site"] = [spreadsheet_safe(site) for site in self.sites]
@@ -198,14 +198,14 @@ class Signature:
 
 
 def module_of(model: nn.Module, site: str) -> nn.Module:
-    """Return the module of a site: the activation module, or the caller of a function.
+    """Return the module for a site: the activation module, or the module that calls a function.
 
     Parameters
     ----------
     model : torch.nn.Module
     site : str
-        Such as ``layer1.0.relu``, its second call ``layer1.0.relu:1``, or the functional call
-        ``Mixed_5b.branch1x1/relu`` of the module ``Mixed_5b.branch1x1``.
+        For example ``layer1.0.relu``, its second call ``layer1.0.relu:1``, or the functional call
+        ``Mixed_5b.branch1x1/relu`` in the module ``Mixed_5b.branch1x1``.
 
     Raises
     ------
@@ -225,5 +225,5 @@ def module_of(model: nn.Module, site: str) -> nn.Module:
     if name in modules:
         return modules[name]
     if not slash and "." not in name:
-        return model  # a functional call of the model itself
+        return model  # a functional call in the model itself
     raise RequestError(f"the model has no module '{name}'{nearest(name, modules)}")

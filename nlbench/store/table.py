@@ -1,4 +1,4 @@
-"""The tidy table of records: one number per row."""
+"""The tidy table of records, with one number per row."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _rows(record: Record) -> Iterator[tuple[object, ...]]:
 
 
 def table_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV, with text that a spreadsheet would evaluate escaped."""
+    """Return a table as CSV, escaping any text that a spreadsheet would evaluate."""
     texts = [name for name in table.columns if name not in ("seed", "value", "n")]
     safe = table.assign(**{name: table[name].map(_safe_cell) for name in texts})
     text: str = safe.to_csv(index=False)

@@ -303,9 +303,9 @@ def test_the_same_cell_measured_differently_is_not_mixed_into_a_run(names, tmp_p
     with pytest.raises(RequestError, match="affinity through sites with other options"):
         run(request("good", settings={"sites.batch": 8}), tmp_path / "run")
     for changes in ({"samples": 8}, {"split": "train"}):
-        with pytest.raises(RequestError, match="affinity of another tiny"):
+        with pytest.raises(RequestError, match="affinity for another tiny"):
             run(request("affinity", **changes), tmp_path / "run")
-        with pytest.raises(RequestError, match="affinity of another tiny"):
+        with pytest.raises(RequestError, match="affinity for another tiny"):
             run(request("good", **changes), tmp_path / "run")
     assert (tmp_path / "run" / "scores.csv").read_bytes() == before
 

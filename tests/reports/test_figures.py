@@ -130,7 +130,7 @@ def test_values_over_several_decades_stand_on_a_logarithmic_axis_with_plain_numb
 def test_many_sites_are_numbered(conftest) -> None:
     scores = one_net(conftest, {f"act{i}": 0.5 for i in range(60)})
     (axes,) = signature(scores).axes
-    assert axes.get_xlabel() == "site, in order of call"
+    assert axes.get_xlabel() == "site, in call order"
 
 
 def test_each_curve_says_how_many_paths_it_is_made_of(conftest) -> None:

@@ -189,10 +189,10 @@ def test_runs_that_do_not_go_together_are_not_merged(plugin, tmp_path, changes):
         del record["checksum"]
         run(request("plain"), tmp_path / "two")
         file.write_text(json.dumps(record))
-        says = "different results of plain of mini"
+        says = "different results for the same key: plain of mini"
     else:
         run(request("plain", **changes), tmp_path / "two")
-        says = "don't go together"
+        says = "can't be merged"
     with pytest.raises(RequestError, match=says):
         merge_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
     assert not (tmp_path / "both").exists()

@@ -118,7 +118,7 @@ def test_equal_subjects_and_machines_are_loaded_as_one_object(tmp_path):
 def test_a_result_is_found_by_its_measure_where_there_is_one_subject():
     run = Run({}, [record(), record("r2")])
     assert run["r2"].summary["value"] == 0.5
-    with pytest.raises(KeyError, match="0 results of 'cka'"):
+    with pytest.raises(KeyError, match="0 results for 'cka'"):
         run["cka"]
 
 
