@@ -13,7 +13,7 @@ from .trial import SAMPLES, WIDTH, Trial, relu_network, samples, value_of
 
 
 def check_bounds(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check that values stay within the bounds for inputs of different scales and distributions."""
+    """Check the bounds for inputs with different scales and distributions."""
     inputs = {
         "tiny": 1e-6 * samples(1),
         "huge": 1e6 * samples(2),
@@ -31,11 +31,11 @@ def check_bounds(trial: Trial, first: Result) -> Iterator[Check]:
 
 
 def check_direction(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check that ReLUs are more nonlinear than identities in the same network."""
+    """Check that ReLUs are measured as more nonlinear than identities in the same network."""
     affine = trial.value(relu_network(slope=1.0), samples())
     more_means = trial.measure.more_means
     if more_means == "neither" or affine.status != "ok":
-        reason = "none is declared" if more_means == "neither" else f"affine: {affine.reason}"
+        reason = "not declared" if more_means == "neither" else f"affine network: {affine.reason}"
         yield Check("direction", "not checked", reason)
         return
     relu, identity = value_of(first), value_of(affine)

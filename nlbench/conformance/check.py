@@ -1,4 +1,4 @@
-"""One check of a measure, with its outcome."""
+"""The outcome of one check of a measure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Outcome = Literal["kept", "broken", "not claimed", "not checked"]
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a measure.
+    """The outcome of one check of a measure.
 
     Parameters
     ----------
     outcome : {"kept", "broken", "not claimed", "not checked"}
-        ``not claimed``: the value changes, and the measure doesn't declare that it is
-        invariant. ``not checked``: the detail has the reason.
+        ``not claimed``: the value changes, but the measure doesn't claim to be invariant.
+        ``not checked``: the detail gives the reason.
     """
 
     name: str
@@ -25,5 +25,5 @@ class Check:
 
 
 def check_equal(name: str, difference: str, hint: str = "") -> Check:
-    """Return a check that is broken if there is a difference; the hint follows in the detail."""
+    """Return a check that is broken if there is a difference; its detail ends with `hint`."""
     return Check(name, "broken" if difference else "kept", difference and difference + hint)

@@ -1,4 +1,4 @@
-"""Check that degenerate inputs give a number or ``undefined``, and never a failure."""
+"""Check that degenerate inputs give a number or ``undefined``, but never a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the invariances that a measure declares."""
+"""Check the invariances of a measure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trial import ROUNDING_TOLERANCE, SAMPLES, Trial, difference, relu_network,
 
 
 def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check each invariance, declared or not."""
+    """Check each known invariance, whether or not the measure declares it."""
     model, inputs = relu_network().double(), samples().double()
     for name, description in INVARIANCES.items():
         is_claimed = name in trial.measure.invariant_to and not trial.settings
@@ -40,7 +40,7 @@ def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
 
 
 ResultPair = tuple[Result, Result] | None
-"""Results without and with a variation; None if the variation doesn't apply."""
+"""Results without and with a variation; None if it doesn't apply."""
 
 
 def _vary_batches(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:

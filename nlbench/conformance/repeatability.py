@@ -1,4 +1,4 @@
-"""Check that equal observations give equal numbers, to the last bit."""
+"""Check that equal observations give bitwise equal values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .trial import SAMPLES, Trial, difference, relu_network, samples
 
 
 def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check a second run, a second instance, and an instance after `reset`."""
+    """Check a repeated run, a second instance, and an instance after `reset`."""
     repeated = trial.value(relu_network(), samples())
     yield check_equal("repeatable", difference(first, repeated, 0.0))
     results: dict[str, Result] = {}
@@ -25,19 +25,19 @@ def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     yield check_equal(
         "two instances",
         difference(value, second, 0.0),
-        "; two instances get the same observations: use a separate generator for random numbers",
+        "; both instances get the same observations: use a separate generator for random numbers",
     )
     yield check_equal(
         "after reset",
         difference(value, used, 0.0),
-        "; the instance measured something before: reset() keeps some of its state",
+        "; the instance was used before: reset() keeps some of its state",
     )
-    changed = "update() changes its observation, which only a run copies"
+    changed = "update() changes its observation, which is only copied in a run"
     yield check_equal("observations unchanged", changed if "changed" in results else "")
 
 
 def _with_two_more_instances(measure: type[Measure], results: dict[str, Result]) -> type[Measure]:
-    """Return a measure that updates two more instances, one of which was used and reset before."""
+    """Return a measure that also updates a second instance, and one that was used and reset."""
 
     class InstanceTrio(measure):  # type: ignore[misc, valid-type]
         name = measure.name
@@ -72,13 +72,13 @@ def _with_two_more_instances(measure: type[Measure], results: dict[str, Result])
 
 
 def _copies(observation: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of a copy and its original, one for each tensor of an observation."""
+    """Return a pair of copy and original for each tensor in an observation."""
     values = getattr(observation, "__dict__", {}).values()
     return [(value.clone(), value) for value in values if isinstance(value, Tensor)]
 
 
 def check_site_order(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check that sites are independent if the measure declares it; threads rely on that."""
+    """Check that sites are independent if the measure declares it, since threads rely on it."""
     if not trial.measure.independent_sites:
         return
     size = SAMPLES // 4
@@ -88,12 +88,12 @@ def check_site_order(trial: Trial, first: Result) -> Iterator[Check]:
     yield check_equal(
         "independent sites",
         difference(by_batch, by_site, 0.0),
-        " if all batches of the last site come before those of the previous one",
+        " if later batches arrive site by site, from the last site to the first",
     )
 
 
 def _site_by_site(measure: type[Measure]) -> type[Measure]:
-    """Return a measure that receives the first batch in order, and the others site by site."""
+    """Return a measure that receives the first batch in order and later ones site by site."""
 
     class SiteBySite(measure):  # type: ignore[misc, valid-type]
         name = measure.name

@@ -35,18 +35,18 @@ def check_measure(measure: object, settings: Settings | None = None) -> list[Che
     measure : Measure class
         Or anything else that `nlbench.evaluate` accepts as a measure.
     settings : mapping, optional
-        Options of the measure or its probe, as for `nlbench.evaluate`. Declared invariances
-        hold with default options only.
+        Options for the measure or its probe; see `nlbench.evaluate`. Declared invariances only
+        have to hold with default options.
 
     Returns
     -------
     list of Check
-        An outcome of ``broken`` is a defect of the measure.
+        The outcome ``broken`` means a defect in the measure.
 
     Raises
     ------
     nlbench.PluginError, nlbench.RequestError
-        If it is not a measure, or an option is wrong.
+        If `measure` is not a measure, or an option is invalid.
 
     Examples
     --------

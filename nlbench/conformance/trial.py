@@ -1,4 +1,4 @@
-"""Small networks and samples for checking a measure."""
+"""Small networks and samples to check a measure on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDING_TOLERANCE = 1e-7
 """Relative tolerance, absolute below 1, for values computed in the same dtype."""
 
 FLOAT32_TOLERANCE = 1e-3
-"""Tolerance for values in float32 and in another dtype or on another device."""
+"""Tolerance for comparing values in float32 with another dtype or another device."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Trial:
         measure: type[Measure] | None = None,
         **probe_options: OptionValue,
     ) -> Result:
-        """Measure a network, with this measure or one derived from it."""
+        """Measure a network with this measure, or with one derived from it."""
         options = {f"{self.measure.probe}.{name}": v for name, v in probe_options.items()}
         return _measure(model, inputs, measure or self.measure, {**self.settings, **options})
 
     def is_observable(self, model: nn.Module, inputs: Tensor) -> bool:
-        """Return True if the probe can observe a network, regardless of the measure."""
+        """Return True if the measure's probe can observe a network at all."""
         probe_name = self.measure.probe
 
         class Blank(Measure):
@@ -65,10 +65,10 @@ class Trial:
 def _measure(
     model: nn.Module, inputs: Tensor, measure: type[Measure], settings: Settings
 ) -> Result:
-    """Measure a network as `nlbench.evaluate` does, without a record."""
+    """Measure a network as `nlbench.evaluate` does, without creating a record."""
     resolved = resolve_settings([measure], settings, inputs=inputs)
-    # The labels are a network's own predictions, as after training. With random labels, a change
-    # of the loss would mean nothing.
+    # The labels are a network's own predictions, as after training. With random labels, changes
+    # in the loss would be meaningless.
     labels = relu_network()(inputs.float().cpu()).argmax(1)
     facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
     with exact_arithmetic():
@@ -83,20 +83,20 @@ def _measure(
 
 
 def samples(seed: int = 0, n: int = SAMPLES) -> Tensor:
-    """Draw normal samples."""
+    """Draw normally distributed samples."""
     return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
 def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
-    """Build a network with two ReLU layers and the same weights at each call.
+    """Build a network with two ReLU layers and the same weights on each call.
 
-    `slope` is the slope of its activations for negative inputs; `shift` is added to the biases.
+    `slope` is the slope of the activations for negative inputs; `shift` is added to the biases.
     """
     generator = torch.Generator().manual_seed(1)
     widths = (WIDTH, 12, 8, CLASSES)
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
-        # This leaves the global generator untouched.
+        # Unlike the default initialisation, this leaves the global generator untouched.
         linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             weight = torch.randn(outputs, inputs, generator=generator) * (2 / inputs) ** 0.5
@@ -112,7 +112,7 @@ def value_of(result: Result) -> float:
 
 
 def difference(first: Result, second: Result, tolerance: float) -> str:
-    """Describe a difference between two results beyond a tolerance; empty if there is none."""
+    """Describe how two results differ by more than a tolerance; empty if they don't."""
     if first.status != second.status:
         return f"{first.status} becomes {second.status}: {second.reason or first.reason}"
     if first.status != "ok":

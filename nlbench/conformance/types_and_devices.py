@@ -1,4 +1,4 @@
-"""Check that other dtypes and devices give the same value up to rounding."""
+"""Check that other dtypes and devices give the same value up to rounding errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .trial import FLOAT32_TOLERANCE, Trial, difference, relu_network, samples
 
 
 def check_types_and_devices(trial: Trial, first: Result) -> Iterator[Check]:
-    """Check float64, bfloat16 and, if there is one, a GPU."""
+    """Check float64, bfloat16 and, if available, a GPU."""
     double = trial.value(relu_network().double(), samples().double())
     yield check_equal("float64", difference(first, double, FLOAT32_TOLERANCE))
     half = trial.value(relu_network().bfloat16(), samples().bfloat16())

@@ -15,25 +15,25 @@ T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 
 _EXTRA, _SHARED = "extra", "shared"
-_MAX_SHARED = 256  # distinct values of one field
+_MAX_SHARED = 256  # Distinct values per field.
 
 SHARED: Mapping[str, bool] = {_SHARED: True}
-"""Metadata of a field whose equal values become one object when they are read.
+"""Metadata for a field whose equal values become a single object when they are read.
 
-Thousands of records have the same machine and measure. Separate objects for them would take most
-of the time and memory of reading the records.
+Thousands of records have the same machine and measure. Separate objects for each record would take
+most of the time and memory for reading them.
 """
 
 
 def extra_fields() -> Any:
-    """Create a field for the unknown entries of an object that is read."""
+    """Create a field that collects the unknown entries of an object when it is read."""
     return field(default_factory=dict, metadata={_EXTRA: True})
 
 
 def to_plain(value: object) -> Any:
     """Convert dataclasses, mappings and sequences to JSON types.
 
-    A field whose default is None is left out if it is None.
+    A field that is None is left out if None is its default.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def from_plain(kind: type[T], content: object, label: str) -> T:
     kind : type
         The dataclass. Its annotations consist of ``str``, ``bool``, ``int``, ``float`` (which
         accepts integers), ``Any``, literals, dataclasses, typed dictionaries (which accept
-        further keys), and mappings, sequences, tuples and unions of these.
+        additional keys), and mappings, sequences, tuples and unions of these.
     content : object
         Parsed JSON.
     label : str
@@ -93,7 +93,7 @@ def from_plain(kind: type[T], content: object, label: str) -> T:
     return value
 
 
-# Python types of each JSON type, and its name in messages.
+# Python types for each JSON type, and its name in messages.
 _JSON: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     dict: ((dict,), "an object"),
@@ -167,7 +167,7 @@ def _union_reader(kinds: Sequence[Any]) -> Reader:
 
 
 def _read_scalar(plain: Any, value: Any, where: str) -> Any:
-    is_exact = type(value) is plain and plain is not int  # a fast path for most values
+    is_exact = type(value) is plain and plain is not int  # Fast path for most values.
     return value if is_exact else _check_type(value, plain, where)
 
 
@@ -228,7 +228,7 @@ def _shared_reader(read: Reader) -> Reader:
     objects: dict[str, Any] = {}
 
     def read_shared(value: Any, where: str) -> Any:
-        text = repr(value)  # unlike equality it distinguishes 1, 1.0 and True
+        text = repr(value)  # Unlike equality, it distinguishes 1, 1.0 and True.
         if text not in objects:
             if len(objects) == _MAX_SHARED:
                 objects.clear()

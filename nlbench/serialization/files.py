@@ -17,7 +17,7 @@ from nlbench.errors import RequestError, one_line, system_text
 _PART_NAME = re.compile(r"\..+\.\w+\.part")
 
 MAX_JSON_DEPTH = 32
-"""Maximum nesting of a JSON file; nlbench's own have about six levels."""
+"""Maximum nesting depth of a JSON file; nlbench's own files have about six levels."""
 
 MAX_TEXT_BYTES = 2**30
 """Maximum size of a text file; the manifest of a million subjects is smaller."""
@@ -60,7 +60,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = file.read(min(size, max_bytes) + 1)
-            if len(data) > size:  # Some system files report no size and have no end.
+            if len(data) > size:  # Some system files report a size of 0 and never end.
                 data += file.read(max_bytes + 1 - len(data))
         if len(data) > max_bytes:
             raise RequestError(f"can't read {path}: expected at most {max_bytes} bytes")
@@ -106,24 +106,24 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     origin : str
         Name of the file in messages.
     finite : bool
-        Raise for NaN and infinities, which standard JSON lacks.
+        Raise for NaN and infinities, which standard JSON doesn't allow.
 
     Raises
     ------
     nlbench.RequestError
-        If it is damaged, nested too deeply, or has a number or string that can't be stored.
+        If it is damaged, nested too deeply, or contains a number or string that can't be stored.
     """
     parsers: dict[str, Any] = (
         {"parse_constant": _reject_constant, "parse_float": _parse_float} if finite else {}
     )
     try:
         content = json.loads(text, parse_int=_parse_int, **parsers)
-        # Few brackets can't nest deeply, which spares most records the search.
+        # Text with few brackets isn't nested deeply, so most records don't need the search.
         brackets = text.count("[") + text.count("{")
         if brackets > MAX_JSON_DEPTH and not _is_within_depth(content, MAX_JSON_DEPTH):
-            raise ValueError(f"nested in more than {MAX_JSON_DEPTH} levels")
+            raise ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep")
         if "\\u" in text:
-            # JSON can escape lone surrogates, but UTF-8 can't encode them.
+            # JSON can represent lone surrogates, but UTF-8 can't encode them.
             json.dumps(content, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise RequestError(f"{origin} is damaged: nested too deeply") from None
@@ -134,7 +134,7 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
 
 def _parse_int(text: str) -> int:
     if len(text) > 20:
-        raise ValueError(f"a whole number of {len(text)} digits")
+        raise ValueError(f"a whole number with {len(text)} digits")
     return int(text)
 
 
@@ -172,7 +172,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     try:
         data = content.encode("utf-8") if isinstance(content, str) else content
         part = path.parent / f".{path.name[:40]}.{os.urandom(8).hex()}.part"
-        # Unlike a file of tempfile, it gets the default permissions.
+        # Unlike a file from tempfile, it has the default permissions.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -206,7 +206,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of killed processes; no other process may be writing."""
+    """Remove unfinished files from killed processes; no other process may be writing."""
     for entry in list(folder.iterdir()):
         if is_part(entry):
             with contextlib.suppress(OSError):
@@ -214,7 +214,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def is_part(path: Path) -> bool:
-    """Return True for an unfinished file of `write_atomically`."""
+    """Return True for an unfinished file from `write_atomically`."""
     return _PART_NAME.fullmatch(path.name) is not None and path.is_file()
 
 

@@ -60,9 +60,9 @@ def file_hash(path: str | os.PathLike[str]) -> str:
 def state_hash(model: torch.nn.Module) -> str:
     """Compute the SHA-256 of a model's parameters and buffers, in hexadecimal.
 
-    Names, dtypes, shapes and bytes are hashed in the order of the names, independent of device,
-    memory layout and order of registration. Non-persistent buffers are included, since they
-    affect the output.
+    Names, dtypes, shapes and bytes are hashed in alphabetical order of the names, regardless of
+    device, memory layout and order of registration. Non-persistent buffers are included, since
+    they affect the output.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def tensor_hash(tensor: Tensor) -> str:
 class SampleHash:
     """Incremental `tensor_hash` of samples in batches.
 
-    Without the total number of samples, the hash differs from that of one tensor.
+    If the total number of samples is None, the hash differs from that of a single tensor.
 
     Examples
     --------

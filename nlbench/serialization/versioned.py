@@ -17,7 +17,7 @@ _CHECKSUM = "checksum"
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
-    """Serialize the content of a file; with `finite`, raise for NaN and infinities."""
+    """Serialize the content of a file; with `finite`, raise for NaN or infinity."""
     versioned = {"format": FORMAT, **content}
     return json.dumps(versioned, indent=1, allow_nan=not finite, default=_plain) + "\n"
 
@@ -38,7 +38,7 @@ def parse_versioned(text: str, origin: str, *, finite: bool = True) -> dict[str,
     if content["format"] > FORMAT:
         raise RequestError(
             f"{origin} has format {content['format']}, from a newer nlbench; "
-            f"this one reads up to {FORMAT}"
+            f"this version reads formats up to {FORMAT}"
         )
     return {name: value for name, value in content.items() if name != "format"}
 

@@ -1,12 +1,12 @@
-"""One registry of everything known about PyTorch's operations, for all probes.
+"""The registry of everything known about PyTorch's operations, for all probes.
 
 `registry` holds an `Operation` for each of them and registers rules and facts, `table` has the
-facts of PyTorch's own operations, `registration` has `nlbench.register_op`, `names` maps callables
-to operations, and `listing` generates ``nlbench list ops`` and ``docs/operations.md``.
+facts about PyTorch's own operations, `registration` has `nlbench.register_op`, `names` maps
+callables to names, and `listing` generates ``nlbench list ops`` and ``docs/operations.md``.
 
-Rules are registered above their code: for points of a segment in `nlbench.probes.lines.rules`, for
-channels in `nlbench.probes.graph.rules` and for axes in `nlbench.introspection.axis_rules`. All
-else is a fact in `table`.
+Rules are registered by decorators: for points on a segment in `nlbench.probes.lines.rules`, for
+channels in `nlbench.probes.graph.rules` and for axes in `nlbench.introspection.axis_rules`.
+Everything else is a fact in `table`.
 """
 
 from .names import in_each_dimension, qualified_name

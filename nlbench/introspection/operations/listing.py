@@ -8,7 +8,7 @@ from .registry import FACTS, Operation, known, registered
 
 
 def supported() -> list[dict[str, str]]:
-    """List the operations whose effect on numbers or channels is known, one per row.
+    """List the operations whose effect on values or channels is known, one per row.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def _is_built_in(entry: Operation) -> bool:
 def page() -> str:
     """Return the documentation page that lists nlbench's own operations.
 
-    ``python -m nlbench.introspection.operations.listing > docs/operations.md`` writes it.
+    To write it, run ``python -m nlbench.introspection.operations.listing > docs/operations.md``.
     """
     rows = [row for row in supported() if row["from"] == "nlbench"]
     traced = [row for row in rows if row["lines"] and not row["lines"].startswith("refused")]
@@ -99,11 +99,11 @@ def _fact_rows(facts: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 _PREFACE = """# Operations
 
 Everything that nlbench knows about PyTorch's operations, generated from its registry. `nlbench list
-ops` lists the operations of your plugins too. An operation has one name here, however it is called:
-`mul` is `*`, `torch.mul` and `Tensor.mul_`. An operation that PyTorch computes with others, such as
-`relu6` with `hardtanh`, is traced through those.
+ops` also lists the operations in your plugins. Each operation has a single name, however it is
+called: `mul` stands for `*`, `torch.mul` and `Tensor.mul_`. An operation that PyTorch implements
+with others, such as `relu6` with `hardtanh`, is traced through those.
 
-An operation that is not listed is refused as unknown. Register your own in one line:
+Operations that are not listed are refused as unknown. Register your own in one line:
 
 ```python
 import nlbench, torch
@@ -117,17 +117,17 @@ def hat(x: torch.Tensor) -> torch.Tensor:
 nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0), acts="bends")
 ```
 
-It is an operation of `torch.library` or a subclass of `torch.autograd.Function`. With `kinks` it
-acts elementwise, and is continuous and affine between the kinks. Other operations pass rules:
-`line=` maps a call to its rule on points of a segment (see `nlbench.probes.lines.rules.rule`),
-`graph=` maps it to the nodes of its output (see `nlbench.probes.graph.rules`), and `axes=` maps
-the axes of its input to those of its output (see `nlbench.introspection.axis_rules`). The facts at
-the end of this page are arguments too. A package registers its operations through an entry point
-of the group `nlbench.ops`, which names a module whose import registers them, or a function.
+The first argument is an operation of `torch.library` or a subclass of `torch.autograd.Function`.
+With `kinks`, it must act elementwise, be continuous and be affine between the kinks. Otherwise,
+pass rules: `line=` maps a call to its rule for points on a segment (see
+`nlbench.probes.lines.rules.rule`), `graph=` maps it to the nodes of its output (see
+`nlbench.probes.graph.rules`), and `axes=` maps the axes of its input to those of its output (see
+`nlbench.introspection.axis_rules`). The facts below are also arguments. Packages use an entry point
+in the group `nlbench.ops`: a module that registers operations on import, or a function to call.
 """
 
-_FACTS = """`nlbench.register_op` takes each of these as an argument. `gates=True` is one more: the
-output of an activation may be the factor of a gate, as that of `sigmoid` and `hardsigmoid`.
+_FACTS = """Each fact is an argument of `nlbench.register_op`. So is `gates=True`: the output of the
+activation may be a factor in a gate, like the output of `sigmoid` and `hardsigmoid`.
 """
 
 

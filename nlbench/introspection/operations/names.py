@@ -1,4 +1,4 @@
-"""One name for an operation, however it is called."""
+"""A single name for each operation, however it is called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def qualified_name(func: Any) -> str:
 
 
 def _plain_name(func: Any) -> str:
-    """Name a PyTorch operation; the getter or setter of a property is named after it."""
+    """Return the name of a PyTorch operation; for a property's getter or setter, the property's."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
         return str(getattr(getattr(func, "__self__", None), "__name__", ""))

@@ -1,4 +1,4 @@
-"""Registration of operations of other libraries: `nlbench.register_op`."""
+"""Registration of operations from other libraries: `nlbench.register_op`."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def register_op(
     kind : str, optional
         Kind of activation. With a kind, calls of the operation are sites.
     kinks : sequence of float, optional
-        For an operation that acts elementwise on its first argument and is continuous: the points
-        between which it is affine, empty if it is affine everywhere. Its rule on points of a
+        For an operation that is continuous and acts elementwise on its first argument: the points
+        between which it is affine; empty if it is affine everywhere. Its rule for points on a
         segment is derived from them.
     modules : sequence of type, optional
-        Modules that only call it; their sites have the module's name.
+        Modules that only call this operation; their sites are named after the module.
     gates : bool, optional
-        True if its output may be the factor of a gate, like a sigmoid's.
+        True if its output may be a factor in a gate, like the output of a sigmoid.
     line, graph, axes : callable, optional
-        Rules, as for `line_rule`, `graph_rule` and `axis_rule`.
+        Rules; see `line_rule`, `graph_rule` and `axis_rule`.
     caveat : str, optional
         Unsupported cases.
     **facts : str, optional
         ``acts``, ``arranges``, ``channels``, ``combines``, ``hides``, ``reduces``, ``takes``,
-        ``truth``: their values and meanings are in ``docs/operations.md``.
+        ``truth``; see ``docs/operations.md`` for their values and meanings.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def register_op(
     Raises
     ------
     nlbench.PluginError
-        If something else is already registered for it; the message names both.
+        If a different rule, kind or fact is already registered; the message names both.
     nlbench.RequestError
         If probes can't see the operation, or an argument is invalid.
 
@@ -134,7 +134,7 @@ def _validated_kinks(name: str, kinks: Sequence[float]) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise RequestError(f"register_op: {name} has kinks {kinks!r}, expected numbers") from None
     if not all(abs(point) < float("inf") for point in points):
-        raise RequestError(f"register_op: {name} has kinks {kinks!r}, expected finite ones")
+        raise RequestError(f"register_op: {name} has kinks {kinks!r}, expected finite numbers")
     return points
 
 
@@ -147,7 +147,7 @@ def _make_visible(function: type[Any]) -> None:
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        # The first argument of an old-style forward is a context, which is hidden from modes.
+        # The first argument of an old-style forward is a context, which modes must not see.
         has_context = function.setup_context is torch.autograd.Function.setup_context
         context, operands = (args[:1], args[1:]) if has_context else ((), args)
 

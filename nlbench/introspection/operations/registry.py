@@ -1,15 +1,15 @@
 """The registry of operations: rules, facts and activations, by name.
 
-An operation has one `Operation`, however it is called: ``torch.relu``, ``Tensor.relu_``,
-``torch.nn.functional.relu`` and ``aten::relu`` are one. Each aspect of it is registered once: a
-second registration raises `nlbench.PluginError`, which names both.
+Each operation has one `Operation`, however it is called: ``torch.relu``, ``Tensor.relu_``,
+``torch.nn.functional.relu`` and ``aten::relu`` share one. Each of its aspects is registered once: a
+different second registration raises `nlbench.PluginError`, which names both.
 
-Built-in rules come through the entry-point group ``nlbench.ops``, like those of plugins. An entry
-names a module that registers operations when it is imported, or a function that does when called.
+Built-in rules are loaded through the entry-point group ``nlbench.ops``, like those of plugins. An
+entry names a module that registers operations on import, or a function that does so when called.
 
 Examples
 --------
-A rule for lines and a rule for the graph, each above its function::
+A rule for lines and a rule for the graph::
 
     @line_rule("conv1d", "conv2d", "conv3d")
     def convolution(call): ...
@@ -35,7 +35,7 @@ from .names import qualified_name
 
 FACTS: Mapping[str, Mapping[str, str]] = {
     "acts": {
-        "keeps": "acts elementwise and changes no value",
+        "keeps": "acts elementwise without changing values",
         "affine": "acts elementwise, affine as long as at most one operand is data",
         "sums": "acts elementwise, affine even if several operands are data",
         "bends": "acts elementwise and is not affine",
@@ -50,8 +50,8 @@ FACTS: Mapping[str, Mapping[str, str]] = {
     "channels": {
         "second": "returns channels along the second axis",
         "last": "returns channels along the last axis",
-        "normalized": "returns channels along the last axis if it normalises only that",
-        "product": "multiplies matrices; a weight on the right makes channels of the last axis",
+        "normalized": "returns channels along the last axis if it only normalises that axis",
+        "product": "multiplies matrices; with a weight on the right, the last axis has channels",
         "mixed": "returns channels along an unknown axis",
     },
     "combines": {
@@ -66,15 +66,15 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "softmax": "computes a softmax inside one kernel",
     },
     "reduces": {
-        "extreme": "takes the largest or smallest of several numbers",
+        "extreme": "computes the maximum or minimum of several numbers",
         "statistic": "computes another statistic of several numbers",
     },
     "takes": {
-        "nothing": "makes a tensor without another one",
-        "metadata": "returns how a tensor is stored, such as its size or type",
-        "shape": "makes a constant of its input's size and type",
-        "noise": "makes random numbers of its input's size and type",
-        "second shape": "takes only size or type of its second tensor",
+        "nothing": "creates a tensor without tensor arguments",
+        "metadata": "returns metadata of a tensor, such as its size or type",
+        "shape": "creates a constant with its input's size and type",
+        "noise": "creates random numbers with its input's size and type",
+        "second shape": "uses only the size or type of its second tensor",
         "truth": "returns a Python bool computed from numbers",
         "number": "passes a number to Python",
         "values": "returns a tensor whose size or memory depends on numbers",
@@ -90,33 +90,33 @@ FACTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass
 class Operation:
-    """An entry of the registry: an operation, and everything known about it.
+    """Registry entry for an operation, with everything known about it.
 
     Attributes
     ----------
     name : str
-        PyTorch's name, without overload and trailing underscore. For other libraries the
-        library's name precedes it, as in ``mylib::hat``.
+        PyTorch's name, without overload and trailing underscore. For operations from other
+        libraries, the library's name precedes it, as in ``mylib::hat``.
     kind : str
         Kind of activation; empty if it is not one.
     modules : tuple of type
-        Modules that only call it; their sites have the module's name.
+        Modules that only call this operation; their sites are named after the module.
     gates : bool
-        True if its output may be the factor of a gate.
+        True if its output may be a factor in a gate.
     kinks : tuple of float or None
         Its kinks, if it is piecewise affine and acts elementwise.
     line : callable or None
-        Maps a call to its rule on points of a segment; see `nlbench.probes.lines.rules.rule`.
+        Maps a call to its rule for points on a segment; see `nlbench.probes.lines.rules.rule`.
     graph : callable or None
         Maps a call to the nodes of its output; see `nlbench.probes.graph.rules`.
     axes : callable or None
-        Maps a call to the place of each input axis in the output; see `axis_rules`.
+        Maps a call to the position of each input axis in the output; see `axis_rules`.
     acts, arranges, channels, combines, hides, reduces, takes, truth : str
         Facts; see `FACTS`. Empty if the fact does not apply or is unknown.
     refused : str
-        Reason why it can't be traced exactly, if there is one.
+        Reason why it can't be traced exactly; empty if it can.
     bends : str
-        Where it bends, in words; empty if it is affine.
+        Description of where it bends; empty if it is affine.
     caveats : dict of str to str
         Unsupported cases, by aspect.
     sources : dict of str to str
@@ -146,17 +146,17 @@ class Operation:
 
     @property
     def traced(self) -> bool:
-        """True if it has a rule on points of a segment."""
+        """True if it has a rule for points on a segment."""
         return self.line is not None or self.kinks is not None
 
     @property
     def has_effect(self) -> bool:
-        """True if its effect on numbers or channels is registered."""
+        """True if its effect on values or channels is registered."""
         return not self.sources.keys().isdisjoint(("kind", "acts", "line", "graph"))
 
     @property
     def rearranges(self) -> bool:
-        """True if it only moves numbers to other axes or positions."""
+        """True if it only moves values to other axes or positions."""
         return self.arranges in ("moves", "reshapes", "expands")
 
     @property
@@ -183,8 +183,8 @@ _LOCK = threading.RLock()
 class _PluginLoader:
     """Loading state of the entry points.
 
-    Its lock is not the registry's: a thread that imports a module with rules registers them while
-    it holds that module's import lock, which the loading thread may be waiting for.
+    Its lock is separate from the registry's: a thread that imports a module with rules registers
+    them while holding that module's import lock, which the loading thread may be waiting for.
     """
 
     def __init__(self) -> None:
@@ -198,8 +198,8 @@ _PLUGINS = _PluginLoader()
 
 _CONFLICTS = {
     "kind": "kinds",
-    "line": "rules on points of a segment",
-    "graph": "rules in the channel graph",
+    "line": "rules for points on a segment",
+    "graph": "rules for the channel graph",
     "axes": "rules for its axes",
 }
 
@@ -207,7 +207,7 @@ _CONFLICTS = {
 def register_aspect(
     name: str, aspect: str, source: str, caveat: str = "", **values: Any
 ) -> Operation:
-    """Register an aspect of an operation, unless the same is registered already.
+    """Register an aspect of an operation, unless it is already registered with equal values.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def register_aspect(
     source : str
         Module and function, for messages.
     **values
-        Attributes of `Operation` that make up the aspect.
+        Attributes of `Operation` that define the aspect.
 
     Raises
     ------
@@ -241,7 +241,7 @@ def register_aspect(
 
 
 def entry_of(name: str) -> Operation:
-    """Return an operation's entry, adding one if there is none, without loading plugins."""
+    """Return an operation's entry without loading plugins; create it if there is none."""
     with _LOCK:
         return _OPERATIONS.setdefault(name, Operation(name))
 
@@ -254,7 +254,7 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def source_of(function: Any) -> str:
-    """Return module and name of a function, for messages."""
+    """Return the module and name of a function, for messages."""
     module = getattr(function, "__module__", "") or "an unknown module"
     return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
 
@@ -265,7 +265,7 @@ RuleMaker = TypeVar("RuleMaker", bound=Callable[..., Any])
 def _rule(
     aspect: str, names: Sequence[str], caveat: str = "", **values: Any
 ) -> Callable[[RuleMaker], RuleMaker]:
-    """Return a decorator that registers a function as the rule of operations."""
+    """Return a decorator that registers a function as the rule for operations."""
 
     def register(rule: RuleMaker) -> RuleMaker:
         for name in names:
@@ -276,38 +276,38 @@ def _rule(
 
 
 def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
-    """Register a function as the rule of operations on points of a segment.
+    """Register a function as the rule for operations at points on a segment.
 
     Parameters
     ----------
     *names : str
         Names of operations; see `Operation`.
     bends : str
-        Where they bend, in words; empty if they are affine.
+        Description of where they bend; empty if they are affine.
     caveat : str
         Unsupported cases.
 
     Raises
     ------
     nlbench.PluginError
-        If one of them has a rule already; the message names both.
+        If one of them already has a rule; the message names both.
     """
     return _rule("line", names, caveat, bends=bends)
 
 
 def not_affine(*names: str, why: str = "not piecewise affine") -> None:
-    """Register that operations can't be traced exactly, with the reason."""
+    """Register operations that can't be traced exactly, with the reason."""
     for name in names:
         register_aspect(name, "line", f"nlbench ({why})", refused=why)
 
 
 def graph_rule(*names: str, caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
-    """Register a function as the rule of operations for channels, as `line_rule` does."""
+    """Register a function as the rule for channels of operations, as `line_rule` does."""
     return _rule("graph", names, caveat)
 
 
 def axis_rule(*names: str, arranges: str = "") -> Callable[[RuleMaker], RuleMaker]:
-    """Register a function as the rule of operations for axes, as `line_rule` does."""
+    """Register a function as the rule for axes of operations, as `line_rule` does."""
     return _rule("axes", names, arranges=arranges)
 
 
@@ -326,7 +326,7 @@ def fact(aspect: str, value: str, *names: str) -> None:
 
 
 def operation(func: Callable[..., Any]) -> Operation:
-    """Return the operation of a callable.
+    """Return the operation that a callable performs.
 
     Examples
     --------
@@ -338,7 +338,7 @@ def operation(func: Callable[..., Any]) -> Operation:
 
 
 def known(name: str) -> Operation:
-    """Return an operation by name; an empty one if nothing is known about it."""
+    """Return an operation by name; an entry without facts if nothing is known about it."""
     _load_plugins()
     return _OPERATIONS.get(name) or Operation(name)
 
@@ -351,7 +351,7 @@ def registered() -> list[Operation]:
 
 
 def named_modules() -> tuple[type[nn.Module], ...]:
-    """Return the modules whose sites have the module's own name, including those of plugins."""
+    """Return the modules whose sites are named after the module, including those from plugins."""
     return tuple(dict.fromkeys(module for entry in registered() for module in entry.modules))
 
 
@@ -377,7 +377,7 @@ def _load_plugins() -> None:
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:
-                    # A plugin's import can fail in any way; other operations stay known.
+                    # A plugin's import can fail in any way; other operations remain available.
                     reason = f"{type(error).__name__}: {message_of(error)}".splitlines()[0]
                     owner = point.dist.name if point.dist else point.value
                     _PLUGINS.errors.append(

@@ -1,6 +1,6 @@
-"""Facts of PyTorch's own operations, and its activations.
+"""Facts about PyTorch's own operations, and its activations.
 
-`nlbench.introspection.operations.registry.FACTS` has the meaning of each fact.
+See `nlbench.introspection.operations.registry.FACTS` for the meaning of each fact.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ fact(
 fact("takes", "noise", "rand_like", "randint_like", "randn_like")
 fact("takes", "second shape", "expand_as", "reshape_as", "type_as", "view_as")
 fact("takes", "truth", "allclose", "equal", "is_nonzero")
-# Special methods of Python have entries under their full names: ``float`` is another operation.
+# Python's special methods have entries under their full names: ``float`` is another operation.
 fact(
     "takes", "number",
     "__complex__", "__float__", "__index__", "__int__", "_local_scalar_dense", "item",

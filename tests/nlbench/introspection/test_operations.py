@@ -92,7 +92,7 @@ def test_a_second_rule_is_refused_and_both_are_named():
     def first(call):
         return None
 
-    with pytest.raises(PluginError, match=rf"'{name}' has two rules on.*first and .*second"):
+    with pytest.raises(PluginError, match=rf"'{name}' has two rules for.*first and .*second"):
 
         @ops.line_rule(name)
         def second(call):
@@ -168,7 +168,7 @@ def test_registration_leaves_values_and_derivatives():
     [
         ({"kinks": ("a",)}, "has kinks ('a',), expected numbers"),
         ({"kinks": 3}, "has kinks 3, expected numbers"),
-        ({"kinks": (float("nan"),)}, "expected finite ones"),
+        ({"kinks": (float("nan"),)}, "expected finite numbers"),
         ({"kinks": (0,), "line": len}, "both kinks and a line rule given"),
         ({"acts": "turns"}, "has acts='turns', expected one of keeps, affine, sums, bends"),
         ({"speed": "high"}, "has no 'speed', expected one of acts, arranges"),

@@ -104,7 +104,7 @@ def test_nesting_is_bounded(levels, is_read):
         if is_read:
             parse_json(text, "it")
         else:
-            with pytest.raises(RequestError, match="nested in more than 32 levels"):
+            with pytest.raises(RequestError, match="nested more than 32 levels deep"):
                 parse_json(text, "it")
 
 
