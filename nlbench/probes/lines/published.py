@@ -22,7 +22,7 @@ from nlbench.probes.function.derivatives import dual
 
 from .recording.point_memory import PointMemory, measure_point_memory, share_out
 from .recording.program import Program, Step, run_program, walk_measured
-from .rules.pieces import Kinks, Leaders, Ranks, changes
+from .rules.pieces import Kinks, MaxGroups, Ranks, changes
 from .rules.rounding import noise_of, peak
 from .rules.rule import OutputFunction
 from .segments import Segment, points_at, segment_length
@@ -209,8 +209,8 @@ def _move(
     pieces = step.rule.pieces
     if isinstance(pieces, Kinks):
         return _move_kinks(step.rule.apply, pieces, inputs, rates, bounds, rate_bounds)
-    if isinstance(pieces, Leaders):
-        return _move_leaders(pieces, inputs, rates, bounds)
+    if isinstance(pieces, MaxGroups):
+        return _move_maxima(pieces, inputs, rates, bounds)
     if isinstance(pieces, Ranks):
         return _move_ranks(pieces, inputs, rates, bounds)
     if step.rule.bend is not None:
@@ -236,8 +236,8 @@ def _move_kinks(
     margins: list[_Margin] = []
     for value, noise, speed_noise in zip(
         kinks.distances(inputs),
-        kinks.noises(inputs, bounds),
-        kinks.noises(rates, rate_bounds),
+        kinks.tolerances(inputs, bounds),
+        kinks.tolerances(rates, rate_bounds),
         strict=True,
     ):
         margins.append((value, speed, noise))
@@ -253,19 +253,19 @@ def _move_kinks(
     return *_jvp(apply, inputs, rates), margins
 
 
-def _move_leaders(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
-    tied, members, noise = leaders.tied(inputs, bounds)
-    speeds = leaders.members(rates)
+def _move_maxima(groups: MaxGroups, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
+    tied, members, noise = groups.tied(inputs, bounds)
+    speeds = groups.members(rates)
     # Among tied members, the one that rises fastest leads.
     first = speeds.masked_fill(~tied, -math.inf).argmax(-1, keepdim=True)
     value, speed = members.gather(-1, first), speeds.gather(-1, first)
     lead = value - members, speed - speeds, noise
-    return leaders.output(value.squeeze(-1)), leaders.output(speed.squeeze(-1)), [lead]
+    return groups.output(value.squeeze(-1)), groups.output(speed.squeeze(-1)), [lead]
 
 
 def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
-    x, rate = ranks.lines(inputs), ranks.lines(rates)
-    error = ranks.lines([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
+    x, rate = ranks.groups(inputs), ranks.groups(rates)
+    error = ranks.groups([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
     error = noise_of(x.dtype) * error
     # Among numbers that are equal up to rounding, the one that rises fastest ranks first.
     largest = rate.abs().amax(-1, keepdim=True)

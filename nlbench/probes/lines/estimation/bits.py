@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 _GATHER = 0x0102040810204080
-"""Multiplier that gathers the lowest bits of eight bytes in the highest byte."""
+"""Multiplier that gathers the lowest bits of eight bytes into the highest byte."""
 _M1, _M2, _M4 = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F
 _H1 = 0x0101010101010101
 
 
 def pack(flags: Tensor) -> Tensor:
-    """Pack flags into words: bool (P, U) to int64 (P, U / 64, rounded up).
+    """Pack bool flags (P, U) into int64 words (P, ceil(U / 64)).
 
     Examples
     --------
@@ -38,13 +38,13 @@ def pack_positions(rows: Tensor, units: Tensor, shape: Sequence[int]) -> Tensor:
     >>> pack_positions(torch.tensor([0, 0]), torch.tensor([0, 2]), (1, 1)).tolist()
     [[5]]
     """
-    place = torch.unique(rows * (64 * shape[1]) + units)
+    index = torch.unique(rows * (64 * shape[1]) + units)
     flags = torch.zeros(shape[0] * shape[1], dtype=torch.int64)
-    return flags.index_add_(0, place // 64, 1 << place % 64).reshape(tuple(shape))
+    return flags.index_add_(0, index // 64, 1 << index % 64).reshape(tuple(shape))
 
 
 def popcount(words: Tensor) -> Tensor:
-    """Count the set flags over the last axis.
+    """Count the set flags along the last axis.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def popcount(words: Tensor) -> Tensor:
 
 
 def union(words: Tensor) -> Tensor:
-    """Combine flags by "or" over the second axis: (s, n, W) to (s, W)."""
+    """Combine flags with a bitwise or over the second axis, (s, n, W) to (s, W)."""
     result = words[:, 0]
     for i in range(1, words.shape[1]):
         result = result | words[:, i]
@@ -66,7 +66,7 @@ def union(words: Tensor) -> Tensor:
 
 
 def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and unit of each set flag of int64 (P, W), row by row.
+    """Return the row and unit of each set flag in int64 words (P, W), row by row.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
     [[0, 0, 1], [0, 2, 127]]
     """
     row, word = words.nonzero().unbind(1)
-    # Unpacked byte by byte: a whole word for each flag would take 64 times the memory.
+    # Unpacked byte by byte: shifting whole words would take 64 times the memory.
     octets = words[row, word].view(torch.uint8).reshape(-1, 8)
     hit, byte = octets.nonzero().unbind(1)
     flags = (octets[hit, byte][:, None] >> torch.arange(8, device=words.device).byte()) & 1
@@ -90,9 +90,9 @@ def first_set_bits(words: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor
     -------
     row, unit : int64 tensor of shape (capacity,)
     is_set : bool tensor of shape (capacity,)
-        False at entries that are not used.
+        False for unused entries.
     needed : int64 tensor of shape ()
-        Capacity that all flags would need: if more than `capacity`, some are missing.
+        Capacity needed for all flags; if it exceeds `capacity`, some are missing.
 
     Examples
     --------

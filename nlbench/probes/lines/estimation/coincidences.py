@@ -1,17 +1,17 @@
-"""Crossings of one step that coincide.
+"""Crossings within one step that coincide.
 
-Overlapping windows of a pooling layer sometimes have the same leader. The units behind them are
-then equal and cross together, but elsewhere they differ, so they are not copies. The crossings of a
-step are compared by the units' distances from their kinks at both ends of the step: units that
-agree at both ends, or in the ratio of the two distances, cross at one place. Units that agree at
-one end only may cross at one place, as their common cause may end before the crossing or after it.
+Overlapping windows of a pooling layer sometimes have the same leader. The units after them are then
+equal and cross together, but differ elsewhere, so they are not copies. The crossings within a step
+are compared by the units' distances from their kinks at both ends of the step: units that agree at
+both ends, or in the ratio of the two distances, cross at the same position. Units that agree at
+only one end may do so, since their common cause may end before or after the crossing.
 
-A distance that units of a layer have at several nodes is flat: their inputs are off or saturated.
-Agreement in a flat distance is not evidence of a common cause.
+A distance that units of a layer have at several nodes is flat: their inputs are inactive or
+saturated. Agreement in a flat distance is not evidence of a common cause.
 
-A window switches from one member to another if each is the larger one at its end of the step.
-Members that are equal at an end have a common cause there and diverge where it bends: such a switch
-is not a separate boundary.
+A window switches from one member to another if the first is larger at the left end of the step and
+the second at the right end. Members that are equal at an end have a common cause there and diverge
+where it bends, so a switch between them is not a separate boundary.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 from .copies import MAX_COMPARED_ROUNDING, UNKNOWN, CrossingLog, clusters, join_clusters
 
 EQUAL_NOISE = 0.25
-"""Tolerance of equal values, in units of their noise: a machine epsilon of the layer's largest."""
+"""Tolerance for equal values, in units of their noise: one epsilon of the layer's largest value."""
 MAX_TIE_ROUNDING = 1e-3
-"""Rounding error of a distance, relative to its change in a step, up to which ties are resolved."""
+"""Maximum rounding error of a distance, relative to its change in a step, for resolving ties."""
 
 
 class CrossingTable:
@@ -35,9 +35,9 @@ class CrossingTable:
     Parameters
     ----------
     log : CrossingLog
-        Each crossing twice, with the values at the left and at the right end of its step. Intervals
-        are twice the step, plus 1 for the right end. Both values of a unit are its distance from
-        the kink; those of a window are the values of its leaders at the left and the right end.
+        Contains each crossing twice, with the values at the left and at the right end of its step.
+        Intervals are twice the step, plus 1 for the right end. Both values of a unit are its
+        distance from the kink; those of a window are the values of its leaders at both ends.
     segments, steps : int
     has_windows : bool tensor of shape (sites,)
     resting_values : tensor
@@ -59,17 +59,17 @@ class CrossingTable:
         crossings[0] //= 2
         _, entry = torch.unique(_keys(crossings), return_inverse=True)
         count = int(entry.max()) + 1 if len(entry) else 0
-        # Step (numbered across all segments), site, kink and unit.
+        # Step (counted across all segments), site, kink and unit.
         self._crossings = crossings.new_zeros(4, count)
         self._crossings[:, entry] = crossings
-        # By end and value, (2, 2, m).
+        # Indexed by end and value, (2, 2, m).
         self._values = values.new_full((2, 2, count), UNKNOWN)
         self._values[side, :, entry] = values.T
         self._noise = noise.new_zeros(count)
         self._noise[entry] = noise
 
     def select(self, indices: Sequence[int]) -> None:
-        """Keep only some of the segments."""
+        """Keep only the given segments."""
         position = torch.full((self.segments,), -1)
         position[list(indices)] = torch.arange(len(indices))
         segment, step = self._crossings[0] // self.steps, self._crossings[0] % self.steps
@@ -79,9 +79,9 @@ class CrossingTable:
         self._noise, self.segments = self._noise[is_kept], len(indices)
 
     def halve(self, log: CrossingLog) -> None:
-        """Replace the crossings by those of the halved grid, logged in the middles of steps."""
+        """Replace the crossings with those of the halved grid, logged in the middles of steps."""
         crossings, middle, noise = log.columns()
-        # The middle is the right end of a left half; the other end is one of the previous step.
+        # The middle is the right end of the left half; the other end is one of the previous step's.
         side = 1 - crossings[0] % 2
         keys, order = _keys(self._crossings).sort()
         new_keys = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
@@ -96,15 +96,15 @@ class CrossingTable:
         self._crossings, self._values, self._noise = crossings, values, noise
 
     def counts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Count the switches of windows, and the crossings that repeat another of their step.
+        """Count the switches of windows, and the crossings that repeat another in the same step.
 
         Returns
         -------
         switches, repeats : tensor of shape (segments, sites)
         doubtful : tensor of shape (segments,)
-            Further crossings that may repeat another.
+            Number of further crossings that may repeat another.
         has_ties : bool tensor of shape (segments,)
-            True where a crossing repeats another unit's, or a switch is spurious.
+            True if a crossing repeats that of another unit, or if a switch is spurious.
         """
         step, site = self._crossings[:2]
         segment, is_switch = step // self.steps, self._has_windows[site]
@@ -128,7 +128,7 @@ class CrossingTable:
         return by_site(is_switch), by_site(repeated), doubtful.float(), has_ties
 
     def _join(self, is_spurious: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two partitions: crossings that coincide, and crossings that may coincide."""
+        """Return partitions into crossings that coincide and crossings that may coincide."""
         step, values, noise = self._crossings[0], self._values, EQUAL_NOISE * self._noise
         is_switch = self._has_windows[self._crossings[1]]
         is_flat = self._is_flat()
@@ -157,24 +157,24 @@ class CrossingTable:
         return certain, possible
 
     def _is_spurious_switch(self) -> Tensor:
-        """Return True where members were equal at an end, or both may have rested in between."""
+        """Return a mask of switches whose members are equal at an end or may both have rested."""
         values, gaps = self._values, self._gaps()
         is_known = values[:, 0] != UNKNOWN
-        # At each end, the value of the leader at the other end.
+        # The value, at each end, of the leader at the other end.
         others = torch.stack([values[0, 1], values[1, 0]])
         rests = torch.isin(others, self._resting_values) & is_known
         is_resolved = self._noise <= MAX_TIE_ROUNDING * gaps.sum(0)
         return (gaps <= self._noise).any(0) & is_resolved | (rests | ~is_known).all(0)
 
     def _gaps(self) -> Tensor:
-        """Return the distances from the crossing at both ends, (2, m)."""
+        """Return the distances from the kink, or between the leaders, at both ends, (2, m)."""
         first, second = self._values.unbind(1)
         between = torch.stack([first[0] - second[0], second[1] - first[1]])
         gaps = torch.where(self._has_windows[self._crossings[1]], between, first)
         return torch.where(first == UNKNOWN, first, gaps)
 
     def _is_flat(self) -> Tensor:
-        """Return True for ends with a value that is unknown or recurs at other nodes: (2, m)."""
+        """Return a mask (2, m) of ends with a value that is unknown or recurs at other nodes."""
         step, site, kink = self._crossings[:3]
         count, segment = len(step), step // self.steps
         values, is_switch = self._values[:, 0], self._has_windows[site]
@@ -190,27 +190,27 @@ class CrossingTable:
         return recurs & ~is_switch | (values == UNKNOWN)
 
     def _cycles(self, chosen: Tensor) -> Tensor:
-        """Count the switches that others of their step may imply: (segments,).
+        """Count the switches that others in the same step may imply: (segments,).
 
         One window may switch from A to C where others switch from A to B and from B to C.
         """
         (index,) = chosen.nonzero().unbind(1)
         step, noise, count = self._crossings[0, index], self._noise[index], len(index)
         values = self._values[1][:, index].reshape(-1, 1)
-        place = torch.arange(2 * count)
+        entry = torch.arange(2 * count)
         member = clusters(step.repeat(2), values, noise.repeat(2))
-        connected = join_clusters(member, place % max(1, count))
+        connected = join_clusters(member, entry % max(1, count))
         segment = (step // self.steps).repeat(2)
 
         def by_segment(flags: Tensor) -> Tensor:
             return torch.bincount(segment[flags], minlength=self.segments)
 
-        members = by_segment(member == place)
-        return by_segment(place < count) - members + by_segment(connected == place)
+        members = by_segment(member == entry)
+        return by_segment(entry < count) - members + by_segment(connected == entry)
 
 
 def _keys(columns: Tensor) -> Tensor:
-    """Return a hash of each of the columns (c, m)."""
+    """Return a hash of each column of (c, m)."""
     keys = columns[0]
     for column in columns[1:]:
         keys = (keys * 0x9E3779B97F4A7C1 + column) * 0x2545F4914F6CDD1D

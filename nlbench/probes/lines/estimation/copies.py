@@ -1,9 +1,9 @@
 """Crossings and units that are copies of each other.
 
-Units that bend at the same place make one boundary. A network has such units where weights are
+Units that bend at the same position form one boundary. A network has such units where weights are
 shared or repeated, where an image is constant over an area, and where several units are multiples
-of one value. Two observations identify them: crossings of one step whose values agree to rounding,
-and units whose distances from their kinks are proportional at several places of a segment.
+of one value. They are identified in two ways: by crossings within one step whose values agree up to
+rounding, and by distances from their kinks that are proportional at several points of a segment.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from .bits import first_set_bits, set_bits
 
 UNKNOWN = 1e300
-"""Placeholder for an unknown value, which no other value equals."""
+"""Placeholder for an unknown value, different from all other values."""
 MAX_COMPARED_ROUNDING = 1e-7
-"""Rounding error of a unit, relative to its largest value, beyond which multiples of it can't be
-recognised."""
+"""Maximum rounding error of a unit, relative to its largest value, at which multiples of the unit
+can be recognised."""
 
 
 class CrossingLog:
-    """Crossings of one pass, collected on the device and compared on the CPU afterwards.
+    """Crossings in one evaluation of a grid, collected on the device and compared on the CPU.
 
-    It synchronises with a GPU once. A GPU has space for `capacity` crossings of a step; `needed` is
-    the capacity that all of them need.
+    It synchronises with a GPU only once. On a GPU there is room for `capacity` crossings of each
+    step; `needed` is the capacity needed for all of them.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,7 +34,7 @@ class CrossingLog:
         self._counts: list[Tensor] = []
 
     def positions(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row and unit of each set flag of (P, W), and a mask of the entries in use."""
+        """Return the row and unit of each set flag in (P, W), and a mask of the used entries."""
         if not words.is_cuda:
             row, unit = set_bits(words)
             return row, unit, torch.ones_like(row, dtype=torch.bool)
@@ -52,9 +52,9 @@ class CrossingLog:
         tolerance: Tensor,
         is_valid: Tensor,
     ) -> None:
-        """Add crossings (m,) of a kink of a site; where `is_valid` is False there is none.
+        """Add crossings (m,) of a kink at a site; entries where `is_valid` is False are ignored.
 
-        Crossings of one interval are the same if their `values`, (m, 2), agree to `tolerance`.
+        Crossings in one interval are the same if their `values`, (m, 2), agree within `tolerance`.
         """
         numbers = [torch.where(is_valid, interval, -1), unit, *values.unbind(1), tolerance]
         constant = [
@@ -68,7 +68,7 @@ class CrossingLog:
             return
         columns = torch.cat(self._columns, 1)
         if self._counts:
-            # An extra column, since a separate tensor would take a second transfer.
+            # Use an extra column, since a separate tensor would require a second transfer.
             needed = torch.stack(self._counts).amax().expand(len(columns), 1)
             columns = torch.cat([columns, needed.double()], 1).cpu()
             self.needed = int(columns[0, -1])
@@ -76,7 +76,7 @@ class CrossingLog:
         self._columns = [columns[:, columns[0] >= 0]]
 
     def repeats(self) -> tuple[Tensor, ...]:
-        """Return a mask of crossings that repeat another, and interval, site, kink and unit."""
+        """Return a mask of repeated crossings, and the interval, site, kink and unit of all."""
         (columns,) = self._columns or [torch.zeros(7, 0)]
         interval, unit, first, second, tolerance, site, kink = columns
         cluster = clusters(interval.long(), torch.stack([first, second], 1), tolerance)
@@ -84,7 +84,7 @@ class CrossingLog:
         return repeated, *(x.long() for x in (interval, site, kink, unit))
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return interval, site, kink and unit (4, m), values (2, m) and their tolerance (m,)."""
+        """Return the interval, site, kink and unit (4, m), values (2, m) and tolerances (m,)."""
         (columns,) = self._columns or [torch.zeros(7, 0)]
         interval, unit, first, second, tolerance, site, kink = columns.double()
         crossings = torch.stack([interval, site, kink, unit]).long()
@@ -94,7 +94,7 @@ class CrossingLog:
 def clusters(
     group: Tensor, values: Tensor, tolerance: Tensor, is_compared: Tensor | None = None
 ) -> Tensor:
-    """Cluster the rows (m, d) of a group that agree; return the first of each row's cluster.
+    """Cluster the rows (m, d) that agree within a group; return the first row of each's cluster.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def clusters(
     values : float64 tensor of shape (m, d)
     tolerance : float64 tensor of shape (m,)
     is_compared : bool tensor of shape (m,), optional
-        False for rows that are clusters of their own.
+        False for rows that form clusters of their own.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def clusters(
     follows[1:] = at.diff() == 1
     cluster = (~follows).cumsum(0) - 1
     members = torch.cat([order[at], order[at + 1]])
-    # The first member of a cluster counts: it comes from the earliest step.
+    # Each cluster is represented by its first member, which comes from the earliest step.
     earliest = torch.full_like(at, len(values))
     earliest = earliest.scatter_reduce(0, cluster.repeat(2), members, "amin")
     result[members] = earliest[cluster.repeat(2)]
@@ -141,19 +141,19 @@ def clusters(
 
 
 def _sorted_by(group: Tensor, values: Tensor) -> Tensor:
-    """Return the order of rows by group, and by value within each.
+    """Return the order of rows by group, and by value within each group.
 
-    NumPy's sort takes a third of the time of PyTorch's, and less for short integers.
+    NumPy's sort takes a third of the time of PyTorch's, or less for short integers.
     """
     order = np.argsort(values.numpy())
-    numbers = (group - group.min()).numpy()
-    if numbers.max() < 2**15:
-        numbers = numbers.astype(np.int16)
-    return torch.from_numpy(order[np.argsort(numbers[order], kind="stable")])
+    groups = (group - group.min()).numpy()
+    if groups.max() < 2**15:
+        groups = groups.astype(np.int16)
+    return torch.from_numpy(order[np.argsort(groups[order], kind="stable")])
 
 
 def join_clusters(*partitions: Tensor) -> Tensor:
-    """Join the clusters of several partitions (m,), given and returned as by `clusters`.
+    """Join the clusters of several partitions (m,), represented as in `clusters`.
 
     Examples
     --------
@@ -173,25 +173,25 @@ def join_clusters(*partitions: Tensor) -> Tensor:
 def bend_together(
     segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed: Tensor, min_different: int = 2
 ) -> Tensor:
-    """Return True for units that bend wherever an earlier unit of their segment does.
+    """Return a mask of the units that bend at the same positions as an earlier unit.
 
-    Such units are equal up to their sign, or, if they take values on both sides of the kink,
-    multiples of each other. A unit that does not vary between the places is never compared: all its
-    inputs may be off there.
+    Two units of a segment bend together if they are equal up to sign or, if they have values on
+    both sides of the kink, multiples of each other. A unit that is constant at the compared points
+    is never compared, since all its inputs may be inactive there.
 
     Parameters
     ----------
     segment : int64 tensor of shape (m,)
-    distances : float64 tensor of shape (m, places)
-        Distances from the kink, 0 where they are within rounding. They are overwritten.
+    distances : float64 tensor of shape (m, points)
+        Distances from the kink, 0 where they are within rounding error. Overwritten.
     tolerance : float64 tensor of shape (m,)
         Rounding error of a unit's distances.
     is_signed : bool tensor of shape (m,)
-        True where a unit and its negative differ.
+        True for units whose negatives don't count as copies.
     min_different : int
-        Number of different distances that units must have in common.
+        Minimum number of different distances that units must have in common.
     """
-    # The first distance is made positive, so that a unit equals its negative.
+    # Make the first distance positive, so that a unit equals its negative.
     first = distances.gather(1, (distances != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
     distances *= first.masked_fill_(is_signed[:, None], 1.0)
     scale = distances.abs().amax(1).clamp(min=torch.finfo(distances.dtype).tiny)

@@ -1,16 +1,14 @@
 """Estimates of boundaries and of the deviation from the chord, without finding breakpoints.
 
-Between two points each unit that changed its piece has crossed a boundary at least once. So the
-number of units that differ, summed over neighbouring nodes of a uniform grid, is a lower bound on
-the number of boundaries, like transitions of activation codes at a fixed number of points (Novak
-et al., "Sensitivity and Generalization in Neural Networks: an Empirical Study", ICLR 2018). The
-bound grows as the grid is halved, and the last halvings show what further ones would add. The same
-passes yield the network's values, whose distance to the chord is integrated.
+Each unit that is on different pieces at two points has crossed a boundary at least once between
+them. The number of these units, summed over neighbouring nodes of a uniform grid, is therefore a
+lower bound on the number of boundaries, like transitions of activation codes at a fixed number of
+points (Novak et al., "Sensitivity and Generalization in Neural Networks: an Empirical Study", ICLR
+2018). The bound grows as the grid is halved, and the last halvings show what further ones would
+add. The same forward passes yield the network's outputs, whose distance to the chord is integrated.
 
-The parts: `patterns` and `piecewise` find the pieces of units during a pass, `grids` counts
-crossings on nested grids, `copies` and `coincidences` find what would be counted twice,
-`extrapolation` has the mathematics of both estimates, and this module decides when to halve, when
-to use double precision and when to stop.
+This module decides when to halve the grid, when to use double precision and when to stop. For the
+other modules, see `nlbench.probes.lines.estimation`.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.introspection.precision import each_exact
-from nlbench.probes.lines.rules.pieces import Leaders, Ranks
+from nlbench.probes.lines.rules.pieces import MaxGroups, Ranks
 from nlbench.probes.lines.segments import Segment
 from nlbench.probes.lines.trace import SegmentEstimate
 
@@ -47,24 +45,24 @@ from .piecewise import COARSE_ROUNDING, MeasuredRounding
 DEFAULT_TOLERANCE = 1e-3
 DEFAULT_EVALUATIONS = 4096
 DEFAULT_BUDGET = 1000
-"""Forward passes up to which a segment is traced exactly, where the method is chosen."""
+"""Maximum number of forward passes for an exact trace, if the method is chosen automatically."""
 MIN_STEPS = 16
-"""Steps of a grid below which no estimate is trusted."""
+"""Minimum number of grid steps for an estimate to be trusted."""
 PAIR_SEARCH_STEPS = 128
-"""Steps up to which halving continues because a pair of crossings may be missing."""
+"""Number of steps up to which halving continues because a pair of crossings may be missing."""
 MISCOUNTED_CROSSINGS = 1.0
-"""Crossings that may be merged or lost in single precision, or by ties in max pooling."""
+"""Number of crossings that may be merged or lost in single precision or by ties in max pooling."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class _EstimateOptions:
-    """Options of `estimate_segments`.
+    """Options for `estimate_segments`.
 
-    If `may_be_imprecise`, segments that need double precision are marked and not finished. If
-    `expects_ties`, all segments are assumed to have coincident crossings. `integrates` is False to
-    count boundaries only.
+    If `may_be_imprecise`, segments that need double precision are marked and left unfinished. If
+    `expects_ties`, all segments are assumed to have coincident crossings. If not `integrates`, only
+    boundaries are counted.
     """
 
     tolerance: float
@@ -77,11 +75,11 @@ class _EstimateOptions:
 
 @dataclass
 class _SegmentState:
-    """Estimates of one segment so far.
+    """Current estimates for one segment.
 
     `is_exact` marks a segment for an exact trace, `is_imprecise` one that needs double precision,
-    `has_ties` one of which only the crossings need it. `extra_evaluations` counts the evaluations
-    that are not nodes of its grid.
+    `has_ties` one that needs it only for its crossings. `extra_evaluations` counts the evaluations
+    that are not at nodes of the grid.
     """
 
     evaluator: Evaluator
@@ -105,7 +103,7 @@ class _SegmentState:
         return torch.where(exceeds, 2 * measured, expected).expand(values.shape[1])
 
     def is_close(self, tolerance: float) -> bool:
-        """Return True if the deviation is within the tolerance, or within rounding."""
+        """Return True if the error of the deviation is within the tolerance or rounding error."""
         assert self.deviation is not None
         error, total, floor = (
             torch.linalg.vector_norm(x)
@@ -152,7 +150,7 @@ def estimate_segments(
     memory: int | None = None,
     budget: int = 0,
 ) -> Iterator[SegmentEstimate | None]:
-    """Estimate one segment after another; see `nlbench.probes.lines.estimate_segment`.
+    """Estimate segments one at a time; see `nlbench.probes.lines.estimate_segment`.
 
     Parameters
     ----------
@@ -161,13 +159,13 @@ def estimate_segments(
     tolerance, evaluations, dtype, memory
         See `estimate_segment`.
     budget : int
-        Forward passes. A segment is not estimated if nine points predict that an exact trace takes
-        no more than this.
+        Number of forward passes. A segment is not estimated if an evaluation at nine points
+        predicts that an exact trace takes at most this many.
 
     Yields
     ------
     SegmentEstimate or None
-        In the order of the segments; None where an exact trace is within the budget.
+        In the order of the segments; None if an exact trace is within the budget.
     """
     if not 0 < tolerance < 1:
         raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
@@ -201,7 +199,7 @@ def estimate_segments(
             states[i].crossings, states[i].values = double.crossings, double.values
             states[i].extra_evaluations += double.extra_evaluations + COST_PROBE_STEPS + 1
         if tied:
-            # Further values are computed in single precision, which suffices for them.
+            # Further values are computed in single precision, which is sufficient.
             evaluator = evaluator_in(first_dtype)
             integrate = functools.partial(_integrate, [states[i] for i in tied], options, evaluator)
             _, evaluator.batch_points = halve_on_oom(
@@ -217,7 +215,7 @@ def _estimate_again(
     indices: Sequence[int],
     options: _EstimateOptions,
 ) -> Iterator[tuple[int, _SegmentState]]:
-    """Yield the indices of some segments with their estimates in double precision."""
+    """Yield the given indices with the estimates of those segments in double precision."""
     if indices:
         for batch in _batches(indices, evaluator_in(torch.float64).batch_segments):
             group = [segments[i] for i in batch]
@@ -258,7 +256,7 @@ def _estimate(
     segments: Sequence[Segment],
     options: _EstimateOptions,
 ) -> list[_SegmentState]:
-    """Halve the grids of segments until the numbers of boundaries are known, then integrate."""
+    """Halve the grids of segments until their boundary counts are known, then integrate."""
     states = []
     for segment in segments:
         start, end = (x.to(evaluator.dtype) for x in segment)
@@ -272,7 +270,7 @@ def _estimate(
     kinds = {type(pieces) for pieces in evaluator.piecewise.pieces.values()}
     paired_fraction = RANKED_FRACTION if Ranks in kinds else PAIRED_FRACTION
     is_single = evaluator.dtype == torch.float32
-    miscounted = MISCOUNTED_CROSSINGS if is_single or Leaders in kinds else 0.0
+    miscounted = MISCOUNTED_CROSSINGS if is_single or MaxGroups in kinds else 0.0
     while active:
         group.halve()
         is_last = 2 * group.steps + 1 + CHECK_PLACES > options.evaluations or (
@@ -280,7 +278,7 @@ def _estimate(
         )
         if group.steps == COST_PROBE_STEPS and is_last:
             _exclude_copies(group, active, evaluator_in(torch.float64))
-        # Counting needs no other transfer from the device.
+        # Counting requires no other transfer from the device.
         counts, undecided = group.counts()
         unfinished = []
         repeats = group.doubtful.tolist()
@@ -330,17 +328,17 @@ def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState], precise: 
 def _compare_crossings(
     group: GridGroup, states: Sequence[_SegmentState], options: _EstimateOptions
 ) -> list[int]:
-    """Compare crossings from now on; return the segments that don't need double precision."""
+    """Start comparing crossings; return the segments that don't need double precision."""
     have_ties = group.compare_crossings()
     for state, has_ties in zip(states, have_ties, strict=True):
         state.extra_evaluations += group.steps + 1
-        # The comparison needs positions that single precision doesn't resolve.
+        # The comparison requires positions that single precision can't resolve.
         state.has_ties = has_ties and options.may_be_imprecise
     return [i for i, state in enumerate(states) if not state.has_ties]
 
 
 def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool:
-    """Decide from nine points if a segment needs an exact trace or double precision."""
+    """Return True if nine points show that a segment needs an exact trace or double precision."""
     assert state.crossings is not None
     state.is_exact = state.crossings.total + 1 <= options.budget
     if state.is_exact or not options.may_be_imprecise:
@@ -365,7 +363,7 @@ def _integrate(
     evaluator: Evaluator,
     batch_points: int,
 ) -> None:
-    """Halve grids until the distances to the chord are known."""
+    """Halve grids until the distances to the chord are accurate enough."""
     evaluator.batch_points = batch_points
     if not states:
         return

@@ -1,4 +1,4 @@
-"""A network in one precision, run at many points of segments within a memory budget."""
+"""A network in one precision, evaluated at many points of segments within a memory budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nlbench.probes.lines.segments import Segment
 from .patterns import Margins, Windows
 from .piecewise import record_pieces
 
-# Points run at a time, and bytes that they may take together: enough to keep a device busy.
+# Maximum number of points run at a time, and their total memory: enough to keep a device busy.
 _MAX_POINTS_CPU = 64
 _MAX_POINTS_GPU = 512
 _MAX_BYTES_CPU = 2**27
@@ -34,11 +34,11 @@ class Evaluator:
     Attributes
     ----------
     batch_points : int
-        Points that are run at a time.
+        Number of points to run at a time.
     batch_segments : int
-        Segments that are estimated at a time.
+        Number of segments to estimate at a time.
     budget : float
-        Bytes that may be used.
+        Available memory in bytes.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Evaluator:
         )
         point_bytes = self._bytes_per_point(ends[:1])
         points = min(max_points, max_bytes // point_bytes)
-        # Half of the memory is for patterns.
+        # Half of the memory is reserved for patterns.
         needs = PointMemory(point_bytes, point_bytes, 0, 0).times(2)
         _, self.batch_points = share_out(needs, self.device, memory, max(1, points))
         self.budget = usable_memory(self.device, memory)
-        # No pattern is stored yet: where one point fits, two do.
+        # No pattern is stored yet, so if one point fits, two do.
         self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: max(2, self.batch_points)])
         self.batch_segments = (
             _MAX_SEGMENTS_GPU if on_gpu else max(1, min(_MAX_SEGMENTS_CPU, self.batch_points // 4))
@@ -67,9 +67,9 @@ class Evaluator:
 
     @torch.inference_mode()
     def _bytes_per_point(self, point: Tensor) -> int:
-        """Measure the peak memory of running a point (1, *input) with its patterns."""
+        """Measure the peak memory for running a point (1, *input) and computing its patterns."""
 
-        def callback(step: Step, number: int, pattern: Margins | Windows) -> None:
+        def callback(step: Step, kink: int, pattern: Margins | Windows) -> None:
             if isinstance(pattern, Margins):
                 _ = pattern.state, pattern.resting
 
@@ -88,7 +88,7 @@ class Evaluator:
             )
 
     def outputs(self, segments: Sequence[Segment], t: Sequence[Tensor]) -> list[Tensor]:
-        """Return the network's values (m, k) at places (m,) of each segment, in float64."""
+        """Return the network's outputs (m, k) at positions (m,) on each segment, in float64."""
         counts = [len(x) for x in t]
         owner = torch.arange(len(t)).repeat_interleave(torch.tensor(counts)).to(self.device)
         starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
@@ -104,14 +104,14 @@ class Evaluator:
         callback: Callable[..., None] | None = None,
         rounding: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Run the network at places t (P,) of the segments (s, *input) that own them.
+        """Run the network at positions t (P,) on segments (s, *input) with indices `owner` (P,).
 
         Parameters
         ----------
         callback : callable, optional
-            Called with the slice of places that are run and the arguments of a `PatternCallback`.
+            Called with the slice of positions being run and the arguments of a `PatternCallback`.
         rounding : sequence of tensor, optional
-            `noise_floor` and `is_coarse` of each segment, (s, n); see `MeasuredRounding`.
+            `noise_floor` and `is_coarse` for each segment, (s, n); see `MeasuredRounding`.
 
         Returns
         -------

@@ -1,22 +1,22 @@
 """Extrapolation from nested uniform grids: pure functions of counts and of values.
 
 **Crossings.** Let n(h) be the number of units on different pieces at neighbouring nodes of a grid
-of step h. It is a lower bound on the number of boundaries N, as a unit that crosses twice within a
-step is missed. The number of such pairs is proportional to the step, so N - n(h) ≈ c h: each
-halving adds half as much as the previous one, and the last two halvings predict the remainder,
+with step h. It is a lower bound on the number of boundaries N, since a unit that crosses twice
+within a step is missed. The number of missed pairs is proportional to the step, so N - n(h) ≈ c h:
+each halving adds half as much as the previous one, and the last two halvings predict the remainder,
 
     N - n(h) ≈ (a1 + a2) / (2 + 1),    a1 = n(2h) - n(4h),    a2 = n(h) - n(2h),
 
-as a1 is expected to be twice the remainder, and a2 the remainder. Pairs occur at random, like a
-Poisson process. So the error has a statistical part (the spread of the remainder and of its
-estimate), a systematic part (how far the ratio of a1 and a2 is from 2), and a part that rounding
-leaves undecided.
+since a1 is expected to be twice the remainder, and a2 equal to it. Pairs occur at random, like a
+Poisson process. The error therefore has a statistical part (the variance of the remainder and of
+its estimate), a systematic part (the deviation of a1 / a2 from 2), and a part due to units that are
+undecided because of rounding.
 
-**Deviation.** The integral of |f - g| of the network f and the chord g is computed with the
-piecewise-linear interpolant. Its error falls to a quarter as the step is halved, which allows
-Richardson extrapolation from two grids. Kinks sometimes spoil that order: the error estimate is at
-least the last change of the extrapolated value and a quarter of the previous one, and the network
-is compared with the interpolant at `check_places`, where no grid has a node.
+**Deviation.** The integral of |f - g| for the network f and the chord g is computed with the
+piecewise-linear interpolant. Its error falls to a quarter when the step is halved, which allows
+Richardson extrapolation from two grids. Kinks sometimes reduce that order. The error estimate is
+therefore at least the last change in the extrapolated value and a quarter of the change before it,
+and the network is compared with the interpolant at `check_places`, where no grid has a node.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from torch import Tensor
 from nlbench.probes.lines.chord import ChordParts, chord_parts
 
 CHECK_PLACES = 16
-"""Number of places between the nodes at which an estimate is compared with the network."""
+"""Number of positions between the nodes at which an estimate is compared with the network."""
 ERROR_SIGMAS = 2.0
-"""Standard deviations that an error bound spans."""
+"""Number of standard deviations in an error bound."""
 MIN_REMAINING_CROSSINGS = 0.05
-"""Expected remaining crossings below which their spread is left out of the error."""
+"""Expected remaining crossings below which their variance is left out of the error."""
 NEGLIGIBLE_CROSSINGS = 0.02
-"""Expected remaining crossings that are neglected: one pair in a hundred such segments."""
+"""Expected remaining crossings that are neglected: one pair per hundred segments."""
 PAIRED_FRACTION = 1.5e-2
-"""Crossings that the first grid misses in pairs, relative to those it sees, assumed where no pair
-was seen: 1.4e-2 in networks of two layers of 24 units."""
+"""Assumed ratio of the crossings that the first grid misses in pairs to those that it detects, if
+no pair was detected. It is 1.4e-2 in networks with two layers of 24 units."""
 RANKED_FRACTION = 0.4
-"""`PAIRED_FRACTION` of sorted units, where three that change places together are seen as two."""
+"""`PAIRED_FRACTION` for sorted units, since three units that swap ranks together look like two."""
 
 
 def check_places() -> Tensor:
-    """Return positions in [0, 1] to compare estimates with the network, one in each 16th.
+    """Return positions in [0, 1] at which to check estimates, one at random in each 16th.
 
     Examples
     --------
@@ -61,26 +61,26 @@ def check_places() -> Tensor:
 
 @dataclass(frozen=True)
 class CrossingEstimate:
-    """Number of boundaries of one segment, extrapolated from nested grids.
+    """Number of boundaries on one segment, extrapolated from nested grids.
 
     Parameters
     ----------
     at_least : int
-        Crossings seen by the finest grid.
+        Number of crossings detected on the finest grid.
     total : float
-        Estimated number.
+        Estimated number of boundaries.
     error : float
         Estimated error of `total`.
     scatter : float
         Part of the error that further halving reduces.
     pair : float
-        2 if a pair of crossings may be missing where the finest grids added none, else 0.
+        2 if a pair of crossings may be missing although the finest grids added none, else 0.
     by_site : tensor of shape (sites,)
-        Estimated number of each site; their sum is `total`.
+        Estimated number for each site; these sum to `total`.
     twice : int
-        Units seen to cross twice within a step of the last grid but one.
+        Number of units found to cross twice within a step of the second finest grid.
     undecided : int
-        Units within rounding of a boundary at a node.
+        Number of units within rounding error of a boundary at a node.
     """
 
     at_least: int
@@ -97,7 +97,7 @@ class CrossingEstimate:
         return self.scatter <= ERROR_SIGMAS * tolerance * self.total
 
     def is_settled(self, tolerance: float) -> bool:
-        """Return True if a missing pair of crossings would be within the tolerance."""
+        """Return True if missing a pair of crossings would be within the tolerance."""
         return self.pair <= tolerance * self.total
 
     @classmethod
@@ -109,14 +109,14 @@ class CrossingEstimate:
         repeated: float = 0.0,
         paired_fraction: float = PAIRED_FRACTION,
     ) -> CrossingEstimate:
-        """Extrapolate from counts (levels, sites), the grid halved from level to level.
+        """Extrapolate from counts (levels, sites), where each level halves the previous grid.
 
         Parameters
         ----------
         miscounted : float
             Crossings that rounding may have merged or hidden.
         repeated : float
-            Crossings that may repeat others.
+            Crossings that may be repeats of others.
         paired_fraction : float
             See `PAIRED_FRACTION`.
         """
@@ -125,16 +125,16 @@ class CrossingEstimate:
         added = totals.diff().clamp(min=0)
         last = added[-2:]
         remainder = float(last.sum() / (2 ** torch.arange(len(last), dtype=added.dtype)).sum())
-        # Where the last two halvings added nothing, all halvings determine how likely a pair is.
+        # Where the last two halvings added nothing, estimate how likely a pair is from all of them.
         weight = 2 ** len(added) - 1
         likely = max(remainder, float(added.sum()) / weight)
-        # The variance of crossings that come in pairs is twice their mean. The estimate of the
-        # remainder adds 1/3 of it; 2/3 are assumed, as pairs come in clusters.
-        spread = ERROR_SIGMAS * math.sqrt(2 * likely * (1 + 2 / 3))
+        # The variance of crossings that occur in pairs is twice their mean. The estimate of the
+        # remainder adds 1/3 of it; 2/3 is assumed, since pairs occur in clusters.
+        statistical = ERROR_SIGMAS * math.sqrt(2 * likely * (1 + 2 / 3))
         if likely <= MIN_REMAINING_CROSSINGS:
-            spread = 0.0
-        drift = abs(remainder - float(added[-1])) / 2
-        # Pairs are missed as a whole; where none was seen, up to half a pair was expected.
+            statistical = 0.0
+        systematic = abs(remainder - float(added[-1])) / 2
+        # Pairs are missed as a whole; where none was detected, up to half a pair was expected.
         expected = likely + min(1.0, paired_fraction * seen) / weight
         pair = 2.0 if expected > NEGLIGIBLE_CROSSINGS else 0.0
         gain = counts[-1] - counts[-2]
@@ -146,8 +146,8 @@ class CrossingEstimate:
         return cls(
             round(seen - repeated),
             total,
-            max(pair, spread) + drift + undecided + miscounted + repeated / 2,
-            spread + drift + undecided,
+            max(pair, statistical) + systematic + undecided + miscounted + repeated / 2,
+            statistical + systematic + undecided,
             pair,
             by_site,
             round(float(added[-1]) / 2),
@@ -157,7 +157,7 @@ class CrossingEstimate:
 
 @dataclass(frozen=True)
 class DeviationEstimate:
-    """Distance to the chord and its error, (k,) each, extrapolated from nested grids."""
+    """Deviation from the chord and its error, (k,) each, extrapolated from nested grids."""
 
     parts: ChordParts
     error: Tensor
@@ -183,7 +183,7 @@ class DeviationEstimate:
         ]
         error = torch.stack(changes).abs().amax(0)
         if checks is not None:
-            # A check that is further from the interpolant than any node of the last halving was
+            # A check that is further from the interpolant than any node added by the last halving
             # reveals a feature between the nodes.
             known = (values[1::2] - (values[:-1:2] + values[2::2]) / 2).abs().amax(0)
             distance = (checks - _interpolate(values, check_places().to(values.device))).abs()
@@ -192,14 +192,14 @@ class DeviationEstimate:
 
 
 def _richardson(fine: ChordParts, coarse: ChordParts) -> ChordParts:
-    """Extrapolate a rule of second order from two grids, one with half the other's step."""
+    """Extrapolate a second-order rule from two grids, where the fine grid has half the step."""
     pairs = (fine.above, coarse.above), (fine.below, coarse.below)
     above, below = ((half + (half - full) / 3).clamp(min=0) for half, full in pairs)
     return ChordParts(above, below, fine.variation)
 
 
 def _interpolate(values: Tensor, t: Tensor) -> Tensor:
-    """Interpolate values (n + 1, k) on a uniform grid linearly at t (m,): (m, k)."""
+    """Interpolate values (n + 1, k) on a uniform grid linearly at t (m,); return (m, k)."""
     at = t * (len(values) - 1)
     left = at.floor().long().clamp(0, len(values) - 2)
     weight = (at - left)[:, None]

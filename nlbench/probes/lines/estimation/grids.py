@@ -1,14 +1,14 @@
 """Nested uniform grids on a group of segments, and the crossings between their nodes.
 
-`GridGroup` evaluates the network at the nodes of a grid, stores the activation pattern of each
-node, and halves the grid. Between two nodes, each unit with kinks that changed its side has
-crossed, and each window of max pooling that changed its leader has switched. Some are dropped so
-that no boundary counts twice: copies (see `copies`), window switches caused by an earlier crossing,
-and crossings of units that only sometimes cross together (see `coincidences`).
+`GridGroup` evaluates the network at the nodes of a grid, stores the activation pattern at each
+node, and halves the grid. If a unit with kinks is on different sides at two neighbouring nodes, it
+has crossed between them; if a max-pooling window has different leaders, it has switched. Some of
+these are dropped so that no boundary is counted twice: copies (see `copies`), window switches
+caused by an earlier crossing, and coincident crossings of other units (see `coincidences`).
 
-A unit within rounding of its kink at a node keeps the side it had at the previous node, so that it
-crosses at most once there. If its side is not known yet, no crossing is counted and the unit is
-counted as undecided.
+A unit within rounding error of its kink at a node keeps its side from the previous node, so that it
+crosses at most once there. If its side is not yet known, no crossing is counted and the unit counts
+as undecided.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from .piecewise import MeasuredRounding
 
 FIRST_GRID_STEPS = 4
 COST_PROBE_STEPS = 8
-"""Steps of the second grid, from which the cost of an exact trace is predicted."""
+"""Number of steps in the second grid, from which the cost of an exact trace is predicted."""
 COMPARED_STEPS = (0, 2, 5, 7)
-"""Steps of the second grid in the middle of which units are compared with each other."""
+"""Steps of the second grid at whose midpoints units are compared with each other."""
 COPY_TOLERANCE_NOISE = 8
-"""Difference, in units of their noise, up to which values of two units are equal."""
+"""Maximum difference, in units of their noise, at which the values of two units count as equal."""
 BYTES_PER_COMPARED_UNIT = 224
 _HASH_FACTOR = 0x9E3779B97F4A7C1
 INITIAL_GPU_CAPACITY = 2**9
-"""Initial capacity of a GPU's log for the crossings of a step."""
+"""Initial capacity of the log for the crossings of a step on a GPU."""
 
 
 @dataclass
 class _UnitSides:
-    """Sides of the units of one kink at the nodes so far.
+    """Sides of the units of one kink at the current nodes.
 
     Parameters
     ----------
     states : tensor of shape (s, n + 1, 2, W)
         Packed flags, see `Margins.state`; neither is set where the side is unknown.
     counted : tensor of shape (s, W)
-        Units that are not copies of others.
+        Flags of the units that are not copies of others.
     unplaced : tensor of shape (s, W)
-        Units whose side is unknown at the start.
+        Flags of the units whose side is unknown at the start.
     is_paired : bool
         See `Margins`.
     """
@@ -65,7 +65,7 @@ class _UnitSides:
     is_paired: bool
 
     def crossed(self, stride: int = 1) -> Tensor:
-        """Return the units that cross between every `stride`-th node, (s, n / stride, W)."""
+        """Return flags (s, n / stride, W) of the units that cross between `stride`-th nodes."""
         states = self.states[:, ::stride]
         return crossed(states[:, :-1], states[:, 1:], self.is_paired) & self.counted[:, None]
 
@@ -83,7 +83,7 @@ class GridGroup:
     Attributes
     ----------
     steps : int
-        Steps of the finest grid so far.
+        Number of steps in the current grid.
     values : tensor of shape (s, steps + 1, k)
     undecided : tensor of shape (s,)
         Number of units whose side is unknown, summed over the nodes.
@@ -108,15 +108,15 @@ class GridGroup:
         self.values = torch.zeros(0)
         self._sides: dict[tuple[int, int], _UnitSides] = {}
         self._leads: dict[int, Tensor] = {}
-        # Members of windows at both ends, (s, 2, rows, positions), by step.
+        # Window members at both ends of the segment, (s, 2, rows, positions), by step.
         self._end_members: dict[int, Tensor] = {}
-        # Switches of each level, (s, sites), on the CPU.
+        # Number of switches at each level, (s, sites), on the CPU.
         self._switches: list[Tensor] = []
-        # Crossings of each level that repeat another of their step, (s, sites), on the CPU.
+        # Number of repeated crossings at each level, (s, sites), on the CPU.
         self._repeats: list[Tensor] = []
         self._table: CrossingTable | None = None
         self._has_ties = torch.zeros(len(segments), dtype=torch.bool)
-        # Crossings of the finest grid that may repeat another.
+        # Number of crossings on the current grid that may repeat another.
         self.doubtful = torch.zeros(len(segments))
         self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
@@ -125,7 +125,7 @@ class GridGroup:
         return len(self._starts)
 
     def select(self, indices: Sequence[int]) -> None:
-        """Keep only some of the segments."""
+        """Keep only the given segments."""
         index = torch.tensor(indices, device=self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
         self._noise_floor, self._is_coarse = self._noise_floor[index], self._is_coarse[index]
@@ -144,7 +144,7 @@ class GridGroup:
 
     @property
     def pattern_bytes(self) -> int:
-        """Bytes of the patterns of all nodes."""
+        """Size in bytes of the patterns at all nodes."""
         states = [sides.states for sides in self._sides.values()]
         tensors = (*states, *self._leads.values(), *self._end_members.values())
         return sum(x.nbytes for x in tensors)
@@ -158,7 +158,7 @@ class GridGroup:
         self._with_capacity(self._evaluate_middles)
 
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
-        """Evaluate, and repeat with more capacity while a log overflows, which stores nothing."""
+        """Evaluate, retrying with more capacity while a log overflows; nothing is stored then."""
         while True:
             crossings, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
             evaluate(crossings, switches)
@@ -175,11 +175,11 @@ class GridGroup:
         parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         units: dict[tuple[int, int], tuple[Tensor, bool]] = {}
 
-        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+        def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
             if isinstance(pattern, Windows):
                 self._add_first_leads(step, pattern, rows, switches)
                 return
-            key, all_units = (step.output, number), torch.ones_like(pattern.values[:1]).bool()
+            key, all_units = (step.output, kink), torch.ones_like(pattern.values[:1]).bool()
             units[key] = pack(all_units), pattern.is_paired
             parts.setdefault(key, []).append((pattern.state, pattern.resting))
 
@@ -205,9 +205,9 @@ class GridGroup:
         self._repeats.append(torch.zeros_like(self._switches[-1]))
 
     def compare_crossings(self) -> list[bool]:
-        """Compare the crossings of each step from now on; the nodes are evaluated again.
+        """Start comparing the crossings within each step, for which the nodes are evaluated again.
 
-        Returns True for segments with coincident crossings.
+        Returns True for each segment that has coincident crossings.
         """
         self._with_capacity(self._evaluate_ends)
         flags: list[bool] = self._has_ties.tolist()
@@ -218,7 +218,7 @@ class GridGroup:
         rows = torch.arange(count * (steps + 1), device=self._device)
         owner, node = rows // (steps + 1), rows % (steps + 1)
 
-        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+        def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
             for side in (0, 1):
                 # A node is the left end of a step and the right end of another.
@@ -230,10 +230,10 @@ class GridGroup:
                     other = leads[s, left if side else right]
                     self._log_leaders(crossings, step, pattern, other, interval, side)
                     continue
-                sides = self._sides[step.output, number]
+                sides = self._sides[step.output, kink]
                 states = sides.states[s, left], sides.states[s, right]
                 units = crossed(*states, sides.is_paired) & sides.counted[s]
-                self._log_crossings(crossings, step, number, pattern, units, interval)
+                self._log_crossings(crossings, step, kink, pattern, units, interval)
 
         self._run(owner, node / steps, callback)
         crossings.fetch()
@@ -254,8 +254,8 @@ class GridGroup:
         middles: dict[tuple[int, int], list[Tensor]] = {}
         leads: dict[int, list[Tensor]] = {}
 
-        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
-            s, i, key = owner[rows], place[rows], (step.output, number)
+        def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
+            s, i, key = owner[rows], place[rows], (step.output, kink)
             if isinstance(pattern, Windows):
                 log = switches if self._table is None else crossings
                 doubtful = self._add_middle_leads(step, pattern, rows, s, i, log)
@@ -280,13 +280,13 @@ class GridGroup:
             counted, paired = sides.counted[s], sides.is_paired
             interval = 2 * (s * steps + i)
             if self._table is None:
-                # Copies that cross twice are distinguished by their values in between.
+                # Copies that cross twice are recognised by their values in between.
                 units = crossed(left, middle) & crossed(middle, right) & counted
-                self._log_crossings(crossings, step, number, pattern, units, interval)
+                self._log_crossings(crossings, step, kink, pattern, units, interval)
             else:
                 for side, ends in enumerate([(left, middle), (middle, right)]):
                     units = crossed(*ends, paired) & counted
-                    self._log_crossings(crossings, step, number, pattern, units, interval + side)
+                    self._log_crossings(crossings, step, kink, pattern, units, interval + side)
             middles.setdefault(key, []).append(middle)
 
         values = self._run(owner, (2 * place + 1) / (2 * steps), callback)
@@ -319,7 +319,7 @@ class GridGroup:
         self,
         crossings: CrossingLog,
         step: Step,
-        number: int,
+        kink: int,
         margins: Margins,
         units: Tensor,
         interval: Tensor,
@@ -332,12 +332,12 @@ class GridGroup:
         # Units that change sides in pairs are negatives of each other; other signs are ignored.
         values = torch.stack([value.abs(), value if margins.is_paired else value.abs()], 1)
         site, noise = self._site_index[step.output], margins.noise[at, 0]
-        crossings.add(interval[at], site, number, unit, values, noise, is_set)
+        crossings.add(interval[at], site, kink, unit, values, noise, is_set)
 
     def counts(self) -> tuple[Tensor, list[float]]:
-        """Return the crossings seen by each grid so far, and the undecided units of each segment.
+        """Return the crossings detected on each grid, and the undecided units of each segment.
 
-        The former are on the CPU, (levels, s, sites), from the coarsest grid on.
+        The crossings have shape (levels, s, sites), coarsest grid first, and are on the CPU.
         """
         levels, sites = len(self._switches), len(self._site_index)
         # The last level holds the undecided units, which saves a second transfer.
@@ -346,7 +346,7 @@ class GridGroup:
             for level in range(levels):
                 flags = sides.crossed(2 ** (levels - 1 - level))
                 result[level, :, self._site_index[output]] += popcount(flags).sum(1)
-        # Units that are all zero at one node make one boundary.
+        # Units that are all zero at the same node form one boundary.
         result[:levels, :, :1] += self._at_nodes[:, None]
         result[levels, :, 0] = self.undecided
         on_cpu = result.cpu()
@@ -354,7 +354,7 @@ class GridGroup:
         return seen, on_cpu[levels, :, 0].tolist()
 
     def exclude_copies(self, precise: Evaluator) -> None:
-        """Count only the first of several units that bend together all along a segment.
+        """Count only the first of several units that bend together along a whole segment.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class GridGroup:
     def _exclude_copies_of(
         self, indices: Sequence[int], words: Tensor, widths: Sequence[int], precise: Evaluator
     ) -> None:
-        """Compare the flagged units of some segments, (m, W); kink j has widths[j] of the words."""
+        """Compare the units flagged in `words` (m, W), of which kink j has `widths[j]` words."""
         keys = list(self._sides)
         row, column = set_bits(words.cpu())
         stops = 64 * torch.tensor(widths).cumsum(0)
@@ -393,10 +393,10 @@ class GridGroup:
         values = torch.empty(len(chosen), places, dtype=torch.float64, device=self._device)
         noises = torch.zeros(len(spans), places, dtype=torch.float64, device=self._device)
 
-        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+        def callback(rows: slice, step: Step, index: int, pattern: Margins | Windows) -> None:
             if isinstance(pattern, Windows):
                 return
-            key = keys.index((step.output, number))
+            key = keys.index((step.output, index))
             for j in range(len(pattern.values)):
                 s, at = divmod(rows.start + j, places)
                 span = s * len(keys) + key
@@ -426,7 +426,7 @@ class GridGroup:
         return self._evaluator.along(self._starts, self._ends, owner, t, callback, rounding)
 
     def _remove_repeated(self, double_crossings: CrossingLog, steps: int) -> None:
-        """Stop counting units that repeat both crossings of another unit within a step."""
+        """Stop counting units for which both crossings within a step repeat those of another."""
         repeated, *columns = double_crossings.repeats()
         interval, site, kink, unit = (x[repeated] for x in columns)
         outputs = {index: output for output, index in self._site_index.items()}
@@ -440,8 +440,8 @@ class GridGroup:
         """Count the distinct switches of leaders by segment and site: (s, sites)."""
         repeated, interval, site, _, _ = switches.repeats()
         sites = len(self._site_index)
-        place = (interval[~repeated] // steps) * sites + site[~repeated]
-        return torch.bincount(place, minlength=len(self) * sites).reshape(len(self), sites).float()
+        bins = (interval[~repeated] // steps) * sites + site[~repeated]
+        return torch.bincount(bins, minlength=len(self) * sites).reshape(len(self), sites).float()
 
     def _add_first_leads(
         self, step: Step, windows: Windows, rows: slice, switches: CrossingLog
@@ -471,7 +471,7 @@ class GridGroup:
         self._log_switches(step, windows, before, s * FIRST_GRID_STEPS + node - 1, switches)
 
     def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
-        """Return the indices of the rows at a phase of their period, without synchronising."""
+        """Return the indices of the rows at a given phase of a period, without synchronising."""
         start: int = rows.start
         first = (phase - start) % period
         return torch.arange(first, max(first, rows.stop - start), period, device=self._device)
@@ -485,7 +485,7 @@ class GridGroup:
         i: Tensor,
         switches: CrossingLog,
     ) -> Tensor:
-        """Log switches on both sides of middles; return the number of doubtful leaders, (P,)."""
+        """Log the switches on both sides of middles; return how many leaders are doubtful, (P,)."""
         steps, leads = self.steps, self._leads[step.output]
         left = leads[s, i]
         doubtful = windows.keep_leaders(left, slice(None)) * windows.is_coarse
@@ -506,7 +506,7 @@ class GridGroup:
     ) -> None:
         """Break ties at an end of the segment in favour of the leader at the neighbouring node.
 
-        `leads` (P, groups) are the leaders at that end for the neighbouring rows `at`.
+        `leads` (P, groups) contains the leaders at that end; rows `at` are next to it.
         """
         if not len(at):
             return
@@ -525,7 +525,7 @@ class GridGroup:
         interval: Tensor,
         side: int,
     ) -> None:
-        """Log, at one end of a step, the windows whose leaders differ at the two ends."""
+        """Log windows whose leaders differ at the two ends of a step, with values at one end."""
         row, group, is_set = crossings.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
@@ -542,10 +542,10 @@ class GridGroup:
     def _log_switches(
         self, step: Step, windows: Windows, other: Tensor, interval: Tensor, switches: CrossingLog
     ) -> None:
-        """Log the windows whose leader differs from a neighbouring node's.
+        """Log the windows whose leader differs from that at a neighbouring node.
 
-        Switches caused by the crossing of an earlier unit are skipped: those whose other leader
-        rests on a kink here, and those between equal values, such as units that all rest.
+        Switches caused by an earlier unit's crossing are skipped: those whose other leader rests on
+        a kink here, and those between equal values, for example if all units are resting.
         """
         row, group, is_set = switches.positions(pack(windows.has_other_leader(other)))
         if not len(row):
@@ -563,12 +563,12 @@ class GridGroup:
 
 
 def _has_side(states: Tensor) -> Tensor:
-    """Return the units with a known side, packed: (..., 2, W) to (..., W)."""
+    """Return the packed flags of units with a known side: (..., 2, W) to (..., W)."""
     return states[..., 0, :] | states[..., 1, :]
 
 
 def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
-    """Concatenate values at places of `count` segments, and reshape to (s, places, ...)."""
+    """Concatenate values at points of `count` segments, and reshape to (s, points, ...)."""
     joined = torch.cat(list(parts))
     return joined.reshape(count, len(joined) // count, *joined.shape[1:])
 

@@ -1,12 +1,12 @@
 """Activation patterns: the piece that each unit of an operation is on, at many points at once.
 
 There are three kinds of pieces (see `nlbench.probes.lines.rules`). A unit with kinks is above or
-below each of them. A window of max pooling has a leader, the position of its largest member. A
-sorted unit is among the k largest or not. `Margins` holds the first and the last kind, `Windows`
+below each of them. A max-pooling window has a leader, the position of its largest member. A sorted
+unit is or isn't among the k largest. `Margins` represents the first and the last kind, `Windows`
 the second. Patterns take one or two bits per unit and are kept after the values are freed.
 
 The side of a unit is unknown if its value is within rounding error of the kink. A unit exactly on
-its kink is resting, for example if all ReLUs that it reads are off.
+its kink is resting, for example if all its inputs are inactive ReLUs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from nlbench.probes.lines.rules.pieces import Kinks, Leaders, Ranks
+from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Ranks
 from nlbench.probes.lines.rules.rounding import peak
 
 from .bits import pack, popcount
@@ -35,19 +35,19 @@ Measurements gave 0.5 to 3 machine epsilons in networks of up to 64 layers.
 
 @dataclass(frozen=True)
 class Margins:
-    """Values of units at P points, and the kink that they are compared with.
+    """Values of units at P points, and the kink with which they are compared.
 
     Parameters
     ----------
     values : tensor of shape (P, U)
     kink : float
-        Number at which a unit changes sides.
+        Value at which a unit changes sides.
     noise : tensor of shape (P, 1)
         Distance from the kink below which the side is unknown.
     is_coarse : bool tensor of shape (P, 1), optional
         True where rounding may make a value equal to the kink.
     is_paired : bool
-        True if units change sides in pairs, as ranks do.
+        True if units change sides in pairs, as sorted units do.
     """
 
     values: Tensor
@@ -58,35 +58,35 @@ class Margins:
 
     @cached_property
     def state(self) -> Tensor:
-        """Units above and units below the kink, packed (P, 2, W)."""
+        """Units above and units below the kink, packed into (P, 2, W)."""
         above, below = self.values > self.kink + self.noise, self.values < self.kink - self.noise
         return torch.stack([pack(above), pack(below)], 1)
 
     @property
     def resting(self) -> Tensor:
-        """Units exactly on the kink, packed (P, W)."""
+        """Units exactly on the kink, packed into (P, W)."""
         equal = self.values == self.kink
         return pack(equal if self.is_coarse is None else equal & ~self.is_coarse)
 
     def changes(self, other: Tensor) -> Tensor:
-        """Count the units on another side than in `other`: states (P, 2, W) to (P,)."""
+        """Count the units on a different side than in the states `other` (P, 2, W): (P,)."""
         return popcount(crossed(self.state, other, self.is_paired))
 
 
 @dataclass
 class Windows:
-    """Leaders of the windows of a pooling at P points.
+    """Leaders of pooling windows at P points.
 
     Parameters
     ----------
     state : tensor of shape (P, groups)
-        Positions of the leaders, -1 where a window rests.
+        Positions of the leaders, or -1 where a window is resting.
     values : tensor of shape (P, rows, positions)
-        Values that the windows cover.
+        Values covered by the windows.
     noise : tensor of shape (P, 1)
         Difference below which two values count as equal.
     is_coarse : bool tensor of shape (P,)
-        True where measured rounding errors increase the noise.
+        True where the noise was increased to the measured rounding error.
     """
 
     state: Tensor
@@ -95,9 +95,9 @@ class Windows:
     is_coarse: Tensor
 
     @classmethod
-    def of(cls, pieces: Leaders, x: Sequence[Tensor], resting_values: Tensor) -> Windows:
-        """Find the leaders; a window rests if its largest value is one of `resting_values`."""
-        positions, members = pieces.lead(x)
+    def of(cls, pieces: MaxGroups, x: Sequence[Tensor], resting_values: Tensor) -> Windows:
+        """Find the leaders; a window is resting if its maximum is one of `resting_values`."""
+        positions, members = pieces.argmax(x)
         resting = torch.isin(members.gather(2, positions).flatten(1), resting_values)
         fits_int16 = members.shape[2] < 2**15
         lead = positions.flatten(1).to(torch.int16 if fits_int16 else torch.int32)
@@ -106,24 +106,24 @@ class Windows:
         return cls(lead.masked_fill_(resting, -1), members, noise, is_coarse)
 
     def has_other_leader(self, other: Tensor) -> Tensor:
-        """Return True for windows with another leader in `other`, of shape (P, groups)."""
+        """Return a mask (P, groups) of the windows whose leader in `other` is different."""
         return (self.state != other) & (self.state >= 0) & (other >= 0)
 
     def leader_values(self, other: Tensor, row: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values at these points of its leaders and of those in `other`, (m,) each."""
+        """Return the values, at its own points, of its leaders and of those in `other`."""
         channel = group // (other.shape[1] // self.values.shape[1])
         own_values = self.values[row, channel, self.state[row, group].long()]
         return own_values, self.values[row, channel, other[row, group].long()]
 
     def changes(self, other: Tensor) -> Tensor:
-        """Count the windows with another leader in `other`: (P, groups) to (P,)."""
+        """Count the windows whose leader in `other` (P, groups) is different: (P,)."""
         row, group = self.has_other_leader(other).nonzero().unbind(1)
         own_values, other_values = self.leader_values(other, row, group)
         differs = own_values - other_values > self.noise.flatten()[row]
         return torch.bincount(row[differs], minlength=len(other))
 
     def keep_leaders(self, before: Tensor, rows: slice) -> Tensor:
-        """Keep the previous leaders that tie with the new ones, and count them in each row."""
+        """Keep previous leaders that are tied with the new ones; return their number per row."""
         lead, values = self.state[rows], self.values[rows]
         tied = value_at(values, before) >= value_at(values, lead) - self.noise[rows]
         tied &= (before >= 0) & (lead >= 0)
@@ -132,7 +132,7 @@ class Windows:
 
 
 def value_at(members: Tensor, lead: Tensor) -> Tensor:
-    """Return the values (P, groups) at positions; undefined where the position is -1.
+    """Return the values (P, groups) at the leaders' positions; undefined where one is -1.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def noise_among(members: Tensor) -> Tensor:
 
 
 def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], resting_values: Tensor) -> list[Margins]:
-    """Return the margins of an operation, one for each kink, from its inputs at P points.
+    """Return the margins of an operation, one per kink, from its inputs at P points.
 
     Parameters
     ----------
@@ -176,17 +176,17 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], resting_values: Tenso
     size = peak(flat)
     return [
         Margins(flat, kink, RELATIVE_ROUNDING[flat.dtype] * size.clamp(min=abs(kink)))
-        for kink in pieces.numbers
+        for kink in pieces.thresholds
     ]
 
 
 def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], resting_values: Tensor) -> list[Margins]:
-    """Return distances from the edge of the k largest, for each k that bounds a used rank.
+    """Return distances from the edge of the k largest, for each k next to a rank in the output.
 
-    A swap at such an edge moves one unit into the k largest and another out, so the number of
-    units that left is a lower bound on the boundaries between two points.
+    A swap at this edge moves one unit into the k largest and another out of them, so the number of
+    units that left them is a lower bound on the number of boundaries between two points.
     """
-    lines = ranks.lines(x)
+    lines = ranks.groups(x)
     edges = {edge for rank in ranks.ranks for edge in (rank, rank + 1)}
     edges &= set(range(1, lines.shape[-1]))
     if not lines.numel() or not edges:
@@ -196,7 +196,7 @@ def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], resting_values: Tensor)
     for edge in sorted(edges):
         last, next_ = ordered[..., edge - 1 : edge], ordered[..., edge : edge + 1]
         margin = torch.where(lines >= last, lines - next_, lines - last)
-        # Among resting units, one may leave and another may enter without a boundary.
+        # Resting units may swap without a boundary.
         resting = (last == next_) & torch.isin(last, resting_values) | torch.isin(
             lines, resting_values
         )
@@ -208,7 +208,7 @@ def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], resting_values: Tensor)
 def crossed(first: Tensor, second: Tensor, is_paired: bool = False) -> Tensor:
     """Return the units above at one point and below at the other; packed (..., 2, W) to (..., W).
 
-    If units change sides in pairs, only those that went down are returned.
+    If units change sides in pairs, only those that moved down are returned.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A recorded network that reports which piece its units are on while it runs."""
+"""A recorded network that reports the pieces that its units are on while it runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines.recording.program import Program, Step, run_program, walk_measured
 from nlbench.probes.lines.recording.recorder import record_program
-from nlbench.probes.lines.rules.pieces import Kinks, Leaders, Pieces
+from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Pieces
 from nlbench.probes.lines.rules.rounding import peak
 
 from .patterns import Margins, Windows, margins_of
 
 COARSE_ROUNDING = 2
-"""Multiple of the expected rounding error above which the measured error replaces it."""
+"""Ratio of the measured to the expected rounding error above which the measured error is used."""
 
 PatternCallback = Callable[[Step, int, Margins | Windows], None]
-"""Receives a step, the number of its kink, and the pattern of its units."""
+"""Receives a step, the index of a kink, and the pattern of the step's units."""
 
 
 class UnknownPieces(UnsupportedOperation):
@@ -33,13 +33,14 @@ class UnknownPieces(UnsupportedOperation):
 class MeasuredRounding:
     """Rounding errors of patterns and outputs at one point, measured by perturbing last digits.
 
-    They exceed the errors expected from a value's size where values are small differences of large
-    numbers, for example where inputs far from zero are compared with each other.
+    They exceed the errors expected from the magnitude of a value where values are small differences
+    of large numbers, for example differences between inputs far from zero.
 
     Parameters
     ----------
     noise_floor : tensor of shape (n,)
-        Minimum noise of each pattern of a pass, in order of call; 0 where the expected noise holds.
+        Minimum noise of each pattern in a forward pass, in call order; 0 where the expected noise
+        is used.
     is_coarse : bool tensor of shape (n,)
         True where a value equals its kink only because of rounding.
     output_error : float64 tensor of shape (k,)
@@ -59,15 +60,16 @@ class PiecewiseNetwork:
     ----------
     program : Program
     pieces : mapping of int to Pieces
-        Keyed by the number of the value that a step computes.
+        Keyed by the index of the value that a step computes.
     resting_values : tensor
         Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
         included, since minima are computed as maxima of negatives.
     is_direct : bool
-        True to run PyTorch's own calls: the rules' implementations are for float64 on a CPU.
+        True to run PyTorch's own calls instead of the rules' implementations, which are for float64
+        on a CPU.
     may_coincide : bool
-        True if units that are not copies may cross together: after overlapping windows, and where
-        units are saturated or pass their inputs on. False for plain ReLU networks.
+        True if units that are not copies may cross at the same position: after overlapping windows,
+        and where units saturate or act as the identity. False for plain ReLU networks.
     """
 
     program: Program
@@ -78,7 +80,7 @@ class PiecewiseNetwork:
 
     @property
     def first_steps(self) -> set[int]:
-        """Steps with kinks whose inputs are affine along a segment: no earlier step bends."""
+        """Steps with pieces whose inputs are affine along a segment: no earlier step bends."""
         bent: set[int] = set()
         for step in self.program.steps:
             if step.output in self.pieces or bent & set(step.inputs):
@@ -88,7 +90,7 @@ class PiecewiseNetwork:
 
     @property
     def site_index(self) -> dict[int, int]:
-        """Index into the program's sites of each step with pieces."""
+        """Index into the program's sites for each step with pieces."""
         sites = (step for step in self.program.steps if step.site)
         return {step.output: index for index, step in enumerate(sites)}
 
@@ -98,28 +100,28 @@ class PiecewiseNetwork:
         callback: PatternCallback | None = None,
         rounding: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Run points (P, *input) through the network and return the outputs (P, k).
+        """Run the network at points (P, *input) and return the outputs (P, k).
 
         Parameters
         ----------
         callback : callable, optional
-            Called with each pattern, in order of call.
+            Called with each pattern, in call order.
         rounding : sequence of tensor, optional
-            `noise_floor` and `is_coarse` of each point, (P, n).
+            `noise_floor` and `is_coarse` for each point, (P, n).
         """
         count = itertools.count()
 
         def report(step: Step, x: Sequence[Tensor]) -> None:
             if callback is not None and step.output in self.pieces:
-                for number, pattern in enumerate(self._patterns(step, x)):
-                    callback(step, number, _with_rounding(pattern, rounding, next(count)))
+                for kink, pattern in enumerate(self._patterns(step, x)):
+                    callback(step, kink, _with_rounding(pattern, rounding, next(count)))
 
         output = run_program(self.program, inputs, report, is_direct=self.is_direct)
         return output.reshape(len(inputs), -1)
 
     def _patterns(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]
-        if isinstance(pieces, Leaders):
+        if isinstance(pieces, MaxGroups):
             return [Windows.of(pieces, x, self.resting_values)]
         return margins_of(pieces, x, self.resting_values)
 
@@ -146,10 +148,10 @@ class PiecewiseNetwork:
 
 
 def _difference(pattern: Margins | Windows, perturbed: Margins | Windows) -> tuple[Tensor, Tensor]:
-    """Return the largest difference, and True if perturbation moves a value off its kink."""
+    """Return the largest difference, and whether the perturbation moves a value off its kink."""
     difference = pattern.values - perturbed.values
     if isinstance(pattern, Margins) and pattern.is_paired:
-        # Resting units have no margin, and perturbed ones don't rest.
+        # Resting units have no margin, and perturbed units don't rest.
         difference = difference.masked_fill((pattern.values == 0) | (perturbed.values == 0), 0.0)
     largest = peak(difference[None]).flatten()[0]
     if isinstance(pattern, Windows) or pattern.is_paired:
@@ -201,7 +203,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
                 )
             pieces[step.output] = step.rule.pieces
     is_direct = example.dtype == torch.float32 or example.device.type != "cpu"
-    kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.numbers} | {0.0}
+    kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.thresholds} | {0.0}
     signed = sorted({sign * c for c in kinks for sign in (1, -1)})
     resting = torch.tensor(signed, dtype=example.dtype, device=example.device)
     return PiecewiseNetwork(program, pieces, resting, is_direct, _may_coincide(program, pieces))
@@ -214,7 +216,7 @@ def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:
         piece, inputs = pieces.get(step.output), [shapes[i] for i in step.inputs]
         if "avg_pool" in step.operation:
             behind_average |= _averages_overlap(step, inputs[0])
-        if isinstance(piece, Leaders):
+        if isinstance(piece, MaxGroups):
             if _windows_overlap(piece, inputs):
                 return True
         elif piece is not None and (behind_average or step.operation != "relu"):
@@ -223,7 +225,7 @@ def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:
 
 
 def _averages_overlap(step: Step, shape: Sequence[int]) -> bool:
-    """Return True if several averages depend on one of 16 values in the middle."""
+    """Return True if several averages depend on one of the 16 values in the middle."""
     size = math.prod(shape[-2:])
     middle = torch.arange(min(16, size)) + max(0, size - 16) // 2
     values = torch.zeros(len(middle), math.prod(shape), dtype=torch.float64)
@@ -232,10 +234,10 @@ def _averages_overlap(step: Step, shape: Sequence[int]) -> bool:
     return int(averages.flatten(1).count_nonzero(1).amax()) > 1
 
 
-def _windows_overlap(leaders: Leaders, shapes: Sequence[Sequence[int]]) -> bool:
+def _windows_overlap(groups: MaxGroups, shapes: Sequence[Sequence[int]]) -> bool:
     """Return True if a value is a member of several windows."""
-    numbers = [1 + torch.arange(math.prod(s), dtype=torch.float64).reshape(1, *s) for s in shapes]
-    members = leaders.members(numbers).abs().long().flatten(0, 2).sort(1).values
+    indices = [1 + torch.arange(math.prod(s), dtype=torch.float64).reshape(1, *s) for s in shapes]
+    members = groups.members(indices).abs().long().flatten(0, 2).sort(1).values
     is_first = torch.ones_like(members, dtype=torch.bool)
     is_first[:, 1:] = members.diff(dim=1) != 0
     return bool((members[is_first].bincount() > 1).any())

@@ -1,4 +1,4 @@
-"""Rules of affine operations: sums, products with constants, constant masks, layers, averages."""
+"""Rules for affine operations: sums, products with constants, constant masks, layers, averages."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .rule import (
 )
 
 MAX_PEAK_TO_MEAN = 1e3
-"""Maximum peak-to-mean ratio of a constant's magnitudes for one bound per channel."""
+"""Maximum peak-to-mean ratio of a constant's magnitudes at which one bound per channel is used."""
 
 
 def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the error bound of a traced term, or the rounding error of adding a constant."""
+    """Return the error bound for a traced term, or the rounding error of adding a constant."""
     if isinstance(term, Input):
         bound = bounds[term.index]
         return bound if bound.ndim == like.ndim else largest_bound([bound], like.ndim)
@@ -48,7 +48,7 @@ def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def _channel_maxima(term: Any, channels: Sequence[int]) -> Any:
-    """Reduce a constant with positions to its maxima per channel, if its magnitudes are similar."""
+    """Reduce a constant to its maximum per channel, if its magnitudes are similar."""
     if not isinstance(term, Tensor) or term.ndim != len(channels) or term.is_meta:
         return term
     positions = list(range(2, term.ndim))
@@ -134,7 +134,7 @@ def product_added(call: RecordedCall) -> Rule:
 
 @line_rule("where", "masked_fill", caveat="with a constant mask")
 def choice(call: RecordedCall) -> Rule:
-    """Create the rule of a choice: one term where a mask is true, another where it is false."""
+    """Create the rule for selecting between two terms with a constant mask."""
     mask, first, second = call.args[:3]
     if call.name == "masked_fill":
         second, mask, first = call.args[:3]
@@ -150,7 +150,7 @@ def choice(call: RecordedCall) -> Rule:
 
 
 def _inherited_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the bound of a copied term: 0 for a constant."""
+    """Return the bound for a copied term, which is 0 for a constant."""
     return term_error(term, bounds, like) if isinstance(term, Input) else like.new_zeros(())
 
 
@@ -172,15 +172,14 @@ not_affine(
 
 
 MAX_UNFOLDED_BYTES = 4 * 2**20
-"""Limit on a convolution's unfolded inputs, for a core's cache (2 to 8 MiB differ little)."""
+"""Limit on a convolution's unfolded inputs, to fit in a core's cache (2 to 8 MiB perform alike)."""
 MAX_SEPARATE_INPUTS = 8192
-"""Maximum inputs of a layer with separate errors; above it, groups share the largest error."""
-
+"""Maximum number of a layer's inputs with separate errors; above it, groups share the largest."""
 
 # Computed with the first bound: values don't need the sums, which may take as much memory as the
 # weights.
 Squares = Callable[[], tuple[Tensor, float]]
-"""Returns sums of squares of a layer's weights, divided by a size squared, and that size."""
+"""Returns the sums of squares of a layer's weights, divided by a scale squared, and that scale."""
 
 
 def _squares(weight: Tensor) -> tuple[Tensor, float]:
@@ -230,9 +229,9 @@ def convolution(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     terms = weight[0].numel()
-    # A convolution unfolds its inputs, for all points at once. On a CPU they should fit the cache:
-    # a few points at a time are up to four times as fast (16 channels of 32×32: 0.16 ms per point
-    # instead of 0.69).
+    # A convolution unfolds its inputs for all points at once. On a CPU they should fit in the
+    # cache: processing a few points at a time is up to four times as fast (for 16 channels of
+    # 32×32, 0.16 ms per point instead of 0.69).
     unfolded = terms * math.prod(call.shape[2:])
     batch_points = max(1, MAX_UNFOLDED_BYTES // (weight.element_size() * max(1, unfolded)))
     across_samples = _across_samples(call)
@@ -264,13 +263,13 @@ def convolution(call: RecordedCall) -> Rule:
 
 
 MAX_POSITIONS_ACROSS_SAMPLES = 64
-"""Maximum number of output positions for which a convolution across samples is faster."""
+"""Maximum number of output positions at which a convolution across samples is faster."""
 
 
 def _across_samples(call: RecordedCall) -> OutputFunction | None:
-    """Return a convolution with the samples as another spatial axis, where that is faster.
+    """Return a convolution with the samples as another spatial axis, or None where that is slower.
 
-    In float64 a CPU convolves each sample separately, as a matrix product with one column per
+    In float64, a CPU convolves each sample separately, as a matrix product with one column per
     position. With few positions, reading the weights takes most of the time, and one product for
     many samples is faster: 1.1 times with 64 positions, twice with 16, four times with 4.
     """
@@ -331,7 +330,7 @@ def per_axis(value: Any, axes: int) -> list[int]:
 def _channel_bound(
     by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
 ) -> Bound:
-    """Return the bound of a convolution; `by_group` returns (groups, outputs, inputs)."""
+    """Return the bound for a convolution; `by_group` returns sums (groups, outputs, inputs)."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         squares, size = channel_squares(x[0], bounds[0], 1, terms)
@@ -361,7 +360,7 @@ def batch_norm(call: RecordedCall) -> Rule:
 
 @line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="with a constant factor")
 def contraction(call: RecordedCall) -> Rule:
-    """Create the rule of a matrix product with a constant, or of einsum."""
+    """Create the rule for a matrix product with a constant, or for einsum."""
     operands = call.args[1] if call.name == "einsum" else call.args[-2:]
     traced = [a.index for a in operands if isinstance(a, Input)]
     if len(traced) > 1:
@@ -378,7 +377,7 @@ def contraction(call: RecordedCall) -> Rule:
 
     @functools.cache
     def terms() -> int:
-        """Return the number of products that are summed per output element."""
+        """Return the number of products summed for each output element."""
         ones = tree_map(lambda a: torch.ones(a.shape) if isinstance(a, Tensor) else a, call.args)
         points = [torch.ones(shape) for shape in call.shapes]
         return int(replace(call, args=ones).apply(points).max())
@@ -401,9 +400,9 @@ def _largest(x: Tensor) -> Tensor:
 def _product_sum_bound(
     apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: float
 ) -> Bound:
-    """Return the bound of a sum of products.
+    """Return the bound for a sum of products.
 
-    `apply` sums products of squares; constants are divided by `size` before squaring.
+    `apply` sums the products of squares; constants were divided by `size` before squaring.
     """
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -415,7 +414,7 @@ def _product_sum_bound(
 
 
 def _sum_and_product(call: RecordedCall) -> Rule:
-    """Create the rule of ``addmm``: a product added to a tensor."""
+    """Create the rule for ``addmm``, a matrix product added to a tensor."""
     summand, first, second = call.args[:3]
     alpha, beta = (abs(float(call.kwargs.get(name, 1))) for name in ("alpha", "beta"))
     product = replace(call, name="matmul", function=torch.matmul, args=(first, second), kwargs={})
@@ -446,7 +445,7 @@ def sum_or_mean(call: RecordedCall) -> Rule:
 
 
 def sum_bound(axes: list[int], keepdim: bool) -> Bound:
-    """Return the bound of sums over some axes of the first input."""
+    """Return the bound for sums over the given axes of the first input."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         terms = math.prod(x[0].shape[axis] for axis in axes)
@@ -491,7 +490,7 @@ def _average_bound(axes: int, terms: int, divisor: int) -> Bound:
 @line_rule("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
 @line_rule("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 def interpolation(call: RecordedCall) -> Rule:
-    """Create the rule of interpolation; cubic weights have a 2-norm of at most 1.3."""
+    """Create the rule for interpolation, whose (cubic) weights have a 2-norm of at most 1.3."""
     check_only_first_traced(call)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -512,7 +511,7 @@ def running_sum(call: RecordedCall) -> Rule:
 
 @line_rule("col2im")
 def folding(call: RecordedCall) -> Rule:
-    """Create the rule of ``fold``: each position is a sum over the windows that contain it."""
+    """Create the rule for ``fold``: each position is a sum over the windows that contain it."""
     check_only_first_traced(call)
     return Rule(
         call.apply, _product_sum_bound(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)

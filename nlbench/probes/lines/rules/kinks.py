@@ -1,4 +1,4 @@
-"""Rules of elementwise functions with kinks: activations, clamping, absolute values."""
+"""Rules for elementwise functions with kinks: activations, clamping, absolute values."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .rule import Input, NotAffine, OutputFunction, RecordedCall, Rule, check_on
 
 
 def kinked_units(apply: OutputFunction, bound: Bound, kinks: Kinks) -> Rule:
-    """Create the rule of units that each bend where a value passes a kink.
+    """Create the rule for units that bend where their value crosses a kink.
 
     Parameters
     ----------
     apply, bound : callable
         See `Rule`.
     kinks : Kinks
-        Their values are affine in the inputs, with slope 1, -1 or 0 in the first.
+        The values are affine in the inputs, with slope 1, -1 or 0 in the first input.
     """
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        pairs = zip(kinks.distances(inputs), kinks.noises(inputs, bounds), strict=True)
+        pairs = zip(kinks.distances(inputs), kinks.tolerances(inputs, bounds), strict=True)
         intervals, _, fractions = zip(*itertools.starmap(unit_crossings, pairs), strict=True)
         return torch.cat(intervals), torch.cat(fractions)
 
@@ -45,14 +45,14 @@ def kinked_function(
     slopes: Sequence[Tensor | float],
     mask: Tensor | None = None,
 ) -> Rule:
-    """Create the rule of an elementwise function that bends at `kinks` where `mask` is 1.
+    """Create the rule for an elementwise function that bends at `kinks` where `mask` is 1.
 
     Parameters
     ----------
     kinks : sequence of float
         In increasing order.
     slopes : sequence of tensor or float
-        Slopes of the pieces from left to right, one more than the kinks.
+        Slopes of the pieces from left to right, one more than there are kinks.
     """
     if not kinks:
         return Rule(call.apply, scaled(_magnitude(slopes[0])))
@@ -61,7 +61,7 @@ def kinked_function(
 
     def snap(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        for c, noise in zip(kinks, pieces.noises(inputs, bounds), strict=True):
+        for c, noise in zip(kinks, pieces.tolerances(inputs, bounds), strict=True):
             x = x.masked_fill((x - c).abs() <= noise, c)
         result: Tensor = call.apply([x])
         return result
@@ -74,10 +74,10 @@ def _magnitude(slope: Tensor | float) -> Tensor | float:
 
 
 def _slope_bound(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bound:
-    """Return the bound of an output whose error is its input's times the slope of its piece.
+    """Return the bound for an output whose error is the input's error times the slope of its piece.
 
-    Where positions share a bound, the slope is its root mean square over them, but at least a
-    quarter of the largest, since the few positions of a window may lie on one piece.
+    Where positions share a bound, the slope is the root mean square over them, but at least a
+    quarter of the largest slope, since the few positions of a window may lie on one piece.
     """
     sizes = [_magnitude(slope) for slope in slopes]
 
@@ -103,21 +103,21 @@ def _slope_bound(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bo
 
 
 def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
-    """Create the rule of an operation from its kinks; its slopes are computed by calling it."""
+    """Create the rule for an operation from its kinks, computing the slopes by calling it."""
     if not isinstance(call.args[0], Input):
         raise NotAffine("its parameters depend on the input")
     check_only_first_traced(call)
     kinks = operation.kinks or ()
-    places = [kinks[0] - 1, *kinks, kinks[-1] + 1] if kinks else [0.0, 1.0]
+    points = [kinks[0] - 1, *kinks, kinks[-1] + 1] if kinks else [0.0, 1.0]
 
     @functools.cache
     def slopes(dtype: torch.dtype, device: torch.device) -> tuple[float, ...]:
-        x = torch.tensor([places], dtype=dtype, device=device)
+        x = torch.tensor([points], dtype=dtype, device=device)
         y: Tensor = call.apply([x])
         return tuple((y.diff() / x.diff()).flatten().tolist())
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Call the operation, with forward-mode derivatives from its slopes."""
+        """Call the operation, with forward-mode derivatives computed from its slopes."""
         plain = x.detach()
         value: Tensor = call.function(plain, *args, **kwargs)
         if not _is_dual(x):
@@ -145,8 +145,8 @@ def _is_dual(x: Tensor) -> bool:
 @line_rule("relu", bends="at 0")
 def relu(call: RecordedCall) -> Rule:
     def snap(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        # Multiplying takes a tenth of the time of selecting by a bool mask; the absolute value
-        # turns -0 into 0.
+        # Multiplying takes a tenth of the time of selecting with a bool mask; the absolute value
+        # converts -0 to 0.
         x = inputs[0]
         return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
 

@@ -1,7 +1,7 @@
-"""Rules of sorting and of maxima: of two tensors, along axes and in pooling windows.
+"""Rules for sorting and for maxima: of two tensors, along axes and in pooling windows.
 
-Where its inputs are affine, a maximum is the upper envelope of lines. It bends where another line
-becomes the largest; `overtakes` walks along envelopes.
+Where the inputs are affine, a maximum is the upper envelope of lines. It bends where another line
+becomes the largest; `overtakes` finds these positions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nlbench.introspection.operations import line_rule
 
 from .arithmetic import per_axis, sum_bound, term_error
 from .kinks import kinked_units
-from .pieces import Crossings, Kinks, Leaders, Ranks, unit_crossings
+from .pieces import Crossings, Kinks, MaxGroups, Ranks, unit_crossings
 from .rounding import noise_of, root_sum_squares
 from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis
 
-LeadFunction = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+ArgmaxFunction = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 
 @line_rule("maximum", "minimum", "max", "min", "fmax", "fmin", bends="where the two are equal")
@@ -75,7 +75,7 @@ def largest(call: RecordedCall) -> Rule:
 
 
 def _inner_axes(call: RecordedCall) -> list[int]:
-    """Return the axes that a call works along; raise if the batch axis is one of them."""
+    """Return the axes that a call reduces; raise if the batch axis is one of them."""
     rank = len(call.shapes[0])
     dim = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
     dim = [dim] if isinstance(dim, int) else list(dim or range(rank))
@@ -90,7 +90,7 @@ def running_largest(call: RecordedCall) -> Rule:
     axis = inner_axis(call, 1)
     sign = -1 if call.name == "cummin" else 1
     size = call.shape[axis]
-    # Window i is the first i + 1 members, padded with the first.
+    # Window i consists of the first i + 1 members, padded with copies of the first.
     windows = torch.arange(size).expand(size, size).tril()
     others = [n for i, n in enumerate(call.shape[1:], 1) if i != axis]
 
@@ -144,10 +144,10 @@ MAX_SORTED_LENGTH = 256
     caveat=f"along an axis of at most {MAX_SORTED_LENGTH}",
 )
 def sorted_along(call: RecordedCall) -> Rule:
-    """Create the rule of sorting: where two numbers change places, both ranks bend."""
-    place = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
+    """Create the rule for sorting: where two values swap ranks, the output bends at both ranks."""
+    position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
     rank = len(call.shapes[0])
-    axis = call.argument(place, "dim", -1)
+    axis = call.argument(position, "dim", -1)
     if call.name == "sort" and isinstance(axis, bool):
         axis = call.argument(2, "dim", -1)  # The overload with `stable`.
     if not isinstance(axis, int):
@@ -178,10 +178,10 @@ def sorted_along(call: RecordedCall) -> Rule:
         interval, unit, fraction = unit_crossings(margin, uncertain)
         *rest, pair = torch.unravel_index(unit, margin.shape[1:])
         left, right = x[(interval, *rest)], x[(interval + 1, *rest)]
-        spread = torch.maximum(error[(interval, *rest)], error[(interval + 1, *rest)])
+        end_error = torch.maximum(error[(interval, *rest)], error[(interval + 1, *rest)])
         pair_lines = torch.stack([first[pair], second[pair]], 1)
         bends, fraction = _rank_changes(
-            left, right, spread, pair_lines, fraction, used.to(x.device)
+            left, right, end_error, pair_lines, fraction, used.to(x.device)
         )
         return interval[bends], fraction[bends]
 
@@ -205,10 +205,10 @@ def sorted_along(call: RecordedCall) -> Rule:
 def _rank_changes(
     left: Tensor, right: Tensor, error: Tensor, pair: Tensor, fraction: Tensor, used: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Find the crossings of two lines that change the line at a rank of the output.
+    """Find the crossings of two lines at which a rank of the output passes to another line.
 
-    Where several lines meet at one point, those with smaller slopes rank above a line before the
-    point, and those with larger slopes after it. Lines that coincide share their ranks.
+    Where several lines meet at a point, lines with smaller slopes rank above a given line before
+    the point, and lines with larger slopes after it. Lines that coincide share their ranks.
 
     Parameters
     ----------
@@ -219,21 +219,22 @@ def _rank_changes(
     pair : int64 tensor of shape (m, 2)
         The two lines that cross.
     fraction : float64 tensor of shape (m,)
-        Where they cross.
+        Position of the crossing.
     used : int64 tensor of shape (k + 1,)
-        Number of ranks of the output that are less than 0, 1, …, k.
+        Number of output ranks that are less than 0, 1, …, k.
 
     Returns
     -------
     bends : bool tensor of shape (m,)
+        True where the output bends.
     fraction : float64 tensor of shape (m,)
-        Where they cross, equal for all pairs of lines that meet at one point.
+        Position of the crossing, equal for all pairs of lines that meet at one point.
     """
     at = torch.lerp(left, right, fraction[:, None].to(left.dtype))
     slope = right - left
     level = at.gather(1, pair).mean(1, keepdim=True)
     rise = slope.gather(1, pair).diff(dim=1).abs()
-    # The position is uncertain by the noise of the two over the difference of their slopes.
+    # The uncertainty of the position is the noise of both lines over their difference in slope.
     noise = error + error.gather(1, pair).sum(1, keepdim=True)
     off = (slope - slope.gather(1, pair[:, :1])).abs()
     tied = (at - level).abs() <= noise * (1 + off / rise)
@@ -247,7 +248,7 @@ def _rank_changes(
         larger = (tied & (slope > rates + equal)).sum(1)
         coinciding = tied.sum(1) - smaller - larger
         before, after = above + smaller, above + larger
-        # A used rank that the line has before the crossing but not after it.
+        # Check for a used rank that the line has before the crossing but not after it.
         common = torch.maximum(before, after)
         common_end = torch.maximum(torch.minimum(before, after) + coinciding, common)
         bends |= used[before + coinciding] - used[before] > used[common_end] - used[common]
@@ -260,7 +261,7 @@ def _rank_changes(
 
 
 def _ranks(call: RecordedCall, size: int) -> list[int]:
-    """Return the ranks of the output's values in their order; 0 is the largest."""
+    """Return the rank of each value in the output, in order; 0 is the largest."""
     if call.name == "kthvalue":
         return [size - int(call.args[1])]
     if call.name == "median":
@@ -283,16 +284,16 @@ def _ranks(call: RecordedCall, size: int) -> list[int]:
     "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
 )  # fmt: skip
 def max_pool(call: RecordedCall) -> Rule:
-    """Create the rule of max pooling: the upper envelope of each window."""
+    """Create the rule for max pooling: the upper envelope of each window."""
     axes = int(call.name.partition("pool")[2][0])
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
     )
-    return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_pooling_lead(call, axes))
+    return envelopes(call, windows, lambda x: x.flatten(-axes), argmax=_pooling_argmax(call, axes))
 
 
-def _pooling_lead(call: RecordedCall, axes: int) -> LeadFunction:
-    """Return a function that finds the leader of each window with PyTorch's pooling."""
+def _pooling_argmax(call: RecordedCall, axes: int) -> ArgmaxFunction:
+    """Return a function that finds the argmax of each window with PyTorch's pooling."""
     if call.name.startswith("adaptive"):
         pool = getattr(functional, f"adaptive_max_pool{axes}d")
         settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
@@ -300,14 +301,14 @@ def _pooling_lead(call: RecordedCall, axes: int) -> LeadFunction:
         pool = getattr(functional, f"max_pool{axes}d")
         settings = _pool_settings(call.args, call.kwargs)
 
-    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def argmax(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = inputs[0]
         if x.ndim == axes + 1:  # Without a channel axis.
             x = x.unsqueeze(1)
         positions: Tensor = pool(x, return_indices=True, **settings)[1]
         return positions.flatten(2), x.flatten(2)
 
-    return lead
+    return argmax
 
 
 def envelopes(
@@ -315,20 +316,20 @@ def envelopes(
     windows: Tensor,
     lines: Callable[[Tensor], Tensor],
     restored: Callable[[Tensor], Tensor] | None = None,
-    lead: LeadFunction | None = None,
+    argmax: ArgmaxFunction | None = None,
 ) -> Rule:
-    """Create the rule of a call that computes the maximum of each window.
+    """Create the rule for a call that computes the maximum of each window.
 
     Parameters
     ----------
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     lines : callable
-        Maps the input at P points to (P, ..., positions): its values, or their negatives.
+        Maps the input at P points to its values or their negatives, (P, ..., positions).
     restored : callable, optional
-        Maps maxima (P, channels, windows) to the output; by default they are reshaped.
-    lead : callable, optional
-        A faster way to find the leaders, see `Leaders`.
+        Maps the maxima (P, channels, windows) to the output; by default they are reshaped.
+    argmax : callable, optional
+        Faster implementation of `MaxGroups.argmax`.
     """
     windows_on = cache(windows.to)
 
@@ -338,7 +339,7 @@ def envelopes(
         return maxima.reshape(len(maxima), *call.shape[1:])
 
     def line_bounds(x: Tensor, bound: Tensor) -> Tensor:
-        """Return bounds in the order of the lines, one per channel or per position."""
+        """Return the bounds in the layout of the lines, one per channel or per position."""
         if bound.ndim == x.ndim and call.name.partition("pool")[1]:
             axes = int(call.name.partition("pool")[2][0])
             if all(size == 1 for size in bound.shape[-axes:]):
@@ -380,7 +381,7 @@ def envelopes(
         bound,
         bend,
         workspace=4 * windows.numel() * max(1, rest),
-        pieces=Leaders(lead or first_of_largest, members, tied, output),
+        pieces=MaxGroups(argmax or first_of_largest, members, tied, output),
     )
 
 
@@ -391,22 +392,22 @@ def pooling_windows(
     size: Sequence[int],
     out: Sequence[int],
 ) -> Tensor:
-    """List the inputs of each max-pooling window.
+    """List the input positions in each max-pooling window.
 
     Parameters
     ----------
     name : str
         ``max_pool2d``, ``adaptive_max_pool1d``, ….
     args, kwargs
-        The call's arguments, the input first.
+        The call's arguments, including the input.
     size, out : sequence of int
         Spatial sizes of input and output.
 
     Returns
     -------
     tensor of shape (windows, members)
-        Positions in the flattened spatial axes. A window that is cut by the border repeats its
-        first member, which changes no maximum.
+        Positions in the flattened spatial axes. A window that is cut off at the border repeats its
+        first member, which doesn't change the maximum.
 
     Examples
     --------
@@ -438,7 +439,7 @@ def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, 
     """Return the keyword arguments of a max-pooling call."""
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     settings = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
-    # A missing or empty stride stands for the kernel size.
+    # A missing or empty stride means the kernel size.
     return {name: settings[name] for name in names if settings.get(name) not in (None, [], ())}
 
 
@@ -452,8 +453,8 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     noise : tensor of shape (P, ..., positions)
-        Noise of each member; those within the larger noise of the two are tied with the largest.
-        Each axis but the first may be 1.
+        Noise of each member; a member is tied with the largest if they differ by at most the larger
+        of their noises. Any axis except the first may have size 1.
 
     Returns
     -------
@@ -464,7 +465,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     """
     top, members, _ = window_leaders(x, windows, noise)
     top, members = top.flatten(1, 2), members.flatten(1, 2)
-    # A member that is largest at both points is largest between them, as a maximum is convex.
+    # A member that is largest at both points is also largest between them: a maximum is convex.
     changed = ~(top[:-1] & top[1:]).any(-1)
     interval, window = changed.nonzero().unbind(1)
     fraction, line = overtakes(
@@ -477,7 +478,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
 
 
 def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the largest members of each window, ties included.
+    """Find the largest members of each window, including ties.
 
     Parameters
     ----------
@@ -488,8 +489,8 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
     -------
     top : bool tensor of shape (P, channels, windows, members)
     members : tensor of shape (P, channels, windows, members)
-    noise : tensor of shape (P, channels, windows, members), each axis of full size or 1
-        Noise of each member's distance from the largest: the larger noise of the two.
+    noise : tensor, broadcastable to `members`
+        Noise of each member's distance from the largest: the larger of their noises.
     """
     members, noise = _members(x, windows), _members(noise, windows)
     if noise.shape[-1] > 1:
@@ -506,7 +507,7 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
     x : tensor of shape (P, ..., positions)
     windows : tensor of shape (windows, members)
     values : tensor of shape (P, ..., positions)
-        Each axis but the first and the last may be 1.
+        Any axis except the first and the last may have size 1.
 
     Returns
     -------
@@ -524,13 +525,13 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
 
 
 def _members(x: Tensor, windows: Tensor) -> Tensor:
-    """Return window members (P, channels, windows, members); a single position makes 1 × 1."""
+    """Return the window members (P, channels, windows, members); 1 × 1 for a single position."""
     x = x.reshape(len(x), -1, x.shape[-1])
     return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
 
 
 def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Walk along upper envelopes of lines on [0, 1].
+    """Find where the upper envelopes of lines on [0, 1] bend.
 
     Parameters
     ----------
@@ -576,8 +577,8 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
 
 
 MAX_GPU_LINES = 16
-"""Maximum number of lines for which a GPU walks along all envelopes to the end, as dropping the
-finished ones would synchronise with it at each bend."""
+"""Maximum number of lines for which a GPU follows all envelopes to the end, since dropping finished
+ones would require a synchronisation at each bend."""
 
 
 def _overtakes_on_gpu(

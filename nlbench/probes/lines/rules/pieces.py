@@ -1,8 +1,8 @@
-"""Pieces of units of piecewise-affine operations, and where between points they change.
+"""Affine pieces of the units of an operation, and the positions at which units change piece.
 
-Three kinds cover all operations: units with kinks, groups whose largest member is the output, and
-groups that are sorted. A value within the noise counts as zero: a unit that is zero at a point
-bends there, if at all, and a segment inside a unit's boundary has no crossings.
+Three classes cover all operations: units with kinks, groups whose maximum is the output, and groups
+that are sorted. Values within rounding error count as zero. A unit that is zero at a point can only
+bend at that point, and a segment that lies in a unit's boundary has no crossings.
 """
 
 from __future__ import annotations
@@ -21,91 +21,93 @@ Crossings = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kinks:
-    """Units that each bend where a value passes one of several numbers.
+    """Units whose slope changes where their value crosses one of several thresholds.
 
     Parameters
     ----------
     value : callable
-        Maps the inputs at P points to those values, (P, ...).
-    numbers : sequence of float
-        The kinks.
+        Maps the inputs at P points to the values of the units, (P, ...).
+    thresholds : sequence of float
+        Values at which the slope changes.
     error : callable, optional
-        Maps the inputs and their bounds to the bound of the values; by default the first input's.
+        Maps the inputs and their error bounds to the error bound of the values; by default the
+        bound of the first input.
     """
 
     value: Callable[[Sequence[Tensor]], Tensor]
-    numbers: Sequence[float] = (0.0,)
+    thresholds: Sequence[float] = (0.0,)
     error: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = lambda inputs, bounds: bounds[0]
 
     def distances(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the distances from each kink, (P, ...)."""
+        """Return the signed distances from each threshold, (P, ...)."""
         value = self.value(inputs)
-        return [value - number if number else value for number in self.numbers]
+        return [value - threshold if threshold else value for threshold in self.thresholds]
 
-    def noises(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
+    def tolerances(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
         """Return the magnitudes below which the distances count as zero."""
         noise, error = noise_of(inputs[0].dtype), self.error(inputs, bounds)
-        return [noise * (error + abs(number)) for number in self.numbers]
+        return [noise * (error + abs(threshold)) for threshold in self.thresholds]
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return the pieces that units may be on, (pieces, P, ...); see `changes`."""
-        pairs = list(zip(self.distances(inputs), self.noises(inputs, bounds), strict=True))
-        below = torch.stack([margin < -noise for margin, noise in pairs], 1)
-        above = torch.stack([margin > noise for margin, noise in pairs], 1)
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
+        pairs = list(zip(self.distances(inputs), self.tolerances(inputs, bounds), strict=True))
+        below = torch.stack([margin < -tolerance for margin, tolerance in pairs], 1)
+        above = torch.stack([margin > tolerance for margin, tolerance in pairs], 1)
         return torch.stack([below, above]).logical_not_()
 
 
 @dataclass(frozen=True)
-class Leaders:
+class MaxGroups:
     """Groups of units whose maximum is the output.
 
     Parameters
     ----------
-    lead : callable
-        Maps the inputs at P points to the positions (P, rows, groups) of the leaders, int64, and
-        to the values (P, rows, positions).
+    argmax : callable
+        Maps the inputs at P points to the position of the largest member of each group, int64
+        (P, rows, groups), and the values (P, rows, positions) that it indexes.
     members : callable
         Maps the inputs at P points to the members (P, rows, groups, members) of each group. It is
         also applied to rates of change.
     tied : callable
-        Maps the inputs and their bounds to a mask of the members that may be the largest, all
-        members, and the noise of their distances from the largest (each axis of full size or 1).
+        Maps the inputs and their bounds to a mask of the members that may be the largest, the
+        members, and the tolerance for their distances from the largest, broadcastable to them.
     output : callable
         Maps the maxima, (P, rows, groups), to the call's output.
     """
 
-    lead: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+    argmax: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
     members: Callable[[Sequence[Tensor]], Tensor]
     tied: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Tensor, Tensor]]
     output: Callable[[Tensor], Tensor]
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return the pieces that units may be on, (pieces, P, ...); see `changes`."""
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
         return self.tied(inputs, bounds)[0].movedim(-1, 0)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted; the output is the values at some ranks.
+    """Groups of units that are sorted; the output consists of the values at certain ranks.
 
     Parameters
     ----------
-    lines : callable
-        Maps the inputs at P points to (P, groups, units). It is also applied to bounds.
+    groups : callable
+        Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied
+        to error bounds.
     ranks : sequence of int
         Ranks in the output; 0 is the largest.
     output : callable
         Maps values (P, groups, ranks) to the call's output.
     """
 
-    lines: Callable[[Sequence[Tensor]], Tensor]
+    groups: Callable[[Sequence[Tensor]], Tensor]
     ranks: Sequence[int]
     output: Callable[[Tensor], Tensor] = lambda by_rank: by_rank
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return the units that may have each rank, (units, P, groups, ranks); see `changes`."""
-        x = self.lines(inputs)
-        error = self.lines([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
+        """Return a mask of the units that may have each rank, (units, P, groups, ranks)."""
+        x = self.groups(inputs)
+        error = self.groups([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
         error = noise_of(x.dtype) * error
         owner = x.argsort(dim=-1, descending=True, stable=True)[..., self.ranks]
         distance = (x[..., None, :] - x.gather(-1, owner)[..., None]).abs()
@@ -113,15 +115,15 @@ class Ranks:
         return near.movedim(-1, 0)
 
 
-Pieces = Kinks | Leaders | Ranks
+Pieces = Kinks | MaxGroups | Ranks
 
 
 def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-    """Return True between neighbouring samples where some unit changes its piece: (P - 1,).
+    """Return a mask (P - 1,) of the intervals between samples in which some unit changes piece.
 
-    Rounding may leave several pieces possible for a unit. A unit changes where no piece is possible
-    at both samples. If a sample lies on a boundary, its neighbours are compared and the change is
-    placed after it.
+    Because of rounding, several pieces may be possible for a unit. A unit changes piece where no
+    piece is possible at both samples. If a sample lies on a boundary, its neighbours are compared,
+    and the change is assigned to the interval after it.
 
     Examples
     --------
@@ -141,13 +143,13 @@ def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) 
 
 
 def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find which units pass through zero, and where.
+    """Find the units that cross zero, and the positions of the crossings.
 
     Parameters
     ----------
     margin : tensor of shape (P, ...), P at least 2
         Affine between neighbouring points.
-    noise : tensor of shape (P, ...), each axis of full size or 1
+    noise : tensor, broadcastable to `margin`
         Magnitude up to which a margin counts as zero.
 
     Returns

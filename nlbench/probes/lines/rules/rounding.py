@@ -1,15 +1,15 @@
 """Estimates of rounding errors, which distinguish small values from zero.
 
-Each tensor has a bound: an estimate of its rounding error in units of machine epsilon, whose axes
-are the tensor's, each of full size or 1.
+Each tensor has a bound: an estimate of its rounding error in units of machine epsilon, which is
+broadcastable to the tensor and has the same number of axes.
 
-Errors are combined by 2-norms, since the errors of many terms partly cancel. A sum of n products
-w x inherits the root of the sum of (w e)², and rounding adds half an epsilon of √n times the 2-norm
-of its terms, which is more than half an epsilon of the sum. Sums of magnitudes would be strict
-bounds, but exceed the values by orders of magnitude within a dozen layers.
+Errors are combined as 2-norms, since the errors of many terms partly cancel. A sum of n products
+w x inherits an error of sqrt(Σ (w e)²), and rounding adds √n ε / 2 times the 2-norm of its terms,
+which is more than half an epsilon of the sum. Sums of magnitudes would be strict bounds, but would
+exceed the values by orders of magnitude within a dozen layers.
 
-For a tensor with positions (pixels or tokens) the bound is one number per channel, the root mean
-square over its positions. Numbers that are zero, such as inactive units, have no error.
+For a tensor with positions (pixels or tokens) the bound is one value per channel, the root mean
+square over its positions. Values that are zero, such as inactive units, have no error.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from torch import Tensor
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 """Maps the inputs of a call, their bounds and its output to the output's bound."""
 
-# Factor by which a true error may exceed its estimate, which has the right size at any depth
-# (docs/how-it-works.md). In single precision, where regions are short compared with rounding, that
-# factor would hide many crossings; a smaller one balances missed and spurious regions.
+# Factor by which a true error may exceed its estimate, whose order of magnitude is correct at any
+# depth (docs/how-it-works.md). In single precision, regions are short relative to rounding errors,
+# so the same factor would hide many crossings; a smaller one balances missed and spurious regions.
 _NOISE_PER_BOUND = {
     torch.float64: 8 * torch.finfo(torch.float64).eps,
     torch.float32: torch.finfo(torch.float32).eps / 16,
 }
 MIN_SAMPLED_POSITIONS = 64
-"""Number of positions above which only every third is counted, since counting is slow."""
+"""Number of positions from which only every third is counted, since counting is slow."""
 MIN_NONZERO_FRACTION = 1 / 16
-"""Minimum fraction of a channel's positions that count as nonzero, if any is."""
+"""Minimum fraction of a channel's positions that count as nonzero, if any are."""
 
 
 def noise_of(dtype: torch.dtype) -> float:
-    """Return the factor from a bound to the magnitude below which a value counts as zero."""
+    """Return the factor that converts a bound to the magnitude below which values count as zero."""
     return _NOISE_PER_BOUND[dtype]
 
 
 def peak(x: Tensor) -> Tensor:
-    """Return the largest magnitude at each point, (P, 1, ...); NaN if any value is."""
+    """Return the largest magnitude at each point, (P, 1, ...); NaN if any value is NaN."""
     # Two reductions are 20 times as fast as `aminmax` on a CPU.
     flat = x.reshape(len(x), -1)
     if flat.shape[1] == 0:
@@ -52,7 +52,7 @@ def peak(x: Tensor) -> Tensor:
 
 
 def peak_over(x: Tensor, axes: Sequence[int], keepdim: bool = False) -> Tensor:
-    """Return the largest magnitude over some axes; NaN if any value is."""
+    """Return the largest magnitude over the given axes; NaN if any value is NaN."""
     if 0 in (x.shape[i] for i in axes):
         return x.abs().sum(list(axes), keepdim=keepdim)
     over = tuple(axes)
@@ -60,32 +60,32 @@ def peak_over(x: Tensor, axes: Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def largest_bound(bounds: Sequence[Tensor], ndim: int) -> Tensor:
-    """Return the largest bound of each point, (P, 1, ...) with `ndim` axes."""
+    """Return the largest bound at each point, (P, 1, ...) with `ndim` axes."""
     largest = torch.stack([b.reshape(len(b), -1).amax(1) for b in bounds]).amax(0)
     return largest.reshape((-1,) + (1,) * (ndim - 1))
 
 
 def root_sum_squares(errors: Sequence[Tensor]) -> Tensor:
-    """Return the root of the sum of squares, even where squares overflow or underflow."""
+    """Return the root of the sum of squares, without overflow or underflow of the squares."""
     return functools.reduce(torch.hypot, errors)
 
 
 def unchanged(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-    """Return the bound of an output that is the input, or its negative."""
+    """Return the bound for an output that is the input or its negative."""
     return bounds[0]
 
 
 def scaled(factor: Tensor | float) -> Bound:
-    """Return the bound of an output that is the input times a number.
+    """Return the bound for an output that is the input times a factor.
 
-    It covers the product's own rounding of half an epsilon, since no tensor's error is less than
-    about half an epsilon of its size.
+    This covers the rounding of the product itself, half an epsilon, since no tensor's error is less
+    than about half an epsilon relative to its size.
     """
     return lambda inputs, bounds, output: bounds[0] * factor
 
 
 def rearranged(apply: Callable[[Sequence[Tensor]], Tensor]) -> Bound:
-    """Return the bound of an output that selects, repeats or rearranges its input."""
+    """Return the bound for an output that selects, repeats or rearranges its input."""
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         if bounds[0][:1].numel() <= 1:
@@ -104,14 +104,14 @@ def _compact(bound: Tensor) -> Tensor:
 
 
 def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-    """Compute the contribution of each number to the squared error of a sum of `terms` products.
+    """Compute the contribution of each value to the squared error of a sum of `terms` products.
 
-    It consists of the number's error and the rounding of its product.
+    It consists of the value's error and the rounding of its product.
 
     Parameters
     ----------
     x : tensor of shape (P, ...)
-    bound : tensor of shape (P, ...), each axis of full size or 1
+    bound : tensor, broadcastable to `x`
     terms : int
 
     Returns
@@ -123,7 +123,7 @@ def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor
     axes = list(range(1, x.ndim))
     if not x.numel():
         return torch.zeros_like(x), x.new_ones(len(x), *(1,) * len(axes))
-    # A number that is zero has no error, and does not contribute to the size.
+    # A value of zero has no error, and does not contribute to the size.
     inherited = torch.where(x != 0, bound, 0.0)
     size = torch.maximum(peak_over(x, axes, True), inherited.amax(axes, keepdim=True))
     size = _clamp_to_normal(size)
@@ -135,8 +135,8 @@ def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor
 def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Tensor, Tensor]:
     """Compute the contribution of each channel to the squared error of a sum of `terms` products.
 
-    Like `squared_errors`, but averaged over all axes except the channel axis `axis`: (P, channels)
-    and (P, 1).
+    Like `squared_errors`, but averaged over all axes except the channel axis `axis`; the results
+    have shapes (P, channels) and (P, 1).
     """
     axis %= x.ndim
     others = [i for i in range(1, x.ndim) if i != axis]
@@ -153,7 +153,7 @@ def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Te
 
 
 def _clamp_to_normal(size: Tensor) -> Tensor:
-    """Raise sizes whose reciprocal would overflow."""
+    """Increase sizes whose reciprocal would overflow."""
     floats = torch.finfo(size.dtype)
     smallest = floats.tiny / floats.eps
     return torch.where(size > smallest, size, smallest)

@@ -1,9 +1,9 @@
-"""Rules: how a recorded call acts on many points of a segment, and where it bends.
+"""Rules: how to apply a recorded call to many points of a segment, and where its output bends.
 
 The leading axis of a recorded tensor, of size 1, becomes the axis of points. `rounding` estimates
-the rounding errors of tensors, `pieces` describes the pieces of their units. A rule is registered
-with `nlbench.introspection.operations.line_rule`, directly above the function that creates it, in
-`kinks`, `maxima`, `arithmetic` or `shapes`.
+rounding errors, and `pieces` describes the affine pieces of units. The functions that create rules
+are in `kinks`, `maxima`, `arithmetic` and `shapes`, and are registered with the decorator
+`nlbench.introspection.operations.line_rule`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NotAffine(Exception):
 
 @dataclass(frozen=True)
 class Input:
-    """Placeholder in a call's arguments for its traced tensor number `index`."""
+    """Placeholder in a call's arguments for the traced tensor at `index`."""
 
     index: int
 
@@ -42,11 +42,11 @@ class RecordedCall:
     Parameters
     ----------
     name : str
-        Name of the operation, without its overload or the underscore of its in-place form.
+        Name of the operation, without its overload or the underscore of an in-place variant.
     function : callable
         The out-of-place operation.
     args, kwargs
-        Arguments with `Input` in place of traced tensors.
+        Arguments, with traced tensors replaced by `Input`.
     shapes : tuple of tuple of int
         Shapes of the traced tensors, with a leading axis of size 1.
     shape : tuple of int
@@ -61,7 +61,7 @@ class RecordedCall:
     shape: tuple[int, ...]
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """Return an argument that may have been passed by position or by name."""
+        """Return an argument that may have been passed by position or by keyword."""
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
 
     def apply(self, points: Sequence[Tensor]) -> Any:
@@ -90,20 +90,20 @@ class Rule:
     bound : callable
         Maps inputs, their bounds and the output to the output's bound.
     bend : callable, optional
-        Maps inputs and their bounds to the places where the output bends, given that the inputs
+        Maps inputs and their bounds to the positions where the output bends, given that the inputs
         are affine between neighbouring points. None if the call is affine.
     snap : callable, optional
-        Like `apply`, from inputs and their bounds, but inputs within noise of a kink are moved onto
+        Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
         it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign
-        of that rounding error would decide the pieces of the next layer.
+        of that rounding error would determine the pieces of the next layer.
     workspace : int
-        Elements per point that `apply` or `bend` need in addition to inputs and output, if many.
+        Elements per point that `apply` or `bend` need in addition to inputs and output.
     reserve : int
         Elements that they need regardless of the number of points.
-    pieces : Kinks, Leaders or Ranks, optional
-        Pieces of the units, for estimates, samples and checks; None if they are unknown.
+    pieces : Kinks, MaxGroups or Ranks, optional
+        Pieces of the units, for estimates, samples and checks; None if unknown.
     direct : callable, optional
-        PyTorch's own call, where `apply` is an implementation for float64 on a CPU.
+        PyTorch's own call, if `apply` is an implementation for float64 on a CPU.
     """
 
     apply: OutputFunction
@@ -119,15 +119,15 @@ class Rule:
 def check_only_first_traced(
     call: RecordedCall, why: str = "its parameters depend on the input"
 ) -> None:
-    """Raise if any argument of a call but the first depends on the input."""
+    """Raise if any argument of a call other than the first depends on the input."""
     others = (*call.args[1:], *call.kwargs.values())
     if not isinstance(call.args[0], Input) or any(isinstance(a, Input) for a in tree_iter(others)):
         raise NotAffine(why)
 
 
-def inner_axis(call: RecordedCall, place: int) -> int:
-    """Return the axis that a call works along; raise if it is the batch axis."""
-    axis = int(call.argument(place, "dim", 0)) % len(call.shapes[0])
+def inner_axis(call: RecordedCall, position: int) -> int:
+    """Return the axis along which a call operates; raise if it is the batch axis."""
+    axis = int(call.argument(position, "dim", 0)) % len(call.shapes[0])
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")
     return axis

@@ -1,4 +1,4 @@
-"""Rules of operations that select, repeat, rearrange or join elements without computing any."""
+"""Rules for operations that select, repeat, rearrange or join elements without changing them."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def repeat_samples(constant: Any, count: int) -> Any:
 @line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
 @line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
 def scattering(call: RecordedCall) -> Rule:
-    """Create the rule of elements written or added into a tensor at constant positions."""
+    """Create the rule for writing or adding elements into a tensor at constant positions."""
     if call.name == "masked_scatter" or "reduce" in call.kwargs:
         raise NotAffine("its result depends on the order of elements")
     is_slice = call.name in ("slice_scatter", "select_scatter")
     source, axis = (1, 2) if is_slice else (3, 1)
-    places = [a for i, a in enumerate(call.args) if i not in (0, source)]
-    if any(isinstance(a, Input) for a in (*places, *call.kwargs.values())):
+    positions = [a for i, a in enumerate(call.args) if i not in (0, source)]
+    if any(isinstance(a, Input) for a in (*positions, *call.kwargs.values())):
         raise NotAffine("where it writes depends on the input")
     inner_axis(replace(call, shapes=(call.shape,)), axis)
 
@@ -127,12 +127,12 @@ def _is_float(argument: Any) -> bool:
 
 @line_rule("assigned", caveat="`copy_` and assignment to a slice")
 def assigned(call: RecordedCall) -> Rule:
-    """Create the rule of a tensor with some elements overwritten, as `Recorder` records it."""
-    base, value, places, source = call.args
+    """Create the rule for assignment to some elements of a tensor, as recorded by `Recorder`."""
+    base, value, target, source = call.args
 
     def put(base: Tensor, value: Tensor, count: int) -> Tensor:
         flat = repeat_samples(base, count).reshape(count, -1).clone()
-        columns, source_columns = places.to(flat.device), source.to(flat.device)
+        columns, source_columns = target.to(flat.device), source.to(flat.device)
         flat[:, columns] = repeat_samples(value, count).reshape(count, -1)[:, source_columns]
         result: Tensor = flat.reshape(count, *call.shape[1:])
         return result
@@ -165,7 +165,7 @@ def concatenation(call: RecordedCall) -> Rule:
                 error, size = error.unsqueeze(axis), (*size[:axis], 1, *size[axis:])
             if error.ndim == output.ndim:
                 parts.append((error, size))
-        # Along the other axes, the largest size of any part.
+        # Along the other axes, use the maximum size over all parts.
         shape = [max(e.shape[i] for e, _ in parts) for i in range(output.ndim)]
         shape[0] = len(output)
         return torch.cat(
@@ -192,7 +192,7 @@ def padding(call: RecordedCall) -> Rule:
     pads = list(call.argument(1, "pad"))
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        # The padding is exact; a bound of size 1 along an axis is not padded there.
+        # The padding is exact. A bound is not padded along axes where it is broadcast.
         bound_pads = [*pads]
         for i in range(len(pads) // 2):
             axis = output.ndim - 1 - i
