@@ -1,6 +1,6 @@
-"""The shared instrumentation: the interface of probes, and the probes of nlbench.
+"""The shared instrumentation: the interface for probes, and nlbench's own probes.
 
-A probe is a way to observe a model. Each sub-package is one; a plugin adds its own through the
+A probe is a way to observe a model. Each sub-package is a probe; plugins add more through the
 entry-point group ``nlbench.probes``. Importing this package does not import PyTorch.
 """
 

@@ -24,7 +24,7 @@ OnStep = Callable[[], None]
 
 
 class Listener(Protocol):
-    """A measure's interface for probes; its errors don't reach the probe."""
+    """The interface through which probes update a measure; its errors don't reach the probe."""
 
     def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
         """Add one observation.
@@ -33,8 +33,8 @@ class Listener(Protocol):
         ----------
         observation : object
         order : tuple of int, optional
-            Position of the observation, where several threads update the same listener.
-            Only for measures that declare `Measure.independent_sites`.
+            Position of the observation, if several threads update the same listener.
+            Passed only to measures that declare `Measure.independent_sites`.
         """
 
 
@@ -43,7 +43,7 @@ class Samples(Protocol):
 
     @property
     def inputs(self) -> Tensor:
-        """Inputs (n, ...); only the first samples of a stream that doesn't fit into memory."""
+        """Inputs (n, ...); only the first samples if a stream doesn't fit into memory."""
 
     @property
     def images(self) -> Tensor | None:
@@ -66,23 +66,23 @@ class Samples(Protocol):
         """
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
-        """Yield the samples that can be read again, in order, with their labels or None."""
+        """Yield the samples that can be read more than once, in order, with labels or None."""
 
     def shuffled(self, limit: int) -> Iterable[Tensor]:
-        """Yield all samples in a random order, the same at each call."""
+        """Yield all samples in a random order, which is the same for each call."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a probe; none of them changes a number.
+    """Resources for a probe, which don't affect its observations.
 
     Parameters
     ----------
     device : torch.device
     memory : int or None
-        Bytes that may be used in addition to the model; None: half of the free memory.
+        Bytes that may be used in addition to the model; None for half of the free memory.
     fitting_sizes : mutable mapping
-        Batch sizes known to fit into memory, by model and purpose; shared by the passes of a run.
+        Batch sizes known to fit into memory, by model and purpose; shared within a run.
     threads : int, optional
         Number of threads for measures that can use several; by default it depends on the device.
     """
@@ -94,7 +94,7 @@ class Resources:
 
 
 class Probe(ABC):
-    """A way to observe a model. It passes its observations to the measures that declare it.
+    """A way to observe a model, which passes observations to the measures that declare it.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Probe(ABC):
     options : mapping of str to Option
         Options, set as ``--set NAME.OPTION=VALUE`` and shared by all its measures.
     follows : mapping of str to str
-        Options whose default is the value set for another probe's option.
+        Options that default to the value set for another probe's option.
     shows_on_cpu : bool
         True if observations are always on the CPU.
 
@@ -113,7 +113,7 @@ class Probe(ABC):
     --------
     >>> class Parameters(Probe):
     ...     '''Shows each parameter once.'''
-    ...     name, description = "parameters", "the parameters, one by one"
+    ...     name, description = "parameters", "the parameters, one at a time"
     ...     def observe(self, model, samples, options, listeners, *, resources, step, facts):
     ...         for parameter in model.named_parameters():
     ...             for listener in listeners:
@@ -139,33 +139,33 @@ class Probe(ABC):
         Parameters
         ----------
         samples : int or None
-            Number of samples; None if that isn't known yet.
+            Number of samples; None if not yet known.
         options : mapping of str to value
 
         Raises
         ------
         nlbench.RequestError
-            With the name of the option.
+            If an option is invalid; the message names it.
         """
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return the number of samples of a stream to keep in memory as `Samples.inputs`.
+        """Return the number of samples from a stream to keep in memory as `Samples.inputs`.
 
-        A probe that uses `Samples.batches` needs only one.
+        A probe that uses `Samples.batches` requires only one.
         """
         return 512
 
     def defaults(self, inputs: Tensor) -> ProbeOptions:
-        """Return the defaults for a user's own inputs, where they differ from `options`."""
+        """Return the defaults for a user's own inputs that differ from those in `options`."""
         return {}
 
     def forecast(
         self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
     ) -> str:
-        """Predict in one line what `observe` will cost, for a dry run; empty if unknown.
+        """Predict the cost of `observe` in one line, for a dry run; empty if unknown.
 
-        The subject is loaded only for probes that override this method. It should cost little
-        compared with an observation, and raises the errors of `observe`.
+        The subject is loaded only for probes that override this method. A prediction should cost
+        little compared with an observation, and raise the same errors.
         """
         return ""
 
@@ -186,18 +186,18 @@ class Probe(ABC):
         Parameters
         ----------
         model : torch.nn.Module
-            In evaluation mode, on `resources`' device; left unchanged.
+            In evaluation mode, on the device in `resources`; must be left unchanged.
         samples : Samples
         options : mapping of str to value
-            All of `options`, resolved.
+            Values for all of `options`.
         listeners : sequence of Listener
         resources : Resources
         step : callable
-            Called `steps` times.
+            To be called `steps` times.
         facts : dict
             Receives facts for the record: the number of ``samples`` or ``segments``; ``remarks``
-            by place and a ``remark`` on the whole, which are printed next to the numbers; and
-            any other fact that a reader of the numbers needs.
+            keyed by place and an overall ``remark``, which are printed next to the results; and
+            any other facts needed to interpret the results.
 
         Raises
         ------
@@ -219,7 +219,7 @@ class LazyProbe(Probe):
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """See `Probe.observe`."""
-        # Imported here, since a run is planned without PyTorch.
+        # Imported here, since planning a run must not import PyTorch.
         from nlbench.introspection.precision import exact_by_default
 
         home = import_module(self.home)

@@ -1,4 +1,4 @@
-"""The probe `sites`: input and output of every activation call.
+"""The probe `sites`: inputs and outputs of all activation calls.
 
 `observation` runs the batches, `intercept` intercepts the calls, `roles` determines their roles,
 and `reduce` turns an activation into the (n, d) that measures receive.
@@ -18,7 +18,7 @@ from .site import Site as Site
 from .site import SiteBatch as SiteBatch
 
 if TYPE_CHECKING:
-    # A run is planned without PyTorch, which observing needs.
+    # Planning a run must not import PyTorch, which observing requires.
     from .observation import list_sites as list_sites
     from .observation import observe_sites as observe_sites
 

@@ -1,8 +1,8 @@
-"""Float64 copies of float32 networks, for sites that float32 does not resolve.
+"""Float64 copies of float32 networks, for sites where float32 is not precise enough.
 
 The rounding error of a column depends on everything that it was computed from: the sum of a large
 offset and a small difference is rounded at the scale of the offset, even if the offset is
-subtracted later. Only a pass in float64 reveals it, so the first samples are run in both types.
+subtracted later. Only a forward pass in float64 reveals it, so a few samples are run in both types.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from nlbench.introspection.random_state import preserve_rng_state, rng_state
 from .observation import observe_sites
 from .site import SiteBatch
 
-# Square root of noise variance over variance, each summed over the columns of a side. Affinity, the
-# most sensitive measure, changes by at most as much.
+# Square root of noise variance divided by variance, each summed over the columns of a side. This
+# bounds the change in affinity, the most sensitive measure.
 MAX_POOLED_NOISE = 3e-4
 
-# Mean over columns of noise variance over variance, capped at 1. R² changes by about as much.
+# Mean over columns of noise variance divided by variance, capped at 1. R² changes by about as much.
 MAX_MEAN_NOISE = 1e-4
 
-# Noise in bin widths of `entropy`, which is the share of features that may change bins.
+# Noise relative to the bin width of `entropy`; about this fraction of features may change bins.
 MAX_BIN_NOISE = 1e-2
 
-# A column is constant if its range is at most this many roundings of its largest magnitude.
+# A column counts as constant if its range is at most this many eps of its maximum magnitude.
 MAX_CONSTANT_ROUNDINGS = 8
 
 # The rows (k, d) of input and output at each site.
@@ -42,24 +42,24 @@ _Rows = dict[str, tuple[Tensor, Tensor]]
 def float64_copy_if_needed(
     model: nn.Module, first_samples: Tensor, options: Mapping[str, Any], facts: dict[str, Any]
 ) -> tuple[nn.Module | None, list[str]]:
-    """Return a float64 copy of a model if float32 does not resolve some of its sites.
+    """Return a float64 copy of a model if float32 is not precise enough at some sites.
 
     Parameters
     ----------
     first_samples : tensor of shape (k, ...)
-        At most `COMPARED_SAMPLES`. Two of them also run in float64, so a comparison needs two.
+        At most `COMPARED_SAMPLES`. The first two also run in float64; no copy is made for fewer.
     options : mapping
-        Arguments of `observe_sites`.
+        Keyword arguments for `observe_sites`.
     facts : dict
-        Gets the reason as ``not_compared_with_float64`` if a float32 model can't be compared.
+        Receives the reason as ``not_compared_with_float64`` if a float32 model can't be compared.
 
     Returns
     -------
     copy : torch.nn.Module or None
-        None if all sites are resolved. Networks in other types, and float32 networks in TF32 or
+        None if float32 is sufficient. Networks of other types, and float32 networks in TF32 or
         under autocast, are measured as they are.
     sites : list of str
-        Names of the sites that are not resolved.
+        Names of the sites where float32 is not sufficient.
     """
     device = first_samples.device
     if len(first_samples) < 2 or not _computes_in_float32(model, first_samples):
@@ -74,7 +74,7 @@ def float64_copy_if_needed(
                 facts["not_compared_with_float64"] = "the network draws random numbers"
                 return None, []
     except Exception as error:
-        # The pass over all samples raises it again, unless only so few samples cause it.
+        # The pass over all samples raises it again, unless only the small batch causes it.
         facts["not_compared_with_float64"] = str(error).partition("\n")[0]
         return None, []
     # A copy that fills the device would leave no memory to run the model.
@@ -87,7 +87,7 @@ def float64_copy_if_needed(
             pair = pair.double() if pair.is_floating_point() else pair
             exact = _rows_at_sites(copy, pair, options)
     except Exception as error:
-        # Any operation may lack float64, and the copy may not fit into memory.
+        # An operation may not support float64, or the copy may not fit into memory.
         facts["not_compared_with_float64"] = str(error).partition("\n")[0]
         return None, []
     sites = unresolved_sites(rows, exact, other_rows)
@@ -122,7 +122,7 @@ def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
     rows, exact : mapping of str to pair of tensors of shape (k, d)
         Input and output in float32 and in float64.
     others : mapping of str to pair of tensors of shape (m, d)
-        Input and output of other samples in float32, since two samples may be close by chance.
+        Input and output for other samples in float32, since two samples may be close by chance.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     if not varies.any():
         return True
     errors = values.double() - exact
-    # An error that all samples share changes no score.
+    # An error common to all samples changes no score.
     noise, variance = errors.var(0), pooled.var(0)
     if noise.sum() > MAX_POOLED_NOISE**2 * variance.sum():
         return False
@@ -159,7 +159,7 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     low, high = exact.aminmax(dim=1)
     bins = (high - low) / exact.shape[1]
     differs = _varies(exact.T, torch.finfo(exact.dtype).eps)
-    # The smallest feature is the origin of the bins.
+    # The bins start at the minimum feature.
     deviations = (errors - errors.mean(1, keepdim=True)).square().mean(1).sqrt()
     return bool((deviations <= MAX_BIN_NOISE * bins)[differs].all())
 

@@ -1,7 +1,7 @@
 """Intercept the activation calls of a forward pass.
 
 PyTorch's function override reports each call of a function or tensor method exactly once, wherever
-it is made, including in-place calls and calls by reused modules. No module is called again.
+it is made, including in-place calls and calls by reused modules. No module is run a second time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 from .rows import PositionSelector
 
-# Activations that multiply the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
+# Activations whose output multiplies the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
 GATED_UNITS = ("gelu", "relu", "silu")
 
 
@@ -39,14 +39,14 @@ class CapturePolicy:
     ----------
     reduction : {"spatial", "flatten", "published"}
     functions : mapping of str to callable
-        Maps the whole tensor to one number per sample.
+        Functions that map the unreduced tensor to one number per sample.
     attention : bool
         Include softmaxes.
     selects : callable
-        Maps name and kind of a call to True if it may be selected; the kind is None while it is
-        not known.
+        Returns True if a call with the given name and kind may be selected; the kind is None
+        while it is unknown.
     positions : PositionSelector
-        Selects the positions that count, and makes them rows if rows are tokens.
+        Selects the positions to include, each of which is a row if rows are tokens.
     """
 
     reduction: str = "spatial"
@@ -56,7 +56,7 @@ class CapturePolicy:
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
 
     def capture(self, tensor: Tensor, axis: int) -> Side:
-        """Reduce a tensor, batch first, with channels along an axis."""
+        """Reduce a batch-first tensor with channels along `axis`."""
         return capture(tensor, axis, self.reduction, self.functions, self.positions)
 
 
@@ -67,11 +67,11 @@ class PendingCall:
     Parameters
     ----------
     side : Side or None
-        Its input; None if the call is not selected.
+        Input of the call; None if the call is not selected.
     batch : int or None
-        Batch axis of the tensor; None if it is made of constants and has none.
+        Batch axis of the input; None if it is computed from constants only.
     axis : int
-        Channel axis, with the batch axis moved to 0.
+        Channel axis after the batch axis is moved to 0.
     shape : tuple of int
         Shape of one sample.
     assumed : bool
@@ -95,14 +95,14 @@ class SiteCall:
     Parameters
     ----------
     pending : PendingCall
-        Its input.
+        The call before its output was known.
     y : Side or None
-        Its output; None if the call is not selected.
+        Output of the call; None if the call is not selected.
     role : {"activation", "gate", "attention", "softcap"}
     trackers : list of GateTracker or RoleTracker
-        They determine the role if it depends on how the output is used.
+        Trackers that determine the role if it depends on how the output is used.
     problem : str
-        Reason why the call has no numbers; empty if it has some.
+        Reason why the call can't be measured; empty if it can.
     """
 
     site: SiteName
@@ -143,9 +143,9 @@ class CallInterceptor(SiteNames):
     Parameters
     ----------
     on_call : callable
-        Called with each activation call, in order, as soon as its role is final.
+        Called with each activation call, in order, once its role is final.
     on_unseen : callable
-        Called at each pass with a description of each activation that can't be intercepted.
+        Called with a description of each activation that can't be intercepted, in each pass.
     """
 
     def __init__(
@@ -163,13 +163,13 @@ class CallInterceptor(SiteNames):
     def _reset(self, *inputs: Tensor) -> None:
         constants = itertools.chain(self.model.parameters(), self.model.buffers())
         self.begin(*inputs, constants=constants if inputs else ())
-        # Calls whose role, or whose predecessor's, is not final.
+        # Calls to report once their roles and those of all earlier calls are final.
         self._waiting: deque[SiteCall] = deque()
         self._handwritten: dict[int, _HandwrittenState] = {}
         self._gates = GateRoles()
         self._logits = LogitRoles()
         self._unseen = UnseenActivations()
-        # Hooks run in this mode too, but the probe's own computations are not the model's.
+        # True while the probe itself computes, since hooks also run in this mode.
         self._paused = False
 
     def run(self, inputs: Tensor) -> None:
@@ -201,8 +201,8 @@ class CallInterceptor(SiteNames):
             output = self._attend(call) if is_attention else call.run()
             self.follow(call, output)
             if hides == "activations":
-                number = hidden_calls(call)
-                calls = f" ({number} calls)" if number else ""
+                count = hidden_calls(call)
+                calls = f" ({count} calls)" if count else ""
                 self._on_unseen(f"{call.name} of {self._path_or_model}{calls}")
             return output
         site, source = self.name(kind), call.input
@@ -272,7 +272,7 @@ class CallInterceptor(SiteNames):
         )
 
     def _problem_of_logits(self, logits: Tensor) -> str:
-        """Return the reason why a softmax on these logits has no numbers; empty if it has some."""
+        """Return the reason why a softmax of logits can't be measured; empty if it can."""
         self._paused, before = True, self._paused
         try:
             is_masked = bool((logits <= torch.finfo(logits.dtype).min / 2).any())
@@ -281,9 +281,9 @@ class CallInterceptor(SiteNames):
         return "masked logits have no mean" if is_masked else ""
 
     def _axes(self, x: Tensor, label: str) -> tuple[int | None, int, bool]:
-        """Return batch axis, channel axis, and True if the latter is assumed."""
+        """Return the batch axis, the channel axis, and True if the latter is assumed."""
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
-            # It is the same for all samples, and counts as one.
+            # The tensor is the same for all samples, and counts as one sample.
             return None, x.ndim - 1, False
         try:
             return self.layouts.of(x)
@@ -306,8 +306,8 @@ class CallInterceptor(SiteNames):
         handwritten = self.handwritten
         if handwritten is None or self.policy.selects(label, kind):
             return self.policy.selects(label, kind)
-        # Inside a handwritten activation the call may turn out to be the module's only operation:
-        # it then has the module's name, and a kind that is still unknown.
+        # Inside a handwritten activation, the call may turn out to be the module's only operation.
+        # It then has the module's name and a kind that is still unknown.
         return self.policy.selects(self.next(self._paths[handwritten.module]), None)
 
     def _add(self, call: SiteCall) -> None:
@@ -323,7 +323,7 @@ class CallInterceptor(SiteNames):
         )
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
-        """Capture the input of a possible handwritten activation, which may overwrite it."""
+        """Capture the input of a possible handwritten activation before it can be overwritten."""
         self._state_of(handwritten).pending = self._begin(
             handwritten.source, self._paths[handwritten.module], None
         )

@@ -28,9 +28,9 @@ from .shared import SharedAccess, SharedBatch
 from .site import Site, SiteBatch
 
 QUEUE_BYTES = 2**28
-"""Bytes of observations that may wait for the measures."""
+"""Maximum size in bytes of the observations queued for the measures."""
 
-# A batch of a site, and a function that waits until it has been copied from the device.
+# A batch at one site, and a function that waits until it has been copied from the device.
 _Item = tuple[SiteBatch, Callable[[], None]]
 
 
@@ -45,12 +45,12 @@ def observe(
 ) -> None:
     """Pass every activation call of a subject to the measures, batch by batch.
 
-    The measures work on the CPU in separate threads, while the network computes the next
-    observation. Each gets its own copies, in the same order with any number of threads. Network and
-    measures take turns in the first batch, and in all batches if the network or the source of the
-    samples draws from the global random generators, which measures may use too. Several threads
-    share the sites only if every measure declares its sites independent. A float32 network is run
-    in float64 if float32 does not resolve some of its sites.
+    The measures run on the CPU in separate threads, while the network computes the next
+    observation. Each measure gets its own copies, in the same order for any number of threads. The
+    network and the measures run alternately in the first batch, and in all batches if the network
+    or the source of the samples uses the global random generators, which measures may also use.
+    Several threads share the sites only if every measure declares its sites independent. A float32
+    network is run in float64 if float32 is not precise enough at some sites.
     """
     sites: dict[str, Site] = {}
     rows: Counter[str] = Counter()
@@ -97,9 +97,9 @@ def observe(
 
     def batches(source: Iterable[Tensor], workers: BackgroundWorkers[_Item]) -> Iterator[Tensor]:
         before = rng_state(resources.device)
-        for number, batch in enumerate(source):
-            draws_nothing = number == 1 and rng_state(resources.device) == before
-            if draws_nothing and overlap_pays(resources.device):
+        for index, batch in enumerate(source):
+            rng_unused = index == 1 and rng_state(resources.device) == before
+            if rng_unused and overlap_pays(resources.device):
                 workers.set_limit(QUEUE_BYTES)
             batch = batch.to(resources.device)
             yield batch.double() if copy is not None and batch.is_floating_point() else batch
@@ -171,7 +171,7 @@ def _facts(
     if not (policy.tokens or options["reduction"] == "spatial"):
         notes.clear()
     for name, count in rows.items():
-        # Row counts differ for experts, which receive only the tokens routed to them. Activations
+        # Experts have fewer rows, since they receive only the tokens routed to them. Activations
         # independent of the input, such as position tables, have one row and need no note.
         if not policy.tokens and count not in (samples, 1):
             notes.setdefault(name, []).append(
@@ -194,7 +194,7 @@ def _abbreviate(names: Sequence[str], limit: int = 6) -> str:
 def _declared_functions(
     listeners: Sequence[Listener],
 ) -> tuple[Mapping[str, Function], Sequence[Mapping[str, str]]]:
-    """Collect the functions of unreduced tensors that the measures declare, each once."""
+    """Collect the functions that the measures declare in ``unreduced``, without duplicates."""
     key_of: dict[Function, str] = {}
     keys = []
     for listener in listeners:
@@ -204,7 +204,7 @@ def _declared_functions(
 
 
 def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
-    """Draw token rows, for a measure whose run time is superlinear in the number of rows."""
+    """Subsample token rows for a measure whose run time is superlinear in the number of rows."""
     if limit is None or observation.owners is None or len(observation.x) <= limit:
         return observation
     chosen = draw_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
@@ -235,10 +235,10 @@ def _bytes(item: _Item) -> int:
 
 
 def _to_host(observation: SiteBatch) -> _Item:
-    """Copy a batch to the CPU, where the measures compute.
+    """Copy a batch to the CPU, where the measures run.
 
-    Reduced activations are small, and the measures take many steps. On a GPU each step would launch
-    a kernel and often synchronise with the forward pass.
+    Reduced activations are small, and the measures take many steps. On a GPU, each step would
+    launch a kernel and often synchronise with the forward pass.
     """
     device = observation.x.device
     if device.type == "cpu":

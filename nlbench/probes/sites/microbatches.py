@@ -31,8 +31,8 @@ class Microbatches:
     ----------
     on_call : callable
         Called for each call with the call, its index, its input and its output on the whole
-        batch: immediately if the batch is not split, else during the last microbatch. A batch that
-        is restarted because memory ran out reports no call twice.
+        batch: immediately if the batch is not split, otherwise during the last microbatch. If a
+        batch is restarted because memory ran out, no call is reported twice.
     """
 
     def __init__(self, on_call: Callable[[SiteCall, int, Side | None, Side | None], None]) -> None:
@@ -46,8 +46,8 @@ class Microbatches:
         # Input and output at each site, for every microbatch so far.
         self._sides: dict[str, list[tuple[Side, Side]]] = {}
         first: list[CallIdentity] | None = None
-        for number, microbatch in enumerate(torch.split(batch, self._sizes)):
-            self._number, self.calls = number, []
+        for index, microbatch in enumerate(torch.split(batch, self._sizes)):
+            self._index, self.calls = index, []
             yield microbatch
             first = self.calls if first is None else first
             if self.calls != first:
@@ -63,7 +63,7 @@ class Microbatches:
         sides = self._sides.setdefault(call.name, [])
         if call.pending.side is not None and call.y is not None:
             sides.append((call.pending.side, call.y))
-        if self._number == len(self._sizes) - 1:
+        if self._index == len(self._sizes) - 1:
             del self._sides[call.name]
             if call.name not in self._reported:
                 self._reported.add(call.name)
@@ -83,7 +83,7 @@ class Microbatches:
             return join([x for x, _ in shifted]), join([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
         if len(self._sizes) == 1 or (not call.pending.sampled and set(rows) == {1}):
-            # Positional embeddings, for example, are the same row in all microbatches.
+            # A positional embedding, for example, is a single row, the same in all microbatches.
             return sides[0]
         rows_per_sample = {n / size for n, size in zip(rows, self._sizes, strict=False)}
         # The rows of a single sample may be tokens, with the samples on another axis.
@@ -107,15 +107,15 @@ def rows_at_sites(
     attention: bool,
     selects: Callable[[str, str | None], bool],
 ) -> dict[str, Tensor]:
-    """Return the reduced activations, with their norms, of some samples at the selected sites."""
+    """Return the reduced activations and their norms at the selected sites."""
     rows: dict[str, Tensor] = {}
 
     def add(call: SiteCall) -> None:
         for suffix, side in (("", call.pending.side), (" (output)", call.y)):
             if side is not None:
                 norm = side.function_results["norm"]
-                both = [side.reduced, norm[:, None]] if isinstance(norm, Tensor) else [side.reduced]
-                rows[call.name + suffix] = torch.cat(both, 1)
+                norms = [norm[:, None]] if isinstance(norm, Tensor) else []
+                rows[call.name + suffix] = torch.cat([side.reduced, *norms], 1)
 
     policy = CapturePolicy("spatial", {"norm": _norm}, attention, selects)
     interceptor = make_interceptor(policy, add)
@@ -125,7 +125,7 @@ def rows_at_sites(
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    """Compute the norm (n,) of each sample, which differs if samples exchange entries."""
+    """Compute the norm of each sample (n,), which changes if samples exchange entries."""
     wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
     norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
     return norms

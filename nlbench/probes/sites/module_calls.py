@@ -1,4 +1,4 @@
-"""Intercept the module calls of a forward pass, as `intercept` does activation calls."""
+"""Intercept the module calls of a forward pass, as `intercept` does for activation calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .modules import Place, find_places, place_hooks
 
 
 class ModuleInterceptor:
-    """Intercepts the calls of a model's places.
+    """Intercepts the module calls at a model's places.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class ModuleInterceptor:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Allow `run` to set hooks, and remove them on exit."""
+        """Allow `run` to register hooks, and remove them on exit."""
         self._has_places = False
         with ExitStack() as self._hooks:
             yield

@@ -1,8 +1,8 @@
 """Places that are module calls: blocks, their attention and MLPs, or any modules.
 
-Places are found by structure. Blocks are the members of the longest module list that keep the shape
-of their input. Inside a block, attention is the child that mixes positions and the MLP the child
-that does not. To tell them apart, some positions of a child's input are changed.
+Places are found by structure. Blocks are the members of the longest module list that preserve the
+shape of their input. Inside a block, attention is the child that mixes positions and the MLP the
+child that does not. To tell them apart, each child's input is changed at some positions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 
 from .places_and_rows import parse_places
 
-# A child mixes positions if a change of other positions changes its output at a position by more
-# than this many roundings of its largest output. In a mixture of experts, whose experts then get
-# different numbers of tokens, rounding alone changes the output.
+# A child mixes positions if changing some positions changes its output at the others by more than
+# this many eps of its maximum output. In a mixture of experts, rounding alone changes the output,
+# because the experts receive different numbers of tokens.
 MIXING_TOLERANCE_EPS = 2**10
 
-# Maximum depth of modules with a single child that are searched for attention and MLP.
+# Maximum number of nested single-child modules to search for attention and MLP.
 MAX_WRAPPERS = 3
 
 
@@ -45,7 +45,7 @@ class Axes:
     ----------
     batch : int
     channel : int
-        With the batch axis moved to 0.
+        Channel axis after the batch axis is moved to 0.
     assumed : bool
         True if no operation determines the channel axis.
     """
@@ -55,7 +55,7 @@ class Axes:
     assumed: bool = False
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as (n, positions, channels)."""
+        """Reshape a tensor to (n, positions, channels)."""
         moved = batch_first(tensor, self.batch).movedim(self.channel, -1)
         return moved.reshape(len(moved), -1, moved.shape[-1])
 
@@ -71,19 +71,19 @@ class Place:
         several children of its block is named after the first and the last: ``0.linear1..linear2``.
     kind : {"block", "mlp", "attention", "module"}
     module : torch.nn.Module
-        The module that takes the input.
+        The module that receives the input.
     last : torch.nn.Module
-        The module that returns the output, usually the same.
+        The module that returns the output, usually the same module.
     call : int
-        Number of the call of both modules in a forward pass, from 0.
+        Index of the call of each of the two modules in a forward pass, from 0.
     argument : int or str
-        Position or keyword of the input.
+        Position or keyword of the input among the arguments of `module`.
     result : int, str or None
-        Position or key of the output in what `last` returns; None if that is the tensor itself.
+        Position or key of the output in the return value of `last`; None if it is the whole value.
     before, after : Axes
-        Axes of input and output.
+        Axes of the input and the output.
     shape : tuple of int
-        Shape of one sample of the input.
+        Shape of one input sample.
     """
 
     name: str
@@ -98,18 +98,18 @@ class Place:
     shape: tuple[int, ...]
 
     def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        """Return the input among the arguments of `module`."""
+        """Return the input from the arguments of `module`."""
         key = self.argument
         tensor: Tensor = args[key] if isinstance(key, int) else kwargs[key]
         return tensor
 
     def output_of(self, returned: Any) -> Tensor:
-        """Return the output in what `last` returns."""
+        """Return the output from the return value of `last`."""
         tensor: Tensor = returned if self.result is None else returned[self.result]
         return tensor
 
     def with_output(self, returned: Any, output: Tensor) -> Any:
-        """Replace the output in what `last` returns."""
+        """Replace the output in the return value of `last`."""
         if self.result is None:
             return output
         if isinstance(returned, Mapping):
@@ -129,17 +129,17 @@ def place_hooks(
     enter: Callable[[Place, Tensor], Any],
     leave: Callable[[Place, Any, Tensor], None],
 ) -> Iterator[None]:
-    """Observe the inputs and outputs of places in a model's forward passes.
+    """Observe the inputs and outputs at a model's places in its forward passes.
 
     Parameters
     ----------
     places : sequence of Place
-        As `find_places` returns them.
+        Places returned by `find_places`.
     enter : callable
-        Maps a place and its input to a value for `leave`. The network may overwrite the input
-        later.
+        Called with a place and its input, which the network may overwrite later; returns a value
+        that is passed to `leave`.
     leave : callable
-        Called with a place, what `enter` returned, and the output.
+        Called with a place, the value returned by `enter`, and the output.
 
     Examples
     --------
@@ -187,20 +187,20 @@ def place_hooks(
 
 
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
-    """Find the places of a model, in order of call.
+    """Find the places in a model, in call order.
 
     Parameters
     ----------
     example : tensor of shape (n, ...)
-        Inputs of the model; two samples are enough.
+        Inputs for the model; two samples are enough.
     of : str
-        Kinds of places, separated by commas: ``blocks``, ``mlp``, ``attention`` or
-        ``modules:GLOB``, with a glob over paths of modules.
+        Comma-separated kinds of places: ``blocks``, ``mlp``, ``attention`` or ``modules:GLOB``,
+        where the glob matches module paths.
 
     Raises
     ------
     nlbench.Undefined
-        If there are no such places.
+        If the model has no places of these kinds.
     nlbench.RequestError
         If `of` is invalid, a glob matches no module, or the model can't be observed.
 
@@ -239,7 +239,7 @@ def _places_of(
         )
     if name == "blocks":
         return [(call.index, call.place("block")) for call in blocks]
-    # In convolutional blocks every layer may mix positions.
+    # In convolutional blocks, every layer may mix positions.
     blocks = [call for call in blocks if call.has_tokens]
     parts = _parts(model, example, calls, blocks) if blocks else []
     places = [(index, place) for index, place in parts if place.kind == name]
@@ -266,7 +266,7 @@ def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[
 
 @dataclass(eq=False)
 class _Call:
-    """One call of a module in a pass."""
+    """One call of a module in a forward pass."""
 
     path: str
     module: nn.Module
@@ -287,8 +287,8 @@ class _Call:
         return self.before is not None and self.after is not None
 
     @property
-    def keeps_shape(self) -> bool:
-        """True if input and output have the same shape, with positions."""
+    def preserves_shape(self) -> bool:
+        """True if input and output have the same shape, including positions."""
         return self.is_usable and self.shapes[0] == self.shapes[1] and len(self.shapes[0]) > 2
 
     @property
@@ -318,11 +318,11 @@ class _Call:
         ]
 
     def is_inside(self, others: set[_Call]) -> bool:
-        """Return True if one of the other calls makes this call, directly or not."""
+        """Return True if one of the other calls makes this call, directly or indirectly."""
         return self.parent is not None and (self.parent in others or self.parent.is_inside(others))
 
     def place(self, kind: str, last: _Call | None = None) -> Place:
-        """Return the place from this call to the last one, by default of this call alone."""
+        """Return the place that spans this call to `last`, or this call alone by default."""
         last = last or self
         assert self.before is not None
         assert last.after is not None
@@ -375,7 +375,7 @@ class _AxisTracker(TorchFunctionMode):
 
 
 def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
-    """Run the model, and return all calls of its modules in order."""
+    """Run the model and return the calls of its modules in order."""
     calls: list[_Call] = []
     running: list[_Call] = []
     counts: Counter[nn.Module] = Counter()
@@ -404,7 +404,7 @@ def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
 
 @contextmanager
 def _hooks(modules: Any, enter: Callable[..., Any], leave: Callable[..., Any]) -> Iterator[None]:
-    """Set hooks right around the forward methods of modules."""
+    """Register hooks immediately around the forward methods of modules."""
     enter, leave = _in_this_thread(enter), _in_this_thread(leave)
     with ExitStack() as stack:
         for module in modules:
@@ -414,7 +414,7 @@ def _hooks(modules: Any, enter: Callable[..., Any], leave: Callable[..., Any]) -
 
 
 def _in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that ignores calls in other threads, where the model may run as well."""
+    """Return a hook that ignores calls in other threads, where the model may also run."""
     thread = threading.get_ident()
     return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
@@ -431,7 +431,7 @@ def _record_output(call: _Call, returned: Any, mode: _AxisTracker) -> None:
     shape, before = call.inputs[call.argument]
     after = mode.axes(output)
     if before is not None and after is not None and shape == output.shape:
-        # What determines the axes of one also determines those of the other.
+        # The axes determined for one of the two tensors also apply to the other.
         before, after = (after, after) if before.assumed else (before, before)
     call.shapes, call.before, call.after = (shape, output.shape), before, after
 
@@ -458,12 +458,12 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
-    """Return the members of the longest module list, and those of similar lists."""
+    """Return the calls of the members of the longest module list and of similar lists."""
     modules = dict(model.named_modules())
     candidates = [
         call
         for call in calls
-        if call.keeps_shape
+        if call.preserves_shape
         and call.is_composite
         and isinstance(modules.get(call.path.rpartition(".")[0]), _LISTS)
         and call.path
@@ -481,13 +481,13 @@ def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
             lists[call.path.rpartition(".")[0]].append(call)
     if not lists:
         return []
-    # Of equally long lists, take the outermost, whose members are called first.
+    # Among equally long lists, take the outermost, whose members are called first.
     longest = max(lists.values(), key=_largest_class_count)
     classes, reference = {type(call.module) for call in longest}, longest[0]
     chosen = {call for member in lists.values() for call in member if type(call.module) in classes}
     chosen = {call for call in chosen if not call.is_inside(chosen)}
     for members in lists.values():
-        # Lists of the same width are included, such as the decoder's next to the encoder's.
+        # Include lists of the same width, such as a decoder's in addition to an encoder's.
         is_stack = len(reference.shapes[0]) == 3 and all(
             len(c.shapes[0]) == 3 and c.width == reference.width and not c.is_inside(chosen)
             for c in members
@@ -514,7 +514,7 @@ def _parts(
     level = {block: block for block in blocks}
     for depth in range(MAX_WRAPPERS):
         composite = {
-            block: [c for c in children[inner] if c.keeps_shape and c.is_composite]
+            block: [c for c in children[inner] if c.preserves_shape and c.is_composite]
             for block, inner in level.items()
         }
         members = [call for part in composite.values() for call in part]
@@ -526,7 +526,7 @@ def _parts(
             if has_both or depth == 0:
                 parts_of_block[block] = parts
             if not has_both and len(composite[block]) == 1:
-                # The only child may hold both.
+                # The only child may contain both.
                 wrapped[block] = composite[block][0]
         level = wrapped
     return [part for parts in parts_of_block.values() for part in parts]
@@ -568,8 +568,8 @@ def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[
 def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
     """Return the calls in which a position of the output depends on other positions.
 
-    A second pass changes the first half of the positions of every input, and compares the outputs
-    at the other half. Each call still returns its first output, so later calls are not affected.
+    A second pass changes the first half of the positions in every input, and compares outputs at
+    the other half. Each call still returns its output from the first pass, for the calls after it.
     """
     call_of = {(call.module, call.number): call for call in calls}
     outputs: dict[_Call, Tensor] = {}
@@ -592,7 +592,7 @@ def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> 
             assert call.before is not None
             if batch_first(value, call.before.batch).shape[call.before.channel] != width:
                 return value
-            # An input that is passed as query, key and value stays one tensor.
+            # An input that is passed as query, key and value remains a single tensor.
             return changed.setdefault(id(value), _changed_half(value, call.before))
 
         return tuple(map(change, args)), {key: change(value) for key, value in kwargs.items()}
@@ -618,7 +618,7 @@ def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> 
 
 
 def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:
-    """Return a copy with other values at the first half of the positions."""
+    """Return a copy with different values at the first half of the positions."""
     moved = batch_first(tensor.clone(), axes.batch).movedim(axes.channel, -1)
     rows = moved.reshape(len(moved), -1, moved.shape[-1]).clone()
     half = -(-rows.shape[1] // 2)
@@ -628,7 +628,7 @@ def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:
 
 
 def _differs(rows: Tensor, before: Tensor) -> bool:
-    """Return True if the second half of the positions of an output (n, p, d) differs."""
+    """Return True if outputs (n, p, d) differ at the second half of the positions."""
     half = -(-rows.shape[1] // 2)
     values, expected = (part[:, half:].nan_to_num() for part in (rows, before))
     if not values.numel():

@@ -50,22 +50,22 @@ def observe_sites(
     """Run a model over batches and report every activation call.
 
     The model runs in evaluation mode, once per batch, and is restored afterwards, even after an
-    error. No full activation is kept. The output equals that of an unobserved pass bit for bit
-    (for transformer layers: without PyTorch's fused fast path), provided that the batch fits into
-    memory. A batch that does not is run in microbatches, and each site is still reported once.
+    error. No full activation is kept. The output equals that of an unobserved forward pass bit for
+    bit (for transformer layers, without PyTorch's fused fast path), if the batch fits into memory.
+    A batch that doesn't fit is run in microbatches, and each site is still reported once.
 
     Parameters
     ----------
     batches : iterable of tensor
-        Inputs of the model, on its device.
+        Inputs for the model, on its device.
     on_observation : callable
-        Called with a `SiteBatch` for each batch of each site, in order of call.
+        Called with a `SiteBatch` for each batch at each site, in call order.
     of : str
         ``activations``, or other places; see `nlbench.probes.sites.modules.find_places`.
     rows : str
         See `nlbench.probes.sites.places_and_rows.RowPolicy.parse`.
     skip : int
-        Number of first positions of each sample to leave out.
+        Number of leading positions to omit from each sample.
     reduction : {"spatial", "flatten", "published"}
         See `nlbench.probes.sites.reduce.reduce_site`.
     select : str
@@ -74,16 +74,16 @@ def observe_sites(
         Include softmaxes.
     functions : mapping of str to callable, optional
         Functions that reduce an activation (n, ...) to one number per sample (n,). They may be
-        called on part of the samples. Their results are ``SiteBatch.unreduced``.
+        called on some of the samples. Their results are ``SiteBatch.unreduced``.
     memory : int, optional
-        Memory limit of a forward pass in bytes. Two samples are run first to estimate how many fit.
+        Memory limit for a forward pass in bytes. Two samples are run first to see how many fit.
     fitting_sizes : mutable mapping, optional
-        Cache of the number of samples that fit, for later passes.
+        Cache for the number of samples that fit into memory, used by later calls.
     on_unseen : callable, optional
         Called with a description of each activation that can't be intercepted: hidden in a fused
         kernel, such as an LSTM's, or written as elementary operations inside a larger module.
     on_undefined : callable, optional
-        Called with name and reason for each batch of a site that has no numbers.
+        Called with the site's name and the reason for each batch that can't be measured.
 
     Returns
     -------
@@ -152,9 +152,9 @@ class _SitePass:
         self._selection = selection
         self._on_observation, self._on_undefined = on_observation, on_undefined
         self._batch = -1
-        # Number of samples before the batch, and in it.
+        # Number of samples before the current batch, and in the current batch.
         self.first = self.samples = 0
-        # Names selected in the first batch; unknown until its end.
+        # Names selected in the first batch; None until it ends.
         self._selected: set[str] | None = None
         self._sites: dict[str, Site] = {}
         self._picked: set[str] = set()
@@ -163,7 +163,7 @@ class _SitePass:
         self.is_independent = False
 
     def may_select(self, name: str, kind: str | None) -> bool:
-        """Return True if a call may be at a selected site."""
+        """Return True if the site of a call may be selected."""
         if self._selected is not None:
             return name in self._selected
         return self._selection.may_take(name, kind)
@@ -239,10 +239,10 @@ def _observe_batch(
     limit: SampleLimit,
     check: Callable[[Tensor], Mapping[str, Tensor]],
 ) -> None:
-    """Run a batch, in smaller microbatches whenever memory runs out.
+    """Run a batch, using smaller microbatches whenever memory runs out.
 
-    Microbatches change a sample's results by rounding only: a convolution or a matrix product may
-    be summed in a different order for a different number of samples.
+    Microbatches change a sample's results only by rounding: a convolution or a matrix product may
+    sum in a different order for a different number of samples.
     """
 
     def attempt(size: int) -> None:
@@ -253,7 +253,7 @@ def _observe_batch(
         for microbatch in site_pass.microbatches.split(batch, size):
             interceptor.policy.positions.begin(first, len(microbatch))
             first += len(microbatch)
-            # A copy, since a first layer that works in place would change the caller's data.
+            # A copy, since a first layer that works in place would modify the caller's data.
             interceptor.run(microbatch.clone())
 
     first_size = min(limit.limit or len(batch), len(batch))
@@ -265,7 +265,7 @@ def _observe_batch(
 def list_sites(
     model: nn.Module, example: Tensor, *, attention: bool = False, of: str = "activations"
 ) -> list[Site]:
-    """List the sites of a model, in order of call.
+    """List the sites in a model, in call order.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def list_sites(
 
 
 def channel_note(sites: Iterable[Site]) -> str:
-    """Describe the sites whose channel axis is assumed; empty if there is none.
+    """Describe the sites whose channel axis is assumed; return "" if there are none.
 
     Examples
     --------

@@ -1,7 +1,4 @@
-"""Parsers of the options ``sites.of`` and ``sites.rows``, without PyTorch.
-
-`probe` declares the options.
-"""
+"""Parsers for the options ``sites.of`` and ``sites.rows``, without PyTorch."""
 
 from __future__ import annotations
 
@@ -17,19 +14,20 @@ ROWS = ("auto", "samples", "tokens", "tokens:K", "last")
 
 
 def parse_places(of: str) -> tuple[str, ...]:
-    """Parse the value of ``sites.of``: names of `PLACES`, separated by commas.
+    """Parse the value of ``sites.of``: comma-separated names from `PLACES`.
 
     Raises
     ------
     nlbench.RequestError
-        For an unknown name, or activations together with others.
+        If a name is unknown, or if ``activations`` is combined with other names.
     """
     names = tuple(name.strip() for name in of.split(",") if name.strip())
     for name in names:
         if name not in PLACES[:-1] and not (name.startswith("modules:") and name[8:]):
             raise RequestError(f"sites.of: unknown '{name}'{nearest(name, PLACES)}")
     if not names or ("activations" in names and len(names) > 1):
-        raise RequestError(f"sites.of: '{of}', expected activations alone or others of {PLACES}")
+        others = ", ".join(PLACES[1:])
+        raise RequestError(f"sites.of: '{of}', expected activations alone, or some of {others}")
     return names
 
 
@@ -40,13 +38,13 @@ class RowPolicy:
     Parameters
     ----------
     tokens : bool
-        A row is a position of a sample; otherwise it is a sample.
+        True if each row is one position of a sample; otherwise each row is a sample.
     count : int or None
-        Number of positions to draw from each sample; None: all.
+        Number of positions to draw from each sample; None for all.
     last : bool
-        Take the last position of each sample only.
+        Use only the last position of each sample.
     skip : int
-        Number of first positions to leave out.
+        Number of leading positions to omit.
     """
 
     tokens: bool = False
@@ -56,12 +54,12 @@ class RowPolicy:
 
     @classmethod
     def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
-        """Parse ``sites.rows``; with ``auto``, activations and modules have a row per sample.
+        """Parse ``sites.rows``; with ``auto``, activations and modules have one row per sample.
 
         Raises
         ------
         nlbench.RequestError
-            For an unknown value.
+            If the value is unknown.
 
         Examples
         --------

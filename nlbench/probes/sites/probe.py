@@ -12,7 +12,7 @@ from .places_and_rows import RowPolicy, parse_places
 from .select import Selection
 
 COMPARED_SAMPLES = 4
-"""Number of samples that are run first, to test whether float32 resolves their differences."""
+"""Number of samples that are run first, to test whether float32 is precise enough."""
 
 
 class Sites(LazyProbe):
@@ -33,7 +33,7 @@ class Sites(LazyProbe):
             "rows (n, d) of a place: samples, tokens, tokens:K drawn from each sample, or last; "
             "auto: tokens for blocks, mlp and attention, else samples",
         ),
-        "skip": Option(0, "first positions of each sample to leave out", minimum=0, maximum=1e9),
+        "skip": Option(0, "leading positions to omit from each sample", minimum=0, maximum=1e9),
         "reduction": Option(
             "spatial",
             "reduction of a site's tensor to (n, d)",
@@ -61,9 +61,9 @@ class Sites(LazyProbe):
         RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return the number of samples that are run first, before all are run in batches."""
+        """Return the number of samples to run before all samples are run in batches."""
         return COMPARED_SAMPLES
 
 
 SITES = Sites()
-"""Input and output of every activation call."""
+"""The registered instance."""

@@ -20,7 +20,7 @@ def _spatial(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    # Summed in the wider type without a copy of the whole tensor.
+    # Sums in the wider type without copying the whole tensor.
     return tensor.mean(axes, dtype=_reduced_type(tensor))
 
 
@@ -55,16 +55,16 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
     ----------
     tensor : tensor of shape (n, ...)
     axis : int
-        Axis of the channels, for ``spatial``.
+        Channel axis, used by ``spatial``.
     reduction : {"spatial", "flatten", "published"}
-        ``spatial``: mean over all positions or tokens. ``flatten``: flatten all axes but the
-        batch. ``published``: mean over the last two axes of a 4-D tensor or the last axis of a
-        3-D tensor, regardless of their meaning, as in the affinity paper's code.
+        ``spatial``: mean over all positions or tokens. ``flatten``: flatten all axes except the
+        batch axis. ``published``: mean over the last two axes of a 4-D tensor or the last axis of
+        a 3-D tensor, regardless of their meaning, as in the affinity paper's code.
 
     Returns
     -------
     tensor of shape (n, d)
-        At least single precision, and never a view, which an in-place activation would change.
+        In at least single precision. Never a view, which an in-place activation would modify.
 
     Raises
     ------
@@ -89,8 +89,8 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
 
 Function = Callable[[Tensor], Tensor]
 
-# Maximum bytes of an activation that a function is applied to at once. Its intermediate results
-# then stay small, and in a CPU's cache.
+# Maximum size in bytes of the part of an activation that a function is applied to at once. It keeps
+# intermediate results small, and in the cache of a CPU.
 _CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**22, 2**28
 
 
@@ -104,9 +104,9 @@ class Side:
     function_results : mapping of str to tensor of shape (n,) or Exception
         Result of each function on the unreduced tensor, or its error.
     owners : tensor of shape (rows,), optional
-        Index of the sample of each row, if rows are tokens.
+        Sample index for each row, if rows are tokens.
     rounding : float
-        Relative error of the entries if their type is narrower than float32, else 0.
+        Relative error of the entries if the activation's type is narrower than float32, else 0.
     """
 
     reduced: Tensor
@@ -128,9 +128,9 @@ def capture(
     ----------
     tensor : tensor of shape (n, ...)
     functions : mapping of str to callable
-        Maps the tensor, or some of its samples, to one number per sample.
+        Functions that map the tensor, or some of its samples, to one number per sample.
     positions : PositionSelector, optional
-        Positions that count, by default all.
+        Selects the positions to include, by default all.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def capture(
     """
     selected = None if positions is None else positions.select(tensor, axis)
     if selected is not None and tensor.ndim > 0:
-        return _captured_positions(tensor, axis, reduction, functions, selected)
+        return _capture_positions(tensor, axis, reduction, functions, selected)
     if not functions or tensor.ndim == 0:
         reduced = reduce_site(tensor, axis, reduction)
         return Side(reduced, {}, rounding=_rounding(tensor, reduced.numel()))
@@ -153,21 +153,21 @@ def capture(
 
 
 def _rounding(tensor: Tensor, n_means: int) -> float:
-    """Return the relative error of means taken in a type narrower than float32, else 0."""
+    """Return the relative error of means computed from a type narrower than float32, else 0."""
     if not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64):
         return 0.0
     # Rounding errors of different positions are independent.
     return torch.finfo(tensor.dtype).eps * math.sqrt(n_means / max(1, tensor.numel()))
 
 
-def _captured_positions(
+def _capture_positions(
     tensor: Tensor,
     axis: int,
     reduction: str,
     functions: Mapping[str, Function],
     selected: SelectedPositions,
 ) -> Side:
-    """Reduce some positions of a tensor, and apply functions to them."""
+    """Reduce the selected positions of a tensor, and apply functions to them."""
     channels_last = tensor.movedim(axis, -1) if tensor.ndim > 1 else tensor[:, None]
     rows = channels_last.reshape(len(tensor), -1, channels_last.shape[-1])
     valid = selected.valid
@@ -190,16 +190,16 @@ def _captured_positions(
 
 def _apply_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exception:
     """Apply a measure's function to rows (n, p, d) at the valid positions (n, p) of each sample."""
-    patterns, which = torch.unique(valid, dim=0, return_inverse=True)
-    numbers: list[tuple[Tensor, Tensor]] = []
-    for number, pattern in enumerate(patterns):
-        samples = (which == number).nonzero()[:, 0]
+    patterns, pattern_of = torch.unique(valid, dim=0, return_inverse=True)
+    results: list[tuple[Tensor, Tensor]] = []
+    for index, pattern in enumerate(patterns):
+        samples = (pattern_of == index).nonzero()[:, 0]
         result = _apply(function, rows[samples][:, pattern].movedim(-1, 1))
         if isinstance(result, Exception):
             return result
-        numbers.append((samples, result))
-    order = torch.cat([samples for samples, _ in numbers]).argsort()
-    return torch.cat([result for _, result in numbers])[order]
+        results.append((samples, result))
+    order = torch.cat([samples for samples, _ in results]).argsort()
+    return torch.cat([result for _, result in results])[order]
 
 
 def _chunks(tensor: Tensor) -> Sequence[Tensor]:
@@ -210,13 +210,13 @@ def _chunks(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def _apply(function: Function, tensor: Tensor) -> Tensor | Exception:
-    """Apply a measure's function; return its error, which only that measure should raise."""
+    """Apply a measure's function; return any error, so that only this measure is affected."""
     try:
         numbers = function(tensor)
         if numbers.shape != (len(tensor),):
             shape = tuple(numbers.shape)
             raise ValueError(f"the function returned shape {shape}, expected one number per sample")
-        # A view would keep the activation alive, or change with it.
+        # A view would keep the activation in memory, or change with it.
         return numbers.detach().clone()
     except Exception as error:
         return error.with_traceback(None)
@@ -242,7 +242,7 @@ def join(sides: Sequence[Side]) -> Side:
 
 
 class UnreducedResults(Mapping[str, tuple[Tensor, Tensor]]):
-    """Results of functions of the unreduced input and output; access raises their errors.
+    """Results of functions applied to the unreduced input and output; access raises their errors.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class UnreducedResults(Mapping[str, tuple[Tensor, Tensor]]):
         return UnreducedResults(x, y)
 
     def rename(self, names: Mapping[str, str]) -> UnreducedResults:
-        """Rename the results, by a mapping from new to existing names."""
+        """Rename the results, given a mapping from new to existing names."""
         return UnreducedResults(
             {new: self._x[name] for new, name in names.items()},
             {new: self._y[name] for new, name in names.items()},

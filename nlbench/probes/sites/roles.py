@@ -1,14 +1,14 @@
-"""Roles of activation calls, and activations without a call, from the use of outputs.
+"""Infer the roles of activation calls, and detect activations without a call, from data flow.
 
-A gate's output multiplies another tensor and has no other use. A call inside attention works on
-products of two tensors that both depend on the input, and its output enters a softmax or another
-such product. A soft cap is c tanh(x / c), which changes only the largest logits.
+A gate's output multiplies another tensor and has no other use. A call inside attention takes a
+product of two tensors that both depend on the input, and its output enters a softmax or another
+product of two tensors. A soft cap is c tanh(x / c), which changes only the largest logits.
 
-An activation written as operations of a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
+An activation written as operations in a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
 has no call of its own: at most one of the operations is a site. It is detected as an elementwise
-operation that is not affine, or as an elementwise product of two tensors computed from one, if the
-result is used at full size. If only the result's mean is used, or if the result scales a larger
-tensor, it belongs to a normalisation or a gate.
+operation that is not affine, or as an elementwise product of two tensors computed from the same
+tensor, if the result is used at full size. If only the result's mean is used, or if the result
+scales a larger tensor, it belongs to a normalisation or a gate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nlbench.introspection.pytree import tree_iter
 
 
 class _LiveCopies:
-    """The output of a call and its copies, as long as they are alive."""
+    """The output of a call and its copies, for as long as they are alive."""
 
     def __init__(self, output: Tensor) -> None:
         self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
@@ -38,7 +38,7 @@ class _LiveCopies:
 
 
 class GateTracker(_LiveCopies):
-    """Follows the use of a sigmoid's output."""
+    """Tracks how a sigmoid's output is used."""
 
     def __init__(self, source: Tensor, output: Tensor) -> None:
         super().__init__(output)
@@ -49,7 +49,7 @@ class GateTracker(_LiveCopies):
     def use(
         self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Follow an operation on the gate; return the outputs that are copies of it."""
+        """Track an operation on the gate; return the outputs that are copies of the gate."""
         others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if operation.arranges or operation.acts == "keeps" or is_scaled:
@@ -80,13 +80,13 @@ class GateTracker(_LiveCopies):
 
 
 class GateRoles:
-    """Follows the outputs of all sigmoids of a pass."""
+    """Tracks the outputs of all sigmoids in a forward pass."""
 
     def __init__(self) -> None:
         self._trackers: MutableMapping[Tensor, GateTracker] = WeakTensorKeyDictionary()
 
     def begin(self, source: Tensor, output: Tensor) -> GateTracker:
-        """Start following a sigmoid's output."""
+        """Start tracking a sigmoid's output."""
         tracker = self._trackers[output] = GateTracker(source, output)
         return tracker
 
@@ -96,7 +96,7 @@ class GateRoles:
         outputs: Sequence[Tensor],
         is_constant: Callable[[Tensor], bool],
     ) -> None:
-        """Follow an operation; a product with a constant is a scaling."""
+        """Track an operation; a product with a constant counts as a scaling."""
         if not self._trackers:
             return
         operands = [tensor for tensor in call.tensors if not is_constant(tensor)]
@@ -111,14 +111,14 @@ class GateRoles:
 
 
 class RoleTracker(_LiveCopies):
-    """Follows the output of a call on logits.
+    """Tracks the output of a call on logits.
 
     Parameters
     ----------
     is_product : bool
-        True if the call's input comes from a product of two tensors.
+        True if the call's input is computed from a product of two tensors.
     divisor : float or None
-        Divisor of the input of a tanh.
+        Number by which the input of a tanh has been divided.
     """
 
     def __init__(self, output: Tensor, is_product: bool, divisor: float | None) -> None:
@@ -127,13 +127,13 @@ class RoleTracker(_LiveCopies):
         self.role = ""
 
     def multiply(self, factor: float | None) -> None:
-        """Follow a product with a number, which completes a soft cap if it undoes the division."""
+        """Track a product with a number, which completes a soft cap if it undoes the division."""
         cap = self._divisor
         if cap is not None and factor is not None and abs(factor - cap) <= 1e-6 * abs(cap):
             self.role = self.role or "softcap"
 
     def enter_attention(self) -> None:
-        """Follow the output into a softmax or a product of two tensors."""
+        """Track the use of the output in a softmax or a product of two tensors."""
         if self._is_product:
             self.role = "attention"
 
@@ -144,7 +144,7 @@ class RoleTracker(_LiveCopies):
 
 
 class LogitRoles:
-    """Follows products of two tensors, and elementwise operations on them."""
+    """Tracks products of two tensors, and elementwise operations on them."""
 
     def __init__(self) -> None:
         self._products: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
@@ -152,7 +152,7 @@ class LogitRoles:
         self._trackers: MutableMapping[Tensor, RoleTracker] = WeakTensorKeyDictionary()
 
     def begin(self, kind: str, source: Tensor, output: Tensor) -> list[RoleTracker]:
-        """Start following a call's output if it may be in attention or a soft cap."""
+        """Start tracking a call's output if it may be part of attention or a soft cap."""
         is_product = source in self._products and source.ndim > 2
         divisor = self._divisors.get(source) if kind == "tanh" else None
         if not is_product and divisor is None:
@@ -163,7 +163,7 @@ class LogitRoles:
     def follow(
         self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        """Follow an operation; `operands` are the arguments that depend on the model's input."""
+        """Track an operation; `operands` are the arguments that depend on the model's input."""
         name, combines = call.name, call.operation.combines
         is_active = self._products or self._divisors or self._trackers
         if not operands or not (is_active or combines in ("contraction", "product", "quotient")):
@@ -191,7 +191,7 @@ class LogitRoles:
 
 
 def _factor(combines: str, args: Sequence[Any]) -> float | None:
-    """Return the number that a tensor is multiplied by; None for any other operation."""
+    """Return the number that a tensor is multiplied by, or None for any other operation."""
     if len(args) < 2 or combines not in ("product", "quotient"):
         return None
     numbers = [float(value) for value in args[:2] if isinstance(value, int | float)]
@@ -201,22 +201,22 @@ def _factor(combines: str, args: Sequence[Any]) -> float | None:
 
 
 PlacedOperation = tuple[str, str]
-"""Place and name of an operation."""
+"""Place and name of the operation."""
 
 
 class UnseenActivations:
-    """Finds nonlinear operations outside of sites in one forward pass.
+    """Detects nonlinear operations outside sites in one forward pass.
 
     Attributes
     ----------
     operations : dict of (place, operation)
-        In order of call.
+        The operations, in call order.
     """
 
     def __init__(self) -> None:
-        # For each tensor, the one that it was computed from elementwise.
+        # Maps each tensor to the tensor from which it was computed elementwise.
         self._roots: MutableMapping[Tensor, object] = WeakTensorKeyDictionary()
-        # Tensors that depend on the input's shape only.
+        # Tensors that depend only on the input's shape.
         self._constants: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         # Results of nonlinear operations that have not been used yet.
         self._unused: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
@@ -231,11 +231,11 @@ class UnseenActivations:
         *,
         is_site: bool,
     ) -> None:
-        """Follow an operation; `sampled` are the arguments that depend on the model's input."""
+        """Track an operation; `sampled` are the arguments that depend on the model's input."""
         name = operation.name
         if name == "setitem" and sampled and output is None:
-            # The output is the tensor written into. An assignment at a mask of the same tensor is
-            # elementwise.
+            # The output is the tensor that is written to. An assignment through a mask computed
+            # from this tensor is elementwise.
             output = sampled[0]
             sampled = [output, *(t for t in sampled[1:] if t.dtype == torch.bool)]
         outputs = list(tensors_in((output,)))
@@ -247,7 +247,7 @@ class UnseenActivations:
             return
         self._use(operation, operands, outputs)
         roots = {id(root): root for root in map(self._root, operands)}
-        # These are nonlinear in a tensor that they take twice, the second time as factor or mask.
+        # These are nonlinear in a tensor passed to them twice, the second time as factor or mask.
         is_taken_twice = name in ("einsum", "setitem") and len(operands) > 1
         is_elementwise = is_site or bool(operation.acts) or is_taken_twice
         result = outputs[0]
@@ -255,7 +255,7 @@ class UnseenActivations:
         same = same and all(t.shape == result.shape for t in operands)
         for tensor in outputs:
             self._roots[tensor] = next(iter(roots.values())) if same else object()
-        # A product is nonlinear if both factors come from one tensor; a maximum always is.
+        # A product is nonlinear if both factors come from the same tensor; a maximum always is.
         data = len(operands) if same else 1
         is_nonlinear = (same and is_taken_twice) or operation.is_nonlinear(data)
         is_full_size = isinstance(output, Tensor) and result.shape == operands[0].shape
@@ -282,7 +282,7 @@ class UnseenActivations:
                 del self._unused[tensor]
 
     def end(self, output: object) -> None:
-        """Follow the model's output."""
+        """Count unused results that are part of the model's output as used."""
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor) and tensor in self._unused:
                 self.operations[self._unused[tensor]] = None
@@ -295,7 +295,7 @@ class UnseenActivations:
         since : int
             Number of operations before the activation.
         place : str
-            Path of the module. An earlier operation whose result the activation uses is kept.
+            Path of the module. Earlier operations whose results the activation uses are kept.
         output : tensor
             Output of the activation.
         """
@@ -306,7 +306,7 @@ class UnseenActivations:
             self._unused.pop(output, None)
 
     def descriptions(self) -> Iterator[str]:
-        """Describe the operations, place by place.
+        """Describe the operations at each place.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Rows of an activation: one per sample, or one per token, without padding."""
+"""Selection of an activation's rows: one per sample or one per token, excluding padding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .places_and_rows import RowPolicy
 
 SEED = 0
 
-# Names of padding masks among the arguments of modules; True if nonzero entries mark padding.
+# Argument names of padding masks; True if nonzero entries mark padding.
 _MASKS = {
     "attention_mask": False,
     "src_key_padding_mask": True,
     "tgt_key_padding_mask": True,
 }
-# A module with masks for two sequences passes one to each of its parts.
+# A module with masks for two sequences passes each mask to one of its parts.
 _TWO_SEQUENCES = ({"decoder_attention_mask"}, {"src_key_padding_mask", "tgt_key_padding_mask"})
 
 
@@ -37,11 +37,11 @@ class SelectedPositions:
     Parameters
     ----------
     valid : tensor of shape (n, p), bool, or None
-        True at selected positions; None: all are selected.
+        True at selected positions; None if all are selected.
     owners : tensor of shape (rows,) or None
-        Index of the sample of each row; None if a row is the mean of a sample.
+        Sample index for each row; None if each row is the mean over a sample.
     index : tensor of shape (rows,) or None
-        Position of each row among all n p positions; None if all are rows.
+        Index of each row among all n · p positions; None if every position is a row.
     """
 
     valid: Tensor | None = None
@@ -50,21 +50,21 @@ class SelectedPositions:
 
 
 class PositionSelector:
-    """Selects the positions of the tensors of a pass.
+    """Selects positions in the tensors of a forward pass.
 
     Attributes
     ----------
     first : int
-        Index of the first sample of the current forward pass among all samples. It makes drawn
-        positions independent of the split into batches.
+        Index, among all samples, of the first sample in the current forward pass. It makes the
+        drawn positions independent of the split into batches.
     samples : int
-        Number of samples of the current forward pass.
+        Number of samples in the current forward pass.
     """
 
     def __init__(self, policy: RowPolicy) -> None:
         self.policy = policy
         self.first = self.samples = 0
-        # Padding masks (n, t) of the running modules, True for tokens.
+        # Padding masks (n, t) of the modules that are running; True for tokens.
         self._masks: list[Tensor] = []
         self._priorities: dict[tuple[int, int, int], Tensor] = {}
 
@@ -76,7 +76,7 @@ class PositionSelector:
 
     @contextmanager
     def hooked(self, model: nn.Module) -> Iterator[None]:
-        """Set hooks that read padding masks, and remove them on exit."""
+        """Register hooks that read padding masks, and remove them on exit."""
         with ExitStack() as stack:
             for module in model.modules():
                 names = _mask_names(module)
@@ -91,7 +91,7 @@ class PositionSelector:
         def enter(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
         ) -> None:
-            # The model may run in another thread at the same time, or lose its hooks there.
+            # Another thread may run the model at the same time, even while hooks are removed.
             if threading.get_ident() != thread or kwargs is None:
                 return
             with unobserved_calls():
@@ -126,15 +126,15 @@ class PositionSelector:
         ----------
         tensor : tensor of shape (n, ...)
         axis : int
-            Axis of the channels.
+            Channel axis.
         """
-        sizes = [size for number, size in enumerate(tensor.shape) if number not in (0, axis)]
+        sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
         if not self.policy.tokens:
             return None if valid is None else SelectedPositions(valid)
         index = self._index(n, positions, valid, tensor.device)
-        # Windows of one sample are contiguous.
+        # The windows of one sample are contiguous.
         windows = max(1, n // max(1, self.samples))
         rows = torch.arange(n * positions, device=tensor.device) if index is None else index
         return SelectedPositions(valid, rows // (positions * windows), index)
@@ -157,7 +157,7 @@ class PositionSelector:
     def _index(
         self, n: int, positions: int, valid: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """Return the indices of the rows among all n p positions; None for all of them."""
+        """Return the indices of the rows among all n · p positions, or None for all positions."""
         policy = self.policy
         chosen = valid
         if policy.last:
@@ -175,7 +175,7 @@ class PositionSelector:
         return None if chosen is None else chosen.flatten().nonzero()[:, 0]
 
     def _draw_priorities(self, n: int, positions: int) -> Tensor:
-        """Draw random numbers (n, p), with a generator for each sample."""
+        """Draw random numbers (n, p), using a separate generator for each sample."""
         key = self.first, n, positions
         if key not in self._priorities:
             rows = [
@@ -187,7 +187,7 @@ class PositionSelector:
 
 
 def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
-    """Return the names of a module's padding masks with their positions among its arguments."""
+    """Return the names of a module's padding masks and their positions among its arguments."""
     if not any(True for _ in module.children()):
         return {}
     try:
@@ -206,7 +206,7 @@ def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
 
 
 def draw_rows(rows: int, limit: int, batch: int) -> Tensor:
-    """Draw `limit` of the rows of a batch without replacement, in order.
+    """Draw the indices of `limit` rows without replacement, in ascending order.
 
     Examples
     --------

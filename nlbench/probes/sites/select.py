@@ -1,4 +1,4 @@
-"""Selection of sites by name, by kind, by role, or every k-th."""
+"""Selection of sites by name, kind, role or position in the call order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTRIBUTES = ("every", "kind", "role")
 
 @dataclass(frozen=True)
 class _Alternative:
-    """Conditions, all of which a site has to meet."""
+    """Conditions that a site must all meet."""
 
     text: str
     names: tuple[str, ...]
@@ -56,25 +56,25 @@ class Selection:
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """Parse alternatives separated by commas, each of conditions joined by ``+``.
+        """Parse comma-separated alternatives, each consisting of conditions joined by ``+``.
 
-        A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``: the first
-        and every k-th of the sites that meet the other conditions.
+        A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``. The last one
+        selects every k-th of the sites that meet the other conditions, starting with the first.
 
         Raises
         ------
         nlbench.RequestError
-            For invalid text.
+            If the text is invalid.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return cls(tuple(_parse(part) for part in parts if part != "*"))
 
     def may_take(self, name: str, kind: str | None) -> bool:
-        """Return True if a site may be selected; a kind of None is still unknown."""
+        """Return True if a site may be selected; the kind is None if not yet known."""
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
 
     def check(self, sites: Iterable[Site]) -> None:
-        """Raise `nlbench.RequestError` for an alternative that no site of a model meets."""
+        """Raise `nlbench.RequestError` if an alternative matches none of a model's sites."""
         known = list(sites)
         for choice in self.choices:
             if known and not any(choice.meets(site) for site in known):
@@ -95,7 +95,7 @@ def _nearest(choice: _Alternative, sites: list[Site]) -> str:
 
 
 class Picker:
-    """A selection applied to the sites of one forward pass, in order of call."""
+    """A selection applied to the sites in one forward pass, in call order."""
 
     def __init__(self, selection: Selection) -> None:
         self._choices = selection.choices
@@ -104,10 +104,10 @@ class Picker:
     def takes(self, site: Site) -> bool:
         """Return True if the next site is selected."""
         is_selected = not self._choices
-        for number, choice in enumerate(self._choices):
+        for index, choice in enumerate(self._choices):
             if choice.meets(site):
-                is_selected |= self._met[number] % choice.every == 0
-                self._met[number] += 1
+                is_selected |= self._met[index] % choice.every == 0
+                self._met[index] += 1
         return is_selected
 
 
@@ -115,13 +115,13 @@ def _parse(text: str) -> _Alternative:
     names, kinds, roles, every = [], [], [], 1
     for condition in (part.strip() for part in text.split("+")):
         attribute, colon, value = condition.partition(":")
-        # The second call of a site has a colon in its name too: `relu:1`.
+        # The name of a site's second call also contains a colon: `relu:1`.
         is_name = "=" not in condition and (
             not colon or value.isdigit() or any(mark in value for mark in "*?[")
         )
         if attribute == "every":
             if not value.isdigit() or int(value) < 1:
-                raise RequestError(f"sites.select: '{condition}', expected every:K, K at least 1")
+                raise RequestError(f"sites.select: '{condition}', expected every:K with K ≥ 1")
             every = int(value)
         elif attribute == "kind" and value:
             kinds.append(value)

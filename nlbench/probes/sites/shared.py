@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Pair(Protocol):
-    """Input and output of an activation, the argument of shared functions."""
+    """Input and output of an activation, as passed to shared functions."""
 
     @property
     def x(self) -> Tensor:
@@ -31,7 +31,7 @@ class Pair(Protocol):
 
     @property
     def rounding(self) -> tuple[float, float]:
-        """Relative errors of x and y, apart from the rounding of their own type."""
+        """Relative errors of x and y, excluding the rounding error of their own type."""
 
     def shared(self, function: Callable[[Pair], T]) -> T:
         """Return the result of another shared function."""
@@ -64,7 +64,7 @@ class SharedBatch:
     ) -> None:
         self._originals, self._clock = (x, y), clock or time.perf_counter
         self.rounding = rounding
-        # The result or the error of each function, and the seconds that it takes alone.
+        # The result or error of each function, and the seconds it would take on its own.
         self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
         self.lent = 0.0
 
@@ -96,7 +96,7 @@ class SharedBatch:
         except Exception as error:
             # Raised again for each caller.
             result = error
-        # Alone, the function would also have computed the shared results that it used.
+        # On its own, the function would also have computed the shared results that it used.
         return result, self._clock() - start + self.lent - lent
 
 

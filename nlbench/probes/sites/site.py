@@ -1,4 +1,4 @@
-"""Sites, and the observations that measures of them receive."""
+"""Sites, and the observations that site measures receive."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Site:
         ``relu``, ``gelu``, …; the class name in lower case for a module that computes an unknown
         activation from several operations.
     index : int
-        Position in the order of calls, from 0.
+        Index in call order, from 0.
     shape : tuple of int
         Shape of one sample's activation, without the batch axis.
     channel_axis : int
-        Axis of the channels, with the batch axis moved to 0.
+        Channel axis after the batch axis is moved to 0.
     assumed : bool
-        True if no operation determines the channel axis, so that it is the usual one for the
-        shape; see `nlbench.introspection.axes.Layouts.of`.
+        True if no operation determines the channel axis; it is then the usual one for the shape,
+        see `nlbench.introspection.axes.Layouts.of`.
     role : {"activation", "gate", "attention", "softcap", "block", "mlp", "module"}
         ``gate``: a sigmoid whose output only multiplies another tensor, or a gated linear unit.
-        ``attention``: a softmax over more than a row of logits, or a call on the logits that
-        enter one. ``softcap``: c tanh(x / c). The role of any other place is its kind of place,
-        which may also be ``attention``.
+        ``attention``: a softmax over several rows of logits per sample, or a call on the logits
+        that enter one. ``softcap``: c tanh(x / c). For module calls, the role is the kind of
+        place, which may also be ``attention``.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Site:
 
 @dataclass(frozen=True)
 class SiteBatch:
-    """One batch at one site, the observation of a site measure.
+    """One batch at one site, as passed to site measures.
 
     Parameters
     ----------
@@ -63,15 +63,15 @@ class SiteBatch:
     x, y : tensor of shape (n, d)
         Input and output of the activation after reduction, in the type that the model ran in (at
         least float32) and on its device. n is the number of samples in the batch, or a multiple
-        of it if the network folds windows or tokens into the first axis. For a gated linear unit
+        of it if the network folds windows or tokens into the first axis. For a gated linear unit,
         x is the gated half.
     unreduced : mapping of str to pair of tensors of shape (n,)
-        Results of the functions that the measure declares in ``unreduced``, applied to the whole
-        input and the whole output. Access raises the function's error, if it failed.
+        Results of the functions that the measure declares in ``unreduced``, applied to the
+        unreduced input and output. If a function failed, accessing its result raises the error.
     owners : tensor of shape (n,), optional
-        Index of the sample of each row in the batch, if rows are tokens.
+        Sample index within the batch for each row, if rows are tokens.
     samples : int
-        Number of samples in the batch; 0 if it is the number of rows.
+        Number of samples in the batch; 0 if each row is a sample.
     rounding : tuple of float
         Relative errors of x and y if the network ran in a type narrower than float32, else 0.
     borrowed : SharedAccess, optional
@@ -95,7 +95,7 @@ class SiteBatch:
 
     @property
     def count(self) -> int:
-        """Number of samples: of sequences, if rows are tokens."""
+        """Number of samples, or of sequences if rows are tokens."""
         return len(self.x) if self.owners is None else self.samples
 
     @property
@@ -109,9 +109,9 @@ class SiteBatch:
         Parameters
         ----------
         function : callable
-            Takes an object with x, y and `shared`. It must be deterministic, and defined at the
-            top of a module or a method of an immutable object: a lambda is a new function each
-            time.
+            Receives an object with x, y and `shared`. It must be deterministic, and either
+            defined at module level or a method of an immutable object: a lambda would be a new
+            function for each batch.
 
         Returns
         -------
@@ -122,7 +122,7 @@ class SiteBatch:
         Raises
         ------
         Exception
-            The function's error, for every measure that calls it.
+            The function's error, raised for every measure that calls it.
 
         Examples
         --------

@@ -64,8 +64,8 @@ def test_every_k_takes_the_first_and_each_kth_after_it(k, count):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("every:0", "expected every:K, K at least 1"),
-        ("every:x", "expected every:K, K at least 1"),
+        ("every:0", "expected every:K with K ≥ 1"),
+        ("every:x", "expected every:K with K ≥ 1"),
         ("kind:", "invalid condition 'kind:'"),
         ("role:gates", "unknown role 'gates'; did you mean 'gate'"),
         ("knd:relu", "invalid condition 'knd:relu'.*did you mean 'kind'"),
