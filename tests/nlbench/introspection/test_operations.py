@@ -99,7 +99,7 @@ def test_a_second_rule_is_refused_and_both_are_named():
             return None
 
     ops.graph_rule(name)(first)
-    with pytest.raises(PluginError, match=r"two rules in the channel graph.*first and .*len"):
+    with pytest.raises(PluginError, match=r"two rules for the channel graph.*first and .*len"):
         ops.graph_rule(name)(len)
 
 
