@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
     """Build a registered model for a dataset, initialised from a seed.
 
-    The builder is called with the arguments that it accepts among ``in_channels``,
-    ``num_classes``, ``image_size`` and ``input_shape``. The global random state is restored.
+    The builder is called with those of the arguments ``in_channels``, ``num_classes``,
+    ``image_size`` and ``input_shape`` that it accepts. The global random state is restored.
 
     Raises
     ------
     nlbench.NlbenchError
-        If there is no such model, or it can't be built for data of this shape.
+        If there is no such model, or it can't be built for this dataset.
     """
     import torch
 
@@ -42,7 +42,7 @@ def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
             raise RequestError(f"{name} for {dataset.name}: {error}") from error
         if not isinstance(model, torch.nn.Module):
             raise PluginError(
-                f"model '{name}' builds a {type(model).__name__}, expected torch.nn.Module"
+                f"model '{name}' returns a {type(model).__name__}, expected torch.nn.Module"
             )
         _initialize_lazy(model, dataset)
     return model
@@ -63,15 +63,15 @@ def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
 
 
 def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
-    """Return the builder's arguments; raise if it doesn't fit the data."""
+    """Return the builder's arguments; raise if the model is incompatible with the data."""
     shape = tuple(dataset.shape)
     arguments: dict[str, Any] = {"num_classes": dataset.classes, "input_shape": shape}
     if len(shape) == 3:
         arguments |= {"in_channels": shape[0], "image_size": shape[1]}
         if "image_size" in accepted and "input_shape" not in accepted and shape[1] != shape[2]:
             raise RequestError(
-                f"{name} takes square images, those of {dataset.name} are {shape[1]}x{shape[2]}"
+                f"{name} takes square images, but those in {dataset.name} are {shape[1]}x{shape[2]}"
             )
     elif "input_shape" not in accepted and accepted & {"in_channels", "image_size"}:
-        raise RequestError(f"{name} takes images, the inputs of {dataset.name} have shape {shape}")
+        raise RequestError(f"{name} takes images, but inputs in {dataset.name} have shape {shape}")
     return {key: value for key, value in arguments.items() if key in accepted}

@@ -1,4 +1,4 @@
-"""Batch-norm statistics, calibrated on samples."""
+"""Calibration of batch-norm statistics on samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     """Compute batch-norm statistics from samples, averaged over batches.
 
     The model must be in evaluation mode. Only its batch-norm layers are switched to training mode
-    during the passes, so dropout, for example, stays off.
+    during the forward passes; dropout, for example, stays off.
 
     Raises
     ------

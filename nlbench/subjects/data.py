@@ -1,6 +1,6 @@
-"""Datasets, and the decorator with which a plugin declares one.
+"""Datasets, and the decorator that plugins use to declare them.
 
-PyTorch is imported only when images are read, not for the options of a plugin.
+PyTorch is imported only when images are read, not when a plugin's options are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 class Data(Protocol):
     """The interface of a dataset; `Dataset` implements it for images and vectors.
 
-    ``shape`` is the shape of one input, ``classes`` the number of logits, and
-    ``preprocessing`` describes everything that is done to the data.
+    ``shape`` is the shape of one input, ``classes`` is the number of logits, and
+    ``preprocessing`` describes all processing applied to the data.
     """
 
     @property
@@ -43,10 +43,10 @@ class Data(Protocol):
     def source(self) -> Source: ...  # noqa: D102
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Convert images, as in `Sample.images`, to inputs of the network."""
+        """Convert images, as in `Sample.images`, to network inputs."""
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw samples without replacement; the same ones for the same seed."""
+        """Draw samples without replacement; the same seed yields the same samples."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Preprocessing:
     Parameters
     ----------
     crop : int
-        Side of the central square, in pixels.
+        Side length of the centre crop, in pixels.
     resize : int
-        Length of the shorter side before the crop; with `squash`, of both sides.
+        Length of the shorter side (or both, with `squash`) before cropping, in pixels.
     mean, std : tuple of float
-        Per channel, of images in [0, 1].
+        Per channel, for images in [0, 1].
     interpolation : {"nearest", "bilinear", "bicubic", "lanczos"}
     squash : bool
-        If True, resize both sides, which changes the aspect ratio.
+        If True, resize both sides, ignoring the aspect ratio.
     origin : str
-        Library or weights that the preprocessing belongs to.
+        Library or weights that use this preprocessing.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class Preprocessing:
 
 @lru_cache(maxsize=64)
 def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a cached tensor, since copying numbers to a GPU synchronises with it."""
+    """Return a cached tensor, since copying numbers to a GPU requires synchronisation."""
     import torch
 
     with torch.inference_mode(False):
@@ -103,36 +103,36 @@ def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.devi
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images or vectors with labels, in a training and a test split, and their normalisation.
+    """Images or vectors with labels, split into training and test sets, and their normalisation.
 
     Parameters
     ----------
     name : str
         The registered name.
     train, test : torch.utils.data.Dataset
-        Map-style: item ``i`` is ``(image, label)``, with a float image of `shape` in [0, 1],
-        not yet normalised, and an int label. Three methods are optional:
-        ``__getitems__(indices)``, PyTorch's protocol for several items at a time;
+        Map-style datasets. Item ``i`` is ``(image, label)``, with a float image of `shape` in
+        [0, 1], not yet normalised, and an int label. Three methods are optional:
+        ``__getitems__(indices)``, PyTorch's protocol for reading several items at once;
         ``read_labels()``, which returns all labels without reading images; and ``check()``,
-        which raises for damaged files before training starts.
+        which raises an error before training starts if files are damaged.
     shape : tuple of int
-        Shape of one item: channels, height, width for images.
+        Shape of one item; for images, (channels, height, width).
     classes : int
         Number of classes.
     mean, std : tuple of float
-        Per channel (the first axis of `shape`), for `normalize`; empty for none.
+        Per channel (the first axis of `shape`), used by `normalize`; empty to skip it.
     preprocessing : str
-        Description of the whole preprocessing, including `normalize`.
+        Description of the entire preprocessing, including `normalize`.
     source : Source
     labelled : bool
-        False if the labels are meaningless; samples then have none.
+        False if the labels are meaningless; samples then have no labels.
     adapt : callable, optional
-        Maps a `Preprocessing` to this dataset with that preprocessing, if the resolution isn't
-        fixed.
+        If the resolution isn't fixed, maps a `Preprocessing` to a copy of this dataset that
+        uses it.
 
     See Also
     --------
-    dataset : declares a function that returns one, with its options.
+    dataset : Decorator that declares a dataset's options.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Dataset:
         Parameters
         ----------
         images : tensor of shape (..., channels, height, width)
-            In [0, 1]; in general (..., *shape).
+            With values in [0, 1]; for other data, of shape (..., *shape).
         """
         if not self.mean:
             return images
@@ -169,17 +169,17 @@ class Dataset:
         return self.train if name == "train" else self.test
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw images without replacement; the same ones for the same seed.
+        """Draw images without replacement; the same seed yields the same images.
 
-        Only the images drawn are read.
+        Only the images that are drawn are read.
 
         Parameters
         ----------
         count : int or None
-            Number of images, at least 1; all if None or larger than the split.
+            Number of images, at least 1; all images if None or larger than the split.
         split : {"test", "train"}
         seed : int
-            Seed of the choice and the order.
+            Seed for choosing and ordering the images.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Dataset:
     def stream(
         self, count: int | None, *, split: str = "test", seed: int = 0, batch: int = 128
     ) -> Iterator[Sample]:
-        """Draw the images of `sample` batch by batch, with one batch in memory.
+        """Draw the same images as `sample`, but hold only one batch in memory.
 
         Examples
         --------
@@ -211,7 +211,7 @@ class Dataset:
             yield self._read(items, indices[start : start + batch])
 
     def count(self, count: int | None, split: str = "test") -> int:
-        """Return the size of a sample: `count`, but at most the split's size."""
+        """Return the size of a sample: `count`, limited to the size of the split."""
         size = len(self.split(split))  # type: ignore[arg-type]
         return size if count is None else min(count, size)
 
@@ -241,7 +241,7 @@ class Dataset:
 
 
 def read_items(items: Items, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-    """Read several items of a split, with ``__getitems__`` if it has that method.
+    """Read several items from a split, using ``__getitems__`` if it is defined.
 
     Examples
     --------
@@ -259,9 +259,9 @@ class Sample:
     Parameters
     ----------
     images : tensor of shape (n, channels, height, width)
-        In [0, 1]; in general (n, *shape).
+        With values in [0, 1]; for other data, of shape (n, *shape).
     inputs : tensor of the same shape
-        Inputs of the network: the normalised images.
+        The network's inputs, which are the normalised images.
     labels : tensor of shape (n,) or None
     """
 
@@ -277,11 +277,11 @@ class DatasetInfo:
     Parameters
     ----------
     options : mapping of str to Option
-        Options for ``--set NAME.OPTION=VALUE``; the function's keyword arguments.
+        The function's keyword arguments, set with ``--set NAME.OPTION=VALUE``.
     version : str
-        Changes whenever the data change.
+        Must change whenever the data change.
     fingerprint : callable, optional
-        Maps the options' values, as keyword arguments, to a string that changes with the dataset's
+        Takes the option values as keyword arguments, and returns a string that changes with the
         files. It reads no data, and raises `nlbench.RequestError` if there are no files.
     """
 
@@ -296,11 +296,11 @@ def dataset(
     version: str = "1",
     fingerprint: Callable[..., str] | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Declare the options of a dataset, as a decorator of the function that opens it.
+    """Declare a dataset's options by decorating the function that opens it.
 
-    The function takes the options as keyword arguments and returns a `Dataset`, or another
+    The function takes the options as keyword arguments and returns a `Dataset` or another
     object with ``name``, ``shape``, ``classes``, ``preprocessing``, ``source``, ``sample`` and
-    ``normalize``. A function without arguments needs no decorator.
+    ``normalize``. A function without arguments requires no decorator.
 
     Parameters
     ----------
@@ -325,6 +325,6 @@ def dataset(
 
 
 def dataset_info(build: Callable[..., Any]) -> DatasetInfo:
-    """Return the declaration of a dataset; empty for a function without decorator."""
+    """Return a dataset's declaration; the default one for an undecorated function."""
     info: DatasetInfo = getattr(build, "__nlbench_dataset__", DatasetInfo())
     return info

@@ -1,4 +1,4 @@
-"""The recorded facts of a subject."""
+"""The recorded facts about a subject."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from nlbench.serialization.fields import extra_fields
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectFacts:
-    """The recorded facts of a subject; None if unknown.
+    """The recorded facts about a subject; unknown facts are None.
 
     Parameters
     ----------
     model, weights, data : str
         Names in the table of scores.
     batch_norm : str
-        Origin of the batch-norm statistics if they are not trained.
+        Origin of the batch-norm statistics, if they are not trained.
     weights_hash : str
-        Hash of parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
+        Hash of the parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
     key : str
         Hash of the subject's specification.
     rest : mapping
-        Facts that other programs added.
+        Facts added by other programs.
 
     Examples
     --------
@@ -51,5 +51,5 @@ class SubjectFacts:
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """Identity of the subject in the tidy table."""
+        """The subject's identity in the tidy table."""
         return self.model, self.weights, self.data, self.seed

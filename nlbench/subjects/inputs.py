@@ -1,8 +1,8 @@
-"""The inputs of a model: a tensor, several arguments, or the batches of a loader.
+"""Inputs to a model: a tensor, several arguments, or the batches of a loader.
 
-Probes support only models that map one tensor (n, ...) to one tensor. The arguments of other models
-are packed into one tensor and unpacked by a forward pre-hook; a forward hook extracts the logits
-from their output.
+Probes support only models that map one tensor (n, ...) to one tensor. For other models, the
+arguments are packed into one tensor and unpacked by a forward pre-hook, and a forward hook extracts
+the logits from the output.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from nlbench.errors import RequestError, nearest
 Constant = bool | int | float | str | None
 
 IGNORED_LABEL = -100
-"""Label of positions without a prediction, as in PyTorch's cross-entropy."""
+"""Label for positions without a prediction, as in PyTorch's cross-entropy."""
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype that holds the bits of a float, by the float's size in bytes."""
+"""Integer dtype that holds the bits of a float, keyed by the float's size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Arguments:
     names : tuple of int or str
         Positions or keywords of the tensors.
     shapes : tuple of tuple of int
-        Shape of one sample of each tensor.
+        For each tensor, the shape of one sample.
     constants : tuple of (int or str, value)
-        Arguments that are not tensors, such as a flag; equal for all batches.
+        Non-tensor arguments, such as flags; the same for all batches.
 
     Examples
     --------
@@ -57,13 +57,13 @@ class Arguments:
 
     @classmethod
     def of(cls, batch: object) -> Arguments:
-        """Derive the layout from one batch: a tensor, or arguments by position or keyword.
+        """Derive the layout from a batch: a tensor, or arguments by position or keyword.
 
         Raises
         ------
         nlbench.RequestError
-            If there is no tensor in it, or its tensors can't be packed: they have different
-            lengths, or several floating types.
+            If the batch has no tensor, or its tensors can't be packed because their lengths or
+            floating-point dtypes differ.
         """
         tensors, constants = _tensors_and_constants(batch)
         if not tensors:
@@ -79,8 +79,8 @@ class Arguments:
         if len(set(lengths)) > 1:
             raise RequestError(
                 f"inputs: {_kind(batch)} of tensors with {_list_text(lengths)} samples; a tuple or "
-                "mapping is one batch of arguments, all with the same first axis (a list of "
-                "tensors is a list of batches)"
+                "mapping is one batch of arguments, whose first axes must have the same length (a "
+                "list of tensors is a list of batches)"
             )
         dtypes = tuple(tensor.dtype for tensor in values)
         floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
@@ -88,9 +88,9 @@ class Arguments:
         if len(floats) > 1 or is_mixed:
             kinds = _list_text(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise RequestError(
-                f"inputs: {_kind(batch)} of {kinds}; several arguments are measured together as "
-                "one tensor, so floats have to be all of one real type; convert them, or wrap the "
-                "model in a module that takes one of them"
+                f"inputs: {_kind(batch)} of {kinds}; several arguments are packed into one tensor, "
+                "so all floats must have the same real dtype; convert them, or wrap the model in a "
+                "module that takes only one of them"
             )
         shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
         return cls(names, shapes, dtypes, tuple(constants.items()))
@@ -106,28 +106,28 @@ class Arguments:
         return self.dtypes[0] if all_floats else torch.int64
 
     def pack(self, batch: object) -> Tensor:
-        """Concatenate the tensors of a batch; a single one is returned unchanged.
+        """Concatenate the tensors in a batch; a single tensor is returned unchanged.
 
-        Floats packed with integers are stored as their bit patterns. So inputs with a mask, for
+        Floats packed with integers are stored as bit patterns. Therefore, inputs with a mask, for
         example, can't be interpolated or differentiated.
 
         Raises
         ------
         nlbench.RequestError
-            If the batch has different arguments than the first.
+            If the arguments differ from those of the first batch.
         """
         tensors, constants = _tensors_and_constants(batch)
         if tuple(tensors) != self.names or tuple(constants.items()) != self.constants:
             first, later = _list_text(self.names), _list_text(tuple(tensors) or ("no tensors",))
             raise RequestError(
-                f"inputs: the loader yields batches of different arguments: {first}, then {later}"
+                f"inputs: the loader yields batches with different arguments: {first}, then {later}"
             )
         values = list(tensors.values())
         shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
         if shapes != self.shapes:
             raise RequestError(
                 f"inputs: the loader yields samples of shapes {sorted({*shapes, *self.shapes})}, "
-                "expected one; pad sequences to one length in all batches and pass their mask, as "
+                "expected one; pad sequences to the same length in all batches and pass a mask, as "
                 "tokenizer(texts, padding='max_length', max_length=N, truncation=True) does"
             )
         if len(values) == 1:
@@ -146,13 +146,13 @@ class Arguments:
     def unpack(
         self, packed: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of packed samples.
+        """Return the positional and keyword arguments from packed samples.
 
         Parameters
         ----------
         packed : tensor of shape (n, k)
         dtype : torch.dtype, optional
-            Minimum precision of floats packed with integers; other floats keep `packed`'s.
+            Minimum precision of floats packed with integers; other floats have `packed`'s dtype.
         """
         values: dict[int | str, Any] = dict(self.constants)
         if len(self.names) == 1:
@@ -185,7 +185,7 @@ class Arguments:
 
 
 def is_batch(inputs: object) -> bool:
-    """Return True if inputs are one batch: a tensor, a tuple of arguments, or keywords."""
+    """Return True if inputs are a single batch: a tensor, or a tuple or mapping of arguments."""
     return isinstance(inputs, Tensor | tuple | Mapping)
 
 
@@ -195,9 +195,9 @@ class BatchReader:
     Parameters
     ----------
     labels : bool, str or None
-        True: the last of a tuple, or a mapping's ``labels``, are labels. False: there are none.
-        A string: the key of a mapping. None: a pair is (inputs, labels) if the model takes one
-        argument.
+        True: the labels are a tuple's last element or a mapping's entry ``labels``. False: there
+        are none. A string: the labels' key in a mapping. None: a pair is (inputs, labels) if the
+        model takes one argument.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class BatchReader:
         self.arguments: Arguments | None = None
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
-        """Return the packed arguments of a batch, and its labels if there are any.
+        """Return a batch's packed arguments, and its labels if there are any.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class BatchReader:
         inputs = self.arguments.pack(values)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
-                f"inputs: a batch of {len(inputs)} samples with labels of shape "
+                f"inputs: a batch of {len(inputs)} samples has labels of shape "
                 f"{tuple(labels.shape)}, expected one label per sample"
             )
         return inputs, labels if isinstance(labels, Tensor) else None
@@ -245,13 +245,13 @@ class BatchReader:
         if isinstance(self._labels, str):
             raise RequestError(
                 f"labels: '{self._labels}' is a mapping's key, but the loader yields tuples; "
-                "labels=True takes the last of a tuple as labels"
+                "labels=True uses the last element as labels"
             )
         if self._labels is None and len(batch) == 2:
             if self._max_arguments is None or self._max_arguments > 1:
                 raise RequestError(
                     "inputs: the loader yields pairs, and the model takes several arguments; pass "
-                    "labels=True if the second is the labels, labels=False if both are arguments"
+                    "labels=True if the second element is the labels, labels=False otherwise"
                 )
             return _first(batch[:-1]), batch[-1]
         if self._labels and len(batch) > 1:
@@ -274,13 +274,13 @@ class BatchReader:
         return values, _as_next_tokens(labels, values) if key in self._keywords else labels
 
     def _check_argument_count(self, arguments: Arguments) -> None:
-        number = len(arguments.names) + len(arguments.constants)
+        count = len(arguments.names) + len(arguments.constants)
         limit = self._max_arguments
-        if limit is not None and number > limit:
+        if limit is not None and count > limit:
             raise RequestError(
-                f"inputs: a batch has {number} arguments, the model takes {limit}; a tuple "
-                "or mapping is one batch of arguments, model(*args) or model(**kwargs), and a list "
-                "of tensors a list of batches"
+                f"inputs: a batch has {count} arguments, but the model takes {limit}; a tuple or "
+                "mapping is one batch of arguments, as in model(*args) or model(**kwargs), and a "
+                "list of tensors is a list of batches"
             )
 
 
@@ -288,7 +288,7 @@ class BatchReader:
 def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]:
     """Make a model map one packed tensor to one tensor inside the block.
 
-    This includes copies that are made inside the block.
+    The same applies to copies made inside the block.
     """
     if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
         if not arguments.is_one_tensor:
@@ -311,8 +311,8 @@ def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]
 def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
     """Extract the logits from a model's output, as a forward hook.
 
-    They are the attribute or entry ``logits``, else ``out``, else ``last_hidden_state``, else the
-    only tensor. Any other output is returned unchanged, and refused by probes that need a tensor.
+    The logits are the first of the attributes or entries ``logits``, ``out`` and
+    ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
 
     Examples
     --------
@@ -340,8 +340,8 @@ def input_error(inputs: object) -> RequestError:
     """Return the error for inputs that are neither a batch nor a loader."""
     if isinstance(inputs, TorchDataset):
         return RequestError(
-            f"inputs: a {type(inputs).__name__} is a Dataset, which yields samples one by one, "
-            "expected batches: torch.utils.data.DataLoader(dataset, batch_size=128) yields them"
+            f"inputs: a {type(inputs).__name__} is a Dataset, which yields samples one at a time; "
+            "expected batches, as from torch.utils.data.DataLoader(dataset, batch_size=128)"
         )
     expected = _expected_text(inputs, "a tensor or a loader of")
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
@@ -350,7 +350,7 @@ def input_error(inputs: object) -> RequestError:
 def _tensors_and_constants(
     batch: object,
 ) -> tuple[dict[int | str, Tensor], dict[int | str, Constant]]:
-    """Return the tensors and the other arguments of a batch, by position or keyword."""
+    """Return the tensors and the other arguments in a batch, keyed by position or keyword."""
     if isinstance(batch, Tensor):
         return {0: _dense(batch, "")}, {}
     entries: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {}
@@ -371,7 +371,7 @@ def _tensors_and_constants(
 
 
 def _dense(tensor: Tensor, position: str) -> Tensor:
-    """Return a tensor as a plain `Tensor`; raise unless it is dense and has values."""
+    """Convert a tensor to a plain `Tensor`; raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
         raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:
@@ -385,7 +385,7 @@ def _dense(tensor: Tensor, position: str) -> Tensor:
 
 
 def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
-    """Return the number of a model's arguments, None for any number, and their names."""
+    """Return the number of arguments of a model (None if unlimited) and their names."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -395,9 +395,9 @@ def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
 
 
 def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
-    """Shift labels (n, t) that repeat the input's tokens, so that each is the next token.
+    """Shift labels (n, t) that repeat the input's tokens, so that each label is the next token.
 
-    Language models of transformers do this internally. Labels of -100 are ignored.
+    Language models in transformers do this internally. Labels of -100 are ignored.
     """
     if not isinstance(labels, Tensor) or labels.ndim != 2:
         return labels

@@ -1,4 +1,4 @@
-"""Load subjects: open the dataset, build the model, load its weights, draw its samples."""
+"""Load subjects: open the dataset, build the model, load its weights and draw its samples."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 CALIBRATION_BATCH = 128
-"""Samples in a batch that calibrates batch-norm statistics."""
+"""Batch size for calibrating batch-norm statistics."""
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
-    """Open a registered dataset; options that are not passed have their defaults.
+    """Open a registered dataset; options that are not passed take their defaults.
 
     Raises
     ------
@@ -56,19 +56,19 @@ def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = No
 def apply_transform(
     model: nn.Module, metadata: Mapping[str, str], example: Callable[[], Any]
 ) -> nn.Module:
-    """Apply the transform that a checkpoint's metadata names, if any.
+    """Apply the transform specified in a checkpoint's metadata, if any.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Freshly built, on the CPU.
+        A freshly built model on the CPU.
     example : callable
-        Returns inputs of the model; called only if there is a transform.
+        Returns example inputs; called only if there is a transform.
 
     Raises
     ------
     nlbench.NlbenchError
-        If the transform isn't registered, its options can't be read, or it can't be applied.
+        If the transform isn't registered, its options can't be parsed, or it can't be applied.
     """
     name = metadata.get("transform", "")
     if not name:
@@ -101,7 +101,7 @@ def apply_transform(
 class ModelSource:
     """Everything needed to build a subject's network; see `model_source`.
 
-    The dataset has the preprocessing of the weights.
+    The dataset uses the preprocessing that the weights require.
     """
 
     spec: SubjectSpec
@@ -110,16 +110,16 @@ class ModelSource:
     dataset: Data
 
     def fresh(self) -> nn.Module:
-        """Build the network, initialised from the seed."""
+        """Build the network, initialised using the seed."""
         return build_model(self.spec.model, self.dataset, self.spec.seed)
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
-        """Build the network with its weights on the CPU, and return it with their metadata.
+        """Build the network and load its weights on the CPU; return it and the weights' metadata.
 
         Raises
         ------
         nlbench.NlbenchError
-            If it can't be built, or the weights don't fit.
+            If the network can't be built or the weights don't fit it.
         """
         model, file = self.fresh(), self.weights.file
         if file is None:
@@ -133,12 +133,12 @@ class ModelSource:
             raise RequestError(f"{what}: {error}") from error
 
     def example(self, count: int) -> Tensor:
-        """Draw a few inputs of the dataset."""
+        """Draw `count` inputs from the dataset."""
         return self.dataset.sample(count, split=self.spec.split, seed=self.spec.seed).inputs
 
 
 def model_source(spec: SubjectSpec) -> ModelSource:
-    """Choose the weights, and open the dataset with the preprocessing that they need.
+    """Choose the weights, and open the dataset with the preprocessing that they require.
 
     Raises
     ------
@@ -203,13 +203,13 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
 
 
 def _adapt_dataset(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
-    """Return the dataset with the model's tokenizer or its weights' preprocessing.
+    """Return the dataset with the model's tokenizer or the preprocessing of its weights.
 
     Raises
     ------
     nlbench.RequestError
-        If the dataset has a method ``check_weights`` that refuses the weights, because they
-        were trained on inputs with another meaning.
+        If the dataset has a method ``check_weights`` that rejects the weights, because they
+        were trained on inputs with a different meaning.
     """
     tokenized = getattr(dataset, "tokenized", None)
     if tokenized is not None:

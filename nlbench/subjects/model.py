@@ -1,4 +1,4 @@
-"""Declarations of models, and the decorator for functions that build them."""
+"""Model declarations, and the decorator for functions that build models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Reader = Callable[[Path], tuple[Mapping[str, Tensor], dict[str, str]]]
 
 ANY_DATA = "*"
-"""Key of a checkpoint that doesn't depend on the dataset."""
+"""Key for a checkpoint that doesn't depend on the dataset."""
 
 DEFAULT_DATA = "digits"
 
@@ -34,29 +34,29 @@ class ModelInfo:
     Parameters
     ----------
     trained : mapping of str to Path
-        Checkpoints by dataset, or under `ANY_DATA`.
+        Checkpoint paths, keyed by dataset name or `ANY_DATA`.
     source : Source
         Source of the architecture.
     obtain : str
-        Instruction for obtaining checkpoints that don't ship with nlbench.
+        Instructions for obtaining checkpoints that don't ship with nlbench.
     preprocessing : callable, optional
-        Maps a checkpoint's path, or None for fresh weights, to its `Preprocessing`, for
+        Maps a checkpoint's path, or None for fresh weights, to the `Preprocessing` to use with
         datasets whose resolution isn't fixed.
     rename : callable, optional
-        Maps a tensor's name in a checkpoint to its name in the model, or to None if the tensor
-        isn't needed.
+        Maps a tensor's name in a checkpoint to its name in the model, or to None to skip the
+        tensor.
     recipe : str
-        Default recipe for training.
+        Default training recipe.
     data : str
         Default dataset; empty for ``digits``.
     read : callable, optional
-        Reads the checkpoints in `trained` to a state dict and metadata, if their format isn't
-        that of `nlbench.subjects.weights.read_checkpoint`.
+        Reads a checkpoint in `trained` and returns a state dict and metadata; required for
+        formats that `nlbench.subjects.weights.read_checkpoint` doesn't support.
     tokenizer : callable, optional
-        Returns the tokenizer, for datasets of text; by default text is read as bytes.
+        Returns the tokenizer for text datasets; by default, text is read as bytes.
     fingerprint : callable, optional
-        Returns a string that changes with the files that define the architecture or the
-        tokenizer, if these are not part of an installed package.
+        Returns a string that changes whenever the files defining the architecture or tokenizer
+        do, if they are not part of an installed package.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
@@ -71,19 +71,19 @@ class ModelInfo:
     fingerprint: Callable[[], str] | None = None
 
     def checkpoint(self, data: str) -> Path | None:
-        """Return the checkpoint for a dataset; None if there is none."""
+        """Return the checkpoint for a dataset, or None if there is none."""
         return self.trained.get(data, self.trained.get(ANY_DATA))
 
 
 def model(
     *, trained: Mapping[str, Path] | None = None, source: Source | str = "", **declared: Any
 ) -> Callable[[Builder], Builder]:
-    """Declare a model, as a decorator of the function that builds it.
+    """Declare a model by decorating the function that builds it.
 
-    The function takes any of ``in_channels``, ``num_classes``, ``image_size`` (of square
-    images) and ``input_shape`` (without the batch) as keyword arguments with defaults, and
-    returns a `torch.nn.Module`. One that takes ``in_channels`` or ``image_size`` and no
-    ``input_shape`` accepts images only. The decorator is optional.
+    The function returns a `torch.nn.Module` and takes any of ``in_channels``, ``num_classes``,
+    ``image_size`` (side of a square image) and ``input_shape`` (without the batch axis) as keyword
+    arguments with defaults. If it takes ``in_channels`` or ``image_size`` but not ``input_shape``,
+    the model accepts only images. The decorator is optional.
 
     Parameters
     ----------
@@ -120,10 +120,10 @@ def default_data(name: str) -> str:
     try:
         return model_info(registry.load("models", name)).data or DEFAULT_DATA
     except NlbenchError:
-        return DEFAULT_DATA  # The reason is reported when its weights are chosen.
+        return DEFAULT_DATA  # The error is reported when the weights are chosen.
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:
-    """Return the declaration of a model; empty for a function without decorator."""
+    """Return a model's declaration; the default one for an undecorated function."""
     info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
     return info

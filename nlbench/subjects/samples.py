@@ -1,4 +1,4 @@
-"""The samples of a subject: in memory, or read again for each pass if they don't fit."""
+"""A subject's samples: in memory or, if they don't fit, read again for each pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .inputs import Arguments, BatchReader
 
 
 class Batches:
-    """The batches of a loader, read only once; by default, for a model with one argument.
+    """The batches of a loader, which is read only once; by default, for a one-argument model.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class Batches:
 
     @property
     def known_length(self) -> int | None:
-        """Number of samples, if it is known before the loader is read."""
+        """Number of samples, if known before the loader is read."""
         if isinstance(self._loader, DataLoader):
             has_samples = self._loader.batch_size is not None and not self._loader.drop_last
             try:
@@ -54,12 +54,12 @@ class Batches:
 
     @property
     def arguments(self) -> Arguments:
-        """Layout of the model's arguments; known after `head`."""
+        """Layout of the model's arguments; available after calling `head`."""
         assert self._reader.arguments is not None
         return self._reader.arguments
 
     def head(self, count: int) -> Tensor:
-        """Return the first samples, at most `count`, and keep them for the iteration.
+        """Return the first samples, at most `count`, and buffer them for the iteration.
 
         Raises
         ------
@@ -69,11 +69,11 @@ class Batches:
         while sum(map(len, self._buffered)) < count and (batch := self._next()) is not None:
             self._buffered.append(batch)
         if not self._buffered:
-            raise RequestError("inputs: the loader yields nothing, expected batches of tensors")
+            raise RequestError("inputs: the loader yields nothing; expected batches of tensors")
         return torch.cat(self._buffered)[: max(count, 1)].clone()
 
     def head_labels(self, count: int) -> Tensor | None:
-        """Return the labels of the samples of `head`; None if a batch has none."""
+        """Return the labels of the samples returned by `head`; None if a batch has none."""
         labels = [batch for batch in self._labels if batch is not None]
         is_complete = labels and len(labels) == len(self._labels)
         return torch.cat(labels)[: max(count, 1)] if is_complete else None
@@ -105,14 +105,14 @@ class Batches:
             raise
         if self._hash is None:
             self._labels.append(labels)
-        # Some loaders reuse one tensor for all batches.
+        # Some loaders reuse the same tensor for all batches.
         return batch.clone()
 
 
 def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:
-    """Return the number and the hash of samples, or of the first ones of an unread stream.
+    """Return the number and hash of samples, or of the first ones if the stream is unread.
 
-    If a stream's length is known in advance, its hash equals that of its samples as one tensor.
+    If a stream's length is known in advance, its hash equals that of its samples in one tensor.
 
     Examples
     --------
@@ -125,9 +125,9 @@ def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, An
 
 
 def batch_sizes(samples: int, limit: int) -> Sequence[int]:
-    """Split a number of samples into as few batches as possible, of nearly equal size.
+    """Split a number of samples into the fewest possible batches, of nearly equal size.
 
-    In a mean over batches, a small last batch would weigh as much as a full one.
+    In a mean over batches, a small last batch would have the same weight as a full one.
 
     Examples
     --------
@@ -141,8 +141,8 @@ def batch_sizes(samples: int, limit: int) -> Sequence[int]:
 def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -> Iterator[Tensor]:
     """Yield batches of nearly equal size from batches of any size.
 
-    If the length is known, they have the sizes of `batch_sizes`. Otherwise each has `limit`
-    samples, except for the last two, whose sizes are nearly equal.
+    If the length is known, the sizes are those returned by `batch_sizes`. Otherwise, each batch
+    has `limit` samples, except for the last two, whose sizes are nearly equal.
 
     Examples
     --------
@@ -168,21 +168,21 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
 
 
 MAX_SAMPLE_BYTES = 2**30
-"""Size above which a sample is read batch by batch."""
+"""Size in bytes above which a sample is read batch by batch."""
 
 HEAD_SAMPLES = 1024
-"""Samples of a larger one kept in memory, for probes that don't read batch by batch."""
+"""Number of samples from a stream kept in memory, for probes that don't read in batches."""
 
 READ_BATCH = 128
 
 
 class DrawnBatches(Batches):
-    """A dataset's sample, read again in each iteration, in batches of the model's precision.
+    """A sample from a dataset, read again in each iteration, in batches of the model's precision.
 
     Raises
     ------
     nlbench.RequestError
-        At the end of an iteration, if the samples differ from the first iteration's.
+        At the end of an iteration, if the samples differ from those of the first iteration.
     """
 
     def __init__(
@@ -210,14 +210,14 @@ class DrawnBatches(Batches):
             yield part.inputs.to(self._dtype)
 
     def labelled(self, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all samples with their labels, in batches of at most `limit`."""
+        """Yield all samples and their labels, in batches of at most `limit`."""
         for part in self.parts():
             assert part.labels is not None
             inputs = part.inputs.to(self._dtype)
             yield from zip(torch.split(inputs, limit), torch.split(part.labels, limit), strict=True)
 
     def parts(self) -> Iterator[Sample]:
-        """Yield all samples with their images and labels, in batches."""
+        """Yield all samples, including images and labels, in batches."""
         count, split, seed = self._selection
         digest = SampleHash(self.samples)
         for part in self._dataset.stream(count, split=split, seed=seed, batch=READ_BATCH):
@@ -225,8 +225,8 @@ class DrawnBatches(Batches):
             yield part
         if self._hash is not None and self.hexdigest() != digest.hexdigest():
             raise RequestError(
-                f"{self._dataset.name}: the samples changed between two passes; its files may have "
-                "changed, or its items are random"
+                f"{self._dataset.name}: the samples changed between two passes; either the files "
+                "changed or the items are random"
             )
         self._hash = digest
 
@@ -247,14 +247,14 @@ def draw(
     Returns
     -------
     sample : Sample
-        All samples, or the first ones if there is a stream.
+        All samples or, if there is a stream, its first samples.
     stream : DrawnBatches or None
-        All samples, if they are too large for memory.
+        All samples, if they exceed `max_bytes`.
 
     Raises
     ------
     nlbench.RequestError
-        If they can't be read.
+        If the samples can't be read.
     """
     if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= max_bytes:
         return dataset.sample(count, split=split, seed=seed), None

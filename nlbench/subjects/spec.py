@@ -16,14 +16,14 @@ class SubjectSpec:
     model, data : str
         Registered names.
     weights : str
-        ``auto``, ``trained``, ``init``, ``calibrated`` or the path of a checkpoint.
+        ``auto``, ``trained``, ``init``, ``calibrated`` or the path to a checkpoint.
     seed : int
-        Seed of the initialisation and of the choice of samples.
+        Seed for the initialisation and for drawing the samples.
     samples : int or None
         Number of samples; None for the whole split.
     split : {"test", "train"}
     options : tuple of (str, value)
-        Options of the dataset, sorted by name.
+        Dataset options, sorted by name.
     """
 
     model: str

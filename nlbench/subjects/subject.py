@@ -18,17 +18,17 @@ from .samples import Batches, DrawnBatches, batch_sizes, rebatched
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with its weights on a device, and the samples to observe it with.
+    """A model with its weights on a device, and the samples on which it is observed.
 
     Parameters
     ----------
     inputs : tensor of shape (n, ...)
-        Inputs of the model; for a stream, the first samples.
+        Inputs to the model; if there is a stream, its first samples.
     labels : tensor of shape (n,) or None
     images : tensor or None
         Images before normalisation.
     stream : Batches or None
-        All samples, if they don't fit into memory.
+        All samples, if they don't fit in memory.
 
     Examples
     --------
@@ -47,13 +47,13 @@ class Subject:
     stream: Batches | None = None
 
     def batches(self, limit: int) -> Iterable[Tensor]:
-        """Return all samples in order, in as few batches of nearly equal size as possible."""
+        """Return all samples in order, in the fewest possible batches of nearly equal size."""
         if self.stream is not None:
             return rebatched(self.stream, limit, self.stream.known_length)
         return torch.split(self.inputs, list(batch_sizes(len(self.inputs), limit)))
 
     def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return all samples in order with their labels, in batches.
+        """Return all samples and their labels in order, in batches.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Subject:
         return self.stream.labelled(limit)
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
-        """Return the samples that can be read again, in order, with labels if there are any.
+        """Return the samples that can be read repeatedly, in order, with their labels if any.
 
         For a loader that is read only once, these are the first samples.
         """
@@ -90,9 +90,9 @@ class Subject:
     def shuffled(self, limit: int) -> Iterable[Tensor]:
         """Yield the samples in a fixed random order, in batches.
 
-        Batches of inputs that are sorted, by class for example, would not be representative. For a
-        loader that is read only once, these are the first samples. A dataset's stream is already
-        in random order.
+        If inputs are sorted, for example by class, batches in that order are not representative.
+        For a loader that is read only once, only the first samples are returned. A dataset's
+        stream is already in random order.
         """
         if isinstance(self.stream, DrawnBatches):
             yield from self.batches(limit)
@@ -102,7 +102,7 @@ class Subject:
             yield self.inputs[part.to(self.inputs.device)]
 
     def converted(self, model: nn.Module, convert: Callable[[Tensor], Tensor]) -> Subject:
-        """Return the subject with another model and converted tensors."""
+        """Return a copy of the subject with another model and converted tensors."""
         tensors = {name: getattr(self, name) for name in ("inputs", "labels", "images")}
         changed: dict[str, Any] = {
             name: None if tensor is None else convert(tensor) for name, tensor in tensors.items()

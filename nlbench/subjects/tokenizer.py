@@ -1,4 +1,4 @@
-"""The tokenizer of a model, for datasets of text."""
+"""Tokenizers of models, for text datasets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The vocabulary and special tokens with which a model reads text.
+    """The vocabulary and special tokens that a model uses to read text.
 
     Parameters
     ----------
     name : str
-        Name in descriptions.
+        Name used in descriptions.
     encode : callable
         Maps texts to token ids, without special tokens.
     size : int
-        Size of the vocabulary.
+        Vocabulary size.
     start, end : tuple of int
-        Special tokens around each input of the model.
+        Special tokens at the start and end of each input to the model.
     separator : tuple of int
-        Special tokens between two texts in one input.
+        Special tokens between two texts in the same input.
     predicts_next : bool
-        True if the label of a token is the next token; otherwise there are no labels.
+        True if each token's label is the next token; otherwise there are no labels.
 
     Examples
     --------

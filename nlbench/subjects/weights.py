@@ -1,6 +1,6 @@
 """Read and write checkpoints.
 
-PyTorch is imported only when weights are read, so that a run can be planned without it.
+PyTorch is imported only when weights are loaded, so that runs can be planned without it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HEADER_LENGTH = struct.Struct("<Q")
 BATCH_COUNTER = "num_batches_tracked"
 
 COMPILED_PREFIX = "_orig_mod."
-"""Prefix of parameter names in a module compiled by `torch.compile`."""
+"""Prefix of parameter names in a module compiled with `torch.compile`."""
 
 PARALLEL_PREFIX = "module."
 """Prefix of parameter names in a `torch.nn.DataParallel`."""
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file; empty if it can't be read as one.
+    """Read the metadata of a safetensors file; empty if the file can't be read as one.
 
     Examples
     --------
@@ -59,25 +59,24 @@ def load_weights(
 ) -> dict[str, str]:
     """Load a checkpoint into a model, completely or not at all.
 
-    The format is detected from the file's content, not its suffix: safetensors, or a file of
-    `torch.save`, from which only tensors are unpickled. The state dict may be nested under
-    ``state_dict``, ``model_state_dict`` or ``model``. Its names may have the prefix ``module.``
-    of `torch.nn.DataParallel`, ``_orig_mod.`` of `torch.compile`, or the attribute under which
-    a trainer's module holds the network. Other entries of a Lightning checkpoint, such as the
-    weights of a loss, are ignored. Values are converted to the model's precision. The counter
-    ``num_batches_tracked`` of a batch norm may be missing, as it is in old checkpoints; the
-    model then keeps its counter.
+    The format is detected from the file's content, not its suffix: safetensors, or a file written
+    by `torch.save`, from which only tensors are unpickled. The state dict may be nested under
+    ``state_dict``, ``model_state_dict`` or ``model``. Its names may be prefixed with ``module.``
+    (`torch.nn.DataParallel`), ``_orig_mod.`` (`torch.compile`) or the name of the attribute in
+    which a trainer's module stores the network. Other entries in a Lightning checkpoint, such as
+    the weights of a loss, are ignored. Values are converted to the model's precision. If a batch
+    norm's ``num_batches_tracked`` is missing, as in old checkpoints, the model keeps its own.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Keeps its device and dtype.
+        The model to load into; its device and dtype don't change.
     path : path
         The checkpoint.
     rename : callable, optional
-        Maps a name in the file to the model's, or to None to skip the tensor.
+        Maps a name in the file to a name in the model, or to None to skip the tensor.
     read : callable, optional
-        Reads the file to a state dict and metadata; by default `read_checkpoint`.
+        Reads the file and returns a state dict and metadata; by default, `read_checkpoint`.
 
     Returns
     -------
@@ -88,8 +87,8 @@ def load_weights(
     ------
     nlbench.RequestError
         If the file can't be read, could run code, is not a state dict, doesn't match the model's
-        names, shapes or kinds of dtype, or contains NaN or infinities. The model is then
-        unchanged.
+        names, shapes or kinds of dtype, or contains NaN or infinities. In these cases, the model
+        is unchanged.
 
     Examples
     --------
@@ -114,7 +113,7 @@ def load_weights(
             name: _convert(tensor, model_state[name], name, path)
             for name, tensor in tensors.items()
         }
-        # The model's own dict carries metadata that some modules need for loading.
+        # The model's own dict has metadata that some modules require for loading.
         model_state.update(converted)
         model.load_state_dict(model_state)
     return metadata
@@ -125,8 +124,8 @@ def save_weights(
 ) -> None:
     """Write a model's parameters and persistent buffers as safetensors, atomically.
 
-    The bytes depend only on the state and the metadata, which is in the file's header. The folder
-    must exist.
+    The bytes depend only on the state and on the metadata, which is stored in the file's header.
+    The folder must exist.
 
     Raises
     ------
@@ -135,18 +134,18 @@ def save_weights(
     """
     from safetensors.torch import save
 
-    # Cloned: safetensors refuses tensors that share memory, such as tied weights.
+    # Clone, since safetensors rejects tensors that share memory, such as tied weights.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
 
 
 def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
-    """Read a checkpoint's content and the metadata of its header.
+    """Read a checkpoint's content and the metadata in its header.
 
     Raises
     ------
     nlbench.RequestError
-        If it is neither a safetensors file nor one of `torch.save`, or could run code.
+        If it was written neither as safetensors nor by `torch.save`, or could run code.
     """
     check_is_file(path)
     try:
@@ -156,7 +155,7 @@ def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
         raise RequestError(f"can't read {path}: {_reason(error)}") from error
     if not head:
         raise RequestError(f"{path} is empty, expected a checkpoint")
-    # Safetensors first: its first bytes, the header's length, may match another format's.
+    # Check for safetensors first: it starts with the header's length, which may match any format.
     if head[HEADER_LENGTH.size :] == b"{":
         return _read_safetensors(path)
     if head.startswith((b"PK\x03\x04", b"\x80")):
@@ -171,7 +170,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, st
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            # Many error types: a header may name a dtype that PyTorch lacks.
+            # Many error types are possible, for example if PyTorch lacks a dtype in the header.
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
         raise RequestError(
@@ -183,8 +182,8 @@ def _read_torch(path: Path) -> Any:
     import torch
 
     try:
-        # An open file, since torch.load also interprets a path's suffix. Its warnings concern
-        # how the file was written.
+        # Pass an open file, since torch.load would also interpret a path's suffix. Its warnings
+        # are about how the file was written.
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -195,7 +194,7 @@ def _read_torch(path: Path) -> Any:
             + (f" ({culprit[1]})" if culprit else "")
         ) from error
     except Exception as error:
-        # A damaged pickle or archive can raise almost any error.
+        # A damaged pickle or archive may raise almost any error.
         if "TorchScript" in str(error):
             raise RequestError(
                 f"{path} is refused: it is a TorchScript program, expected a state dict"
@@ -206,7 +205,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the state dict in a file's content, and True if Lightning wrote it."""
+    """Return the state dict in a file's content, and whether Lightning wrote the file."""
     import torch
 
     is_lightning = False
@@ -236,10 +235,10 @@ def _with_model_names(
     *,
     is_lightning: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors keyed by the model's names, without the prefixes of wrappers.
+    """Return the tensors keyed by the model's names, without prefixes added by wrappers.
 
-    Wrappers are `torch.nn.DataParallel`, `torch.compile` and a trainer's module that holds the
-    network as an attribute.
+    Wrappers are `torch.nn.DataParallel`, `torch.compile` and trainer modules that store the
+    network in an attribute.
     """
     if not any(COMPILED_PREFIX in name for name in model_state):
         plain = {name.replace(COMPILED_PREFIX, ""): tensor for name, tensor in state.items()}
@@ -270,11 +269,11 @@ def _with_model_names(
         first, second = list(fitting)[:2]
         raise RequestError(
             f"{path} contains several networks that fit the model, '{first}*' and '{second}*'; "
-            "save one of them alone"
+            "save only one of them"
         )
     if fitting:
         return fitting.popitem()[1]
-    # Nothing fits. Drop a common prefix, so that the error names the model's tensors.
+    # No prefix fits. Remove a common prefix, so that the error shows the model's tensor names.
     is_parallel = all(name.startswith(PARALLEL_PREFIX) for name in state)
     return within(PARALLEL_PREFIX) if is_parallel and state else plain
 
@@ -306,7 +305,7 @@ def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) 
     import torch
 
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise RequestError(f"{path}: '{name}' is not a dense tensor of plain numbers")
+        raise RequestError(f"{path}: '{name}' is not a dense tensor of unquantized numbers")
     if tensor.shape != target.shape:
         raise RequestError(
             f"{path} doesn't fit the model: '{name}' has shape {tuple(tensor.shape)}, "
@@ -317,7 +316,7 @@ def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) 
             f"{path} doesn't fit the model: '{name}' has dtype {tensor.dtype}, "
             f"expected {target.dtype}"
         )
-    # Checked after the conversion, which may overflow.
+    # Check after the conversion, which may overflow.
     converted = tensor.to(target.dtype)
     if not bool(torch.isfinite(converted).all()):
         raise RequestError(f"{path}: '{name}' contains NaN or infinities, expected finite weights")
@@ -335,11 +334,11 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _with_sorted_header(content: bytes) -> bytes:
-    """Sort the header of safetensors bytes, whose order differs from run to run."""
+    """Sort the header in safetensors bytes, whose order differs from run to run."""
     start = HEADER_LENGTH.size
     end = start + HEADER_LENGTH.unpack(content[:start])[0]
     header = json.dumps(json.loads(content[start:end]), sort_keys=True, separators=(",", ":"))
-    # The format requires tensors aligned to 8 bytes, and padding with spaces.
+    # The format requires the tensors to be aligned to 8 bytes, and padding with spaces.
     padded = header.encode() + b" " * (-len(header.encode()) % 8)
     return HEADER_LENGTH.pack(len(padded)) + padded + content[end:]
 

@@ -1,4 +1,4 @@
-"""Choose the weights that a specification names."""
+"""Choose the weights given in a subject's specification."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .spec import SubjectSpec
 
 _SEED = re.compile(r"seed[-_= ]?\d+$", re.IGNORECASE)
 FRESH_WEIGHTS = ("init", "calibrated")
-"""Weights drawn from the seed; ``calibrated`` takes batch-norm statistics from the samples."""
+"""Weights drawn using the seed; ``calibrated`` computes batch-norm statistics from the samples."""
 
 
 @dataclass(frozen=True)
 class WeightsChoice:
-    """The weights that a specification names.
+    """The weights given in a subject's specification.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class WeightsChoice:
     file : Path or None
         None for freshly initialised weights.
     note : str
-        Why the weights are freshly initialised although a checkpoint is declared; else empty.
+        Reason why the weights are freshly initialised although a checkpoint is declared.
     model : str
-        `ModelInfo.fingerprint` of the model; empty if it has none.
+        The model's `ModelInfo.fingerprint`; empty if it has none.
     """
 
     label: str
@@ -44,15 +44,15 @@ class WeightsChoice:
 
     @property
     def identity(self) -> str:
-        """Hash of the file, or the label of fresh weights, with the model's fingerprint."""
+        """Hash of the file (or label of fresh weights), followed by the model's fingerprint."""
         weights = file_hash(self.file) if self.file else self.label
         return f"{weights} {self.model}".rstrip()
 
 
 def choose_weights(spec: SubjectSpec) -> WeightsChoice:
-    """Choose the weights that a specification names.
+    """Choose the weights given in a subject's specification.
 
-    ``auto`` is ``trained`` if the model has a checkpoint for the dataset, else ``init``.
+    ``auto`` means ``trained`` if the model has a checkpoint for the dataset, otherwise ``init``.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _choose(spec: SubjectSpec, info: ModelInfo) -> WeightsChoice:
     datasets = f"only on {', '.join(sorted(info.trained))}" if info.trained else "on no dataset"
     raise RequestError(
         f"{spec.model} has no checkpoint trained on {spec.data} ({datasets}); "
-        "use --weights init or the path of a checkpoint"
+        "use --weights init or the path to a checkpoint"
     )
 
 
@@ -103,19 +103,19 @@ def _checkpoint(weights: str) -> WeightsChoice:
 
 
 def _label(file: Path) -> str:
-    """Return a checkpoint's name, with the training run or seed that its folder is named after."""
+    """Return a checkpoint's name, preceded by the training run or seed that names its folder."""
     folder = file.absolute().parent.name
     name = folder.removesuffix(".training")
     return f"{name}/{file.name}" if name != folder or _SEED.search(folder) else file.name
 
 
 def training_folder(path: Path) -> Path:
-    """Return the folder next to a checkpoint with the manifest and state of its training run."""
+    """Return the folder, next to a checkpoint, with its training run's manifest and state."""
     return path.with_name(f"{path.stem}.training")
 
 
 def training_failure(path: Path) -> str:
-    """Return the error of the training run that should have written a checkpoint; else empty."""
+    """Return the error that ended a missing checkpoint's training run; empty if there is none."""
     if path.exists():
         return ""
     try:

@@ -115,7 +115,7 @@ def test_images_without_three_channels_are_refused():
 
 def test_vectors_are_refused():
     with pytest.raises(
-        RequestError, match=r"takes images, the inputs of made-up have shape \(2,\)"
+        RequestError, match=r"takes images, but inputs in made-up have shape \(2,\)"
     ):
         build_model("torchvision/resnet18", data_of((2,)), seed=0)
 

@@ -72,7 +72,7 @@ def test_a_manifest_describes_its_records():
 
 def test_a_runs_manifest_is_validated():
     assert isinstance(Run({"device": "cpu"}, []).manifest, Manifest)
-    with pytest.raises(RequestError, match="not the manifest of a run"):
+    with pytest.raises(RequestError, match="not a run's manifest"):
         Run({"seconds": "many"}, [])
 
 

@@ -151,7 +151,7 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ((torch.zeros(3, 2), torch.zeros(3, 2)), r"a batch has 2 arguments, the model takes 1"),
+        ((torch.zeros(3, 2), torch.zeros(3, 2)), r"a batch has 2 arguments, but the model takes 1"),
         ((torch.zeros(3, 2), torch.zeros(4, 2)), r"a tuple of tensors with 3 and 4 samples"),
         ([(torch.zeros(3, 2), torch.zeros(4))], r"3 samples with labels of shape \(4,\)"),
         ((), "a tuple without a tensor"),
@@ -169,9 +169,9 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
         ((torch.zeros(3),), r"shape \(3,\), expected \(n, ...\)"),
         (torch.zeros(()), r"shape \(\), expected \(n, ...\)"),
         ([torch.zeros(3)], r"shape \(3,\), expected \(n, ...\)"),
-        (TensorDataset(torch.zeros(3, 2)), "yields samples one by one.*DataLoader"),
-        ([torch.zeros(3, 2), (torch.zeros(3, 2), 1, 2)], "batches of different arguments"),
-        (iter([torch.zeros(3, 2), {"input": torch.zeros(3, 2)}]), "of different arguments"),
+        (TensorDataset(torch.zeros(3, 2)), "yields samples one at a time.*DataLoader"),
+        ([torch.zeros(3, 2), (torch.zeros(3, 2), 1, 2)], "batches with different arguments"),
+        (iter([torch.zeros(3, 2), {"input": torch.zeros(3, 2)}]), "with different arguments"),
         ({"a", "b"}, "the loader yields a str"),
         (torch.zeros(0, 2), "no samples"),
         (torch.zeros(3, 2).to_sparse(), "inputs: a sparse or nested tensor, expected a dense one"),
@@ -274,7 +274,7 @@ def test_floats_next_to_a_mask_are_measured_at_activations_but_have_no_lines():
 
 def test_floats_of_different_types_are_refused():
     for other in (torch.zeros(3, 3).double(), torch.zeros(3, 3, dtype=torch.complex64)):
-        with pytest.raises(RequestError, match="all of one real type"):
+        with pytest.raises(RequestError, match="the same real dtype"):
             nlbench.evaluate(seeded(Two), (torch.zeros(3, 4), other), ["r2"])
 
 
