@@ -1,8 +1,8 @@
-"""Python interface to networks on straight segments of input space.
+"""Python interface for tracing networks along straight segments in input space.
 
-On a segment x(t) = x0 + t (x1 - x0) a piecewise-affine network is affine between finitely many
-breakpoints. Where they are few, `exact` finds them layer by layer. Where they are many,
-`estimation` counts them without finding any. Where the network is smooth there are none, and
+On a segment x(t) = x0 + t (x1 - x0), a piecewise-affine network is affine between finitely many
+breakpoints. If there are few, `exact` finds them layer by layer. If there are many,
+`estimation` counts them without locating any. If the network is smooth, there are none, and
 `quadrature` integrates it.
 """
 
@@ -44,11 +44,11 @@ from .verification import check_trace
 METHODS = ("exact", "adaptive", "sampling")
 """Methods that find breakpoints, best first."""
 MAX_CHECKED_POINTS = 16
-"""Points of a trace that are compared with the network at a time."""
+"""Maximum number of points of a trace that are compared with the network at a time."""
 MIN_CHECKED_POINTS = 4
-"""Minimum number of points to compare a trace with the network."""
+"""Minimum number of points needed to compare a trace with the network."""
 ESTIMATES_BEFORE_TRACES = 64
-"""Segments that are estimated at a time, before those that need an exact trace are traced."""
+"""Number of segments estimated at a time, before those that need an exact trace are traced."""
 
 
 def trace_segment(
@@ -77,8 +77,8 @@ def trace_segment(
     dtype : torch.dtype
         Precision of the network, float64 or float32.
     memory : int, optional
-        Bytes that may be used in addition to the model and the traces; by default half of the free
-        memory. It bounds the number of points computed at a time and changes no result.
+        Memory limit in bytes, in addition to the model and the traces; by default half of the free
+        memory. It limits the number of points computed at a time and does not affect results.
     sensitivity : float
         For ``adaptive``: distance in t past a breakpoint at which the next search begins.
     resolution : int
@@ -92,8 +92,8 @@ def trace_segment(
     nlbench.NotFinite
         If an input, a weight or an output is not finite.
     nlbench.RequestError
-        If the ends don't fit each other or the network, an option is out of bounds, or the
-        memory is too small for two points.
+        If the ends are incompatible with each other or with the network, an option is out of
+        bounds, or two points don't fit in memory.
 
     References
     ----------
@@ -145,7 +145,7 @@ def trace_segments(
     Yields
     ------
     SegmentTrace
-        In the order of the segments. A trace does not depend on the other segments.
+        In segment order. A trace does not depend on the other segments.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def trace_segments(
     # A memory limit includes constants; the free memory already excludes them.
     with nullcontext() if memory is None else live:
         program = record_program(network, first[:1].clone())
-    # A network that is too large is refused before more than one point is run.
+    # Refuse a network that is too large before running it on more than one point.
     min_needs = replace(min_point_memory(program, dtype), constants=live.now)
     share_out(min_needs, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
     needs = measure_point_memory(program, first)
@@ -217,11 +217,11 @@ def estimate_segment(
 ) -> SegmentEstimate:
     """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
 
-    No breakpoint is located: a hundred forward passes are enough where an exact trace takes one
-    per region. Between neighbouring nodes of a uniform grid, each unit that changes its piece has
-    crossed a boundary. So `at_least` is a lower bound on their number, except where units cross at
-    one point because of an undetected tie (see the documentation). `crossings` is the extrapolation
-    to ever finer grids.
+    No breakpoints are located: about a hundred forward passes suffice, whereas an exact trace takes
+    one per region. A unit that changes piece between neighbouring points of a uniform grid has
+    crossed a boundary. `at_least` is therefore a lower bound on the number of boundaries, unless
+    units cross at the same point because of an undetected tie (see the documentation). `crossings`
+    is extrapolated to infinitely fine grids.
 
     Parameters
     ----------
@@ -233,22 +233,22 @@ def estimate_segment(
         Grids are halved until the relative standard error of the crossings and the relative error
         of the deviations (Euclidean norms over logits) are within it.
     evaluations : int
-        Maximum number of forward passes. If it doesn't suffice, ``converged`` is false.
+        Maximum number of forward passes. If it is not enough, ``converged`` is False.
     dtype : torch.dtype, optional
-        Precision of the network; by default float32, and float64 where that is not enough.
+        Precision of the network; by default float32, or float64 where float32 is not enough.
     memory : int, optional
-        Bytes that may be used in addition to the model; by default half of the free memory. Grids
-        whose patterns would take more are not halved.
+        Memory limit in bytes, in addition to the model; by default half of the free memory. Grids
+        are not refined if their patterns would exceed it.
 
     Returns
     -------
     SegmentEstimate
-        Without ``crossings`` if the network is not piecewise affine; ``refused`` is the reason.
+        If the network is not piecewise affine, ``crossings`` is None and ``refused`` is the reason.
 
     Raises
     ------
     nlbench.NotFinite, nlbench.RequestError
-        As `trace_segment`.
+        See `trace_segment`.
 
     References
     ----------
@@ -288,18 +288,18 @@ def observe_paths(
     evaluations: int = DEFAULT_EVALUATIONS,
     budget: int = DEFAULT_BUDGET,
 ) -> Iterator[TracedSegment]:
-    """Trace paths, whose consecutive anchors are joined by segments.
+    """Trace the segments between consecutive anchors of paths.
 
     Parameters
     ----------
     model : torch.nn.Module
         See `trace_segment`, which also describes the errors.
     paths : tensor of shape (p, a, *input)
-        p paths of a anchors each.
+        p paths with a anchors each.
     method : {"exact", "adaptive", "sampling", "refined", "auto"}
-        One of `trace_segment`'s; ``refined`` estimates by `estimate_segment`; ``auto`` is
-        ``exact`` on each segment where nine points predict at most `budget` forward passes, and
-        ``refined`` on the others.
+        The first three are those of `trace_segment`, and ``refined`` is `estimate_segment`.
+        ``auto`` uses ``exact`` on segments for which nine points predict at most `budget` forward
+        passes, and ``refined`` on the others.
     dtype : torch.dtype, optional
         By default float64 for traces; for estimates, as in `estimate_segment`.
     memory, sensitivity, resolution
@@ -312,7 +312,7 @@ def observe_paths(
     Yields
     ------
     TracedSegment
-        p (a - 1) of them, path by path.
+        p (a - 1) segments, path by path.
 
     Examples
     --------
@@ -322,7 +322,7 @@ def observe_paths(
     """
     if paths.ndim < 3 or paths.shape[1] < 2:
         raise RequestError(
-            f"paths of shape {tuple(paths.shape)}, expected (paths, 2 anchors or more, *input)"
+            f"paths of shape {tuple(paths.shape)}, expected (paths, at least 2 anchors, *input)"
         )
     traces = _trace_or_estimate(
         model,
@@ -340,14 +340,14 @@ def observe_paths(
 
 
 def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return starts and ends of the segments of paths: (n, *input) each."""
+    """Return the start and end points of the segments of paths, (n, *input) each."""
     return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
 
 
 def with_positions(
     traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor
 ) -> Iterator[TracedSegment]:
-    """Yield traces with their positions on their paths."""
+    """Yield traces with the indices of their path and segment."""
     for index, trace in enumerate(traces):
         yield TracedSegment(*divmod(index, paths.shape[1] - 1), trace)
 
@@ -362,7 +362,7 @@ def trace_or_integrate(
     memory: int | None,
     **options: Any,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
-    """Trace or estimate segments as `observe_paths`, or integrate a smooth network."""
+    """Trace or estimate segments as in `observe_paths`, or integrate a smooth network."""
     count = 0
     limits: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
     try:
@@ -419,7 +419,7 @@ def _complete(
     ends: Tensor,
     trace: Callable[[Tensor, Tensor], Iterator[SegmentTrace]],
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
-    """Yield estimates, and exact traces of the segments that have none."""
+    """Yield the estimate of each segment or, if it is None, the exact trace."""
     first = 0
     while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
         untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]

@@ -1,4 +1,4 @@
-"""A network that runs in batches if its samples are independent, else one by one."""
+"""A network that runs in batches if its samples are independent, otherwise one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .recording.point_memory import PointMemory, share_out
 
 MAX_BATCH_SIZE = 64
 MAX_CHECKED_BATCH = 5
-"""Size of the batch that reveals whether samples are mixed."""
+"""Maximum size of the batch used to check whether a network mixes samples."""
 
 
 @dataclass
@@ -34,21 +34,21 @@ class BatchedNetwork:
 
     @classmethod
     def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> BatchedNetwork:
-        """Determine the batch size: 1 for a network that mixes the samples of a batch.
+        """Determine the batch size: 1 for a network that mixes the samples in a batch.
 
         Parameters
         ----------
         network : torch.nn.Module
             In eval mode.
         examples : tensor of shape (m, *input)
-            At least two.
+            At least two inputs.
         memory : int, optional
             Memory limit in bytes; by default half of the free memory.
 
         Raises
         ------
         nlbench.RequestError, nlbench.NotFinite
-            If the network can't be run on them, or the memory is too small for one.
+            If the network can't be run on the examples, or a single one does not fit in memory.
         nlbench.Undefined
             If its output for one input changes from call to call.
 
@@ -62,7 +62,7 @@ class BatchedNetwork:
             sample_bytes = bytes_per_sample(network, examples[:1])
         needs = PointMemory(sample_bytes, sample_bytes, 0, 0)
         _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
-        # With two samples, some networks that mix samples still compute the output of each.
+        # On two samples, some networks that mix samples still compute each output correctly.
         checked = min(max(size, 2), MAX_CHECKED_BATCH)
         batched = cls(network, checked)
         try:
@@ -71,7 +71,7 @@ class BatchedNetwork:
             together = None
         alone = alone[:2].reshape(2, -1)
         if together is not None and is_same(together, alone, torch.float64):
-            # Where memory ran out, larger batches have not been checked.
+            # If memory ran out, larger batches have not been checked.
             return cls(network, size if batched.size == checked else batched.size)
         if not is_same(cls(network, 1)(examples[:2]), alone, torch.float64):
             raise Undefined(
@@ -81,7 +81,7 @@ class BatchedNetwork:
         return cls(network, 1)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the outputs, (m, *input) to (m, k).
+        """Return the outputs (m, k) for inputs (m, *input).
 
         Raises
         ------
@@ -102,7 +102,7 @@ class BatchedNetwork:
         for batch in torch.split(inputs, size):
             try:
                 with torch.inference_mode():
-                    # The network may write into its input.
+                    # The network may modify its input in place.
                     output = self.network(batch.clone())
                     outputs.append(output.reshape(len(batch), -1))
             except (RuntimeError, TypeError, IndexError, ValueError) as error:

@@ -15,7 +15,7 @@ class ChordParts:
     Parameters
     ----------
     above, below : float64 tensor of shape (..., k)
-        Integrals of the positive and of the negative part of f - g, both positive.
+        Integrals of the positive and negative parts of f - g, both non-negative.
     variation : float64 tensor of shape (..., k)
         Total variation of f - g; for a piecewise-affine f, the sum of its absolute changes over
         regions.
@@ -72,6 +72,6 @@ def _positive_part(distance: Tensor, width: Tensor) -> Tensor:
     high = left.clamp(min=0) + right.clamp(min=0)
     fall = (right - left).abs()
     crossed = (left.sign() * right.sign()) < 0
-    # Where the distance changes sign, a triangle narrower by high / fall remains.
+    # Where the distance changes sign, the trapezium becomes a triangle, narrower by high / fall.
     fraction = torch.where(crossed, high / torch.where(crossed, fall, 1.0), 1.0)
     return (width * high * fraction).sum(-2) / 2

@@ -23,7 +23,7 @@ from .segments import segments_on_device
 from .trace import SegmentEstimate
 
 PROBED_SEGMENTS = 4
-"""Segments of a subject that a forecast evaluates."""
+"""Number of segments per subject that a forecast evaluates."""
 PASSES_PER_REGION = {"exact": 1, "adaptive": 2}
 DOUBLE_PRECISION_COST = 2
 """Time of a forward pass in float64 relative to float32."""
@@ -33,7 +33,7 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 def forecast(
     model: nn.Module, samples: Samples, options: ProbeOptions, resources: Resources
 ) -> str:
-    """Predict method, boundaries, forward passes and time of tracing a subject's paths.
+    """Predict the method, boundaries, forward passes and time for tracing a subject's paths.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def forecast(
         passes = count * (int(options["resolution"]) + 1)
         return f"{count:,} segments: sampling takes {passes:,} forward passes"
     probed = min(PROBED_SEGMENTS, count)
-    # Evenly spread over the segments, but at different positions of their paths.
+    # Evenly distributed over the segments, but at different positions on their paths.
     index = [int((i + (0.5 + i * _GOLDEN_RATIO) % 1) * count / probed) for i in range(probed)]
     coarse = estimate_segments(
         model,
@@ -114,13 +114,13 @@ def _prediction(
 def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
     """Predict the forward passes of refining a coarse estimate.
 
-    The crossings that halving will add are proportional to the step, and the error of the
-    deviation to its square.
+    The number of crossings still to be found is proportional to the step size, and the error of
+    the deviation to its square.
     """
     tolerance, coarse = float(options["tolerance"]), len(estimate.t) - 1
     steps = MIN_STEPS
     if estimate.crossings:
-        # Expected remaining crossings whose spread, two standard deviations, is tolerated.
+        # Expected number of remaining crossings for which two standard deviations are tolerable.
         allowed = 3 / 5 * (tolerance * estimate.crossings) ** 2 / 2
         remaining = estimate.crossings - estimate.at_least
         steps = max(steps, math.ceil(coarse * remaining / allowed))

@@ -23,7 +23,7 @@ from .segment_image import SegmentImage
 from .trace import SegmentEstimate, TracedSegment
 
 MAX_PATH_BYTES = 2**32
-"""Memory limit for the paths of a pass, which are all built before the first is traced."""
+"""Memory limit in bytes for the paths, which are all built before the first is traced."""
 
 
 def observe(
@@ -35,9 +35,9 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Pass each segment of a subject's paths, traced or integrated, to listeners.
+    """Trace the segments of a subject's paths, and pass them to listeners.
 
-    Where it can't be traced, its distance to the chords is integrated, with a remark.
+    If the network can't be traced, its distance to the chords is integrated, and a remark is added.
     """
     paths = paths_of(model, samples, options)
     facts["segments"] = paths.shape[0] * (paths.shape[1] - 1)
@@ -59,7 +59,7 @@ def observe(
     network = cache(partial(typed_copy, model))
     for observation in with_positions(traces, paths):
         trace, first = observation.trace, observation.segment
-        # The device of the traces has float64.
+        # Traces are on a device that supports float64.
         path = paths[observation.path].to(trace.t.device)
         ends = path[first], path[first + 1]
         breakpoints = None if isinstance(trace, SegmentEstimate) else trace.t
@@ -78,7 +78,7 @@ def observe(
 
 
 def _remark(traces: Sequence[SegmentEstimate]) -> str:
-    """Describe how well a path was integrated."""
+    """Describe how accurately a path was integrated."""
     tolerance = traces[0].tolerance
     unconverged = [trace for trace in traces if not trace.converged]
     if not unconverged:
@@ -93,12 +93,12 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
 
 
 def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
-    """Return the paths that options select, (p, a, *input).
+    """Return the paths selected by the options, (p, a, *input).
 
     Raises
     ------
     nlbench.Undefined, nlbench.RequestError
-        If such inputs or these options allow no paths.
+        If the inputs or the options don't allow any paths.
     """
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
@@ -135,7 +135,7 @@ def _check_size(inputs: Tensor, options: ProbeOptions) -> None:
     if size > MAX_PATH_BYTES:
         raise RequestError(
             f"lines.number: {number:,} paths of {points // number} points each take "
-            f"{size / 2**30:,.1f} GiB, expected at most {MAX_PATH_BYTES / 2**30:.0f}; take fewer "
+            f"{size / 2**30:,.1f} GiB, expected at most {MAX_PATH_BYTES / 2**30:.0f}; use fewer "
             "paths or anchors"
         )
 

@@ -18,7 +18,7 @@ class Lines(LazyProbe):
     """Probe that restricts the network to straight segments between inputs."""
 
     name = "lines"
-    description = "the network restricted to straight segments of input space"
+    description = "the network restricted to straight segments in input space"
     home = "nlbench.probes.lines.observation"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
@@ -43,13 +43,13 @@ class Lines(LazyProbe):
         ),
         "radius": Option(
             4.0,
-            "pixels by which an anchor is translated; for directions, their length in units of "
-            "the network's inputs",
+            "pixels by which anchors are translated; for directions, the length of a path in the "
+            "units of the network's inputs",
             minimum=0.0,
             maximum=1e4,
         ),
         "seed": Option(
-            0, "seed of open and random paths, the same for all models", minimum=0, maximum=2**53
+            0, "seed for open and random paths and directions", minimum=0, maximum=2**53
         ),
         "method": Option(
             "auto",
@@ -66,25 +66,24 @@ class Lines(LazyProbe):
         ),
         "dtype": Option(
             "auto",
-            "precision of the network; auto: float64, or float32 for estimates where that is "
-            "enough",
+            "precision of the network; auto: float64, or float32 for estimates if it suffices",
             choices=("auto", "float64", "float32"),
         ),
         "sensitivity": Option(
             1e-6,
-            "for adaptive: step past a breakpoint, as a share of the segment",
+            "for adaptive: step past a breakpoint, as a fraction of the segment",
             minimum=1e-12,
             maximum=0.1,
         ),
         "resolution": Option(1000, "for sampling: steps per segment", minimum=1, maximum=1e9),
         "tolerance": Option(
             1e-3,
-            "relative error of estimates, and where the network is not piecewise affine",
+            "relative error of estimates, and of integrals of smooth networks",
             minimum=1e-10,
             maximum=0.1,
         ),
         "evaluations": Option(
-            4096, "maximum evaluations per segment for such estimates", minimum=64, maximum=1e7
+            4096, "maximum evaluations per segment for estimates", minimum=64, maximum=1e7
         ),
     }
 
@@ -128,5 +127,5 @@ LINES = Lines()
 
 
 def is_channels_last(images: Tensor) -> bool:
-    """Return True if 4-D inputs look like (n, height, width, channels), by their sizes."""
+    """Return True if the sizes of 4-D inputs suggest (n, height, width, channels)."""
     return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]

@@ -1,9 +1,9 @@
-"""Published methods to find breakpoints, adaptively and by sampling, to compare with `exact`.
+"""Published methods for finding breakpoints, adaptive and by sampling, to compare with `exact`.
 
 `trace_adaptively` steps from one breakpoint to the next. At a point inside a region, one pass of
 forward-mode differentiation computes the value of every unit and its rate of change. The smallest
-displacement at which a unit's margin reaches zero is the next breakpoint. The next point lies
-beyond it by the sensitivity. `trace_by_sampling` compares activation patterns at uniform steps.
+displacement at which a unit's margin reaches zero gives the next breakpoint. The next point lies
+past it by the sensitivity. `trace_by_sampling` compares activation patterns at uniform steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .trace import SegmentTrace
 Tensors = Sequence[Tensor]
 
 BATCH_SEGMENTS = 64
-"""Segments traced concurrently, enough for an efficient forward pass."""
+"""Number of segments traced concurrently, enough for an efficient forward pass."""
 COINCIDENT_T = 1e-12
 """Distance in t below which breakpoints are merged."""
 TENSORS_PER_VALUE = 3
@@ -53,10 +53,10 @@ class _Walk:
 
 
 _Margin = tuple[Tensor, Tensor, Tensor]
-"""Distance of units (P, ...) from their kinks, its change as t grows by 1, and the magnitude up to
-which it may be zero, each axis of full size or 1."""
+"""Distances of units (P, ...) from their kinks, their rates of change with t, and tolerances below
+which they count as zero, broadcastable to the distances."""
 _Motion = tuple[Tensor, Tensor, list[_Margin]]
-"""Value and rate (P, ...) of a step's output at moving points, and its units' margins."""
+"""Values and rates (P, ...) of a step's output at moving points, and its units' margins."""
 
 
 def trace_adaptively(
@@ -71,9 +71,9 @@ def trace_adaptively(
     """Trace a recorded program along segments; see `trace_segment`.
 
     Each trace reports its ``sensitivity`` and, as ``shorter_than_sensitivity``, the number of
-    boundaries that were crossed in the same step as another, so that the regions in between are
+    boundaries that were crossed in the same step as another, so that the regions in between were
     missed. They are counted by extrapolating back from the next point. If the count is positive,
-    some were missed; it is exact for one boundary in a step and an estimate for several.
+    some were missed. It is exact if a step skips one boundary and an estimate if it skips several.
 
     Parameters
     ----------
@@ -155,25 +155,25 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
 def _look_ahead(
     program: Program, starts: Tensor, slopes: Tensor, t: Tensor, since_last: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Find the next breakpoint of each segment, from the values and rates at one point of it.
+    """Find the next breakpoint on each segment from the values and rates at one of its points.
 
-    `since_last` (P,) is the distance from the last breakpoint.
+    `since_last` (P,) is each point's distance from the last breakpoint.
 
     Returns
     -------
     value, rate : float64 tensor of shape (P, k)
-        The outputs, and their change as t grows by 1.
+        Outputs, and their rates of change with t.
     ahead : tensor of shape (P,)
         Displacement to the next breakpoint, infinite if there is none.
     site : tensor of shape (P,)
-        The site that causes it.
+        Index of the site that causes the breakpoint.
     passed : tensor of shape (P,)
         Number of breakpoints between the last recorded one and the point.
     """
     weight = t.reshape(-1, *[1] * (starts.ndim - 1)).to(starts.dtype)
     x = starts + weight * slopes
     values, rates = {0: x}, {0: slopes}
-    # The rounding of both ends counts at every point between them.
+    # Rounding errors at both ends contribute at every point in between.
     bounds, rate_bounds = {0: peak(starts) + peak(slopes)}, {0: peak(slopes)}
     ahead = torch.full_like(t, torch.inf)
     site = torch.full_like(t, -1, dtype=torch.int64)
@@ -192,8 +192,8 @@ def _look_ahead(
         values[step.output], rates[step.output] = value, rate
         bounds[step.output] = step.rule.bound(inputs, input_bounds, value)
         rate_bounds[step.output] = step.rule.bound(input_rates, input_rate_bounds, rate)
-        for number in step.ends:
-            del values[number], rates[number], bounds[number], rate_bounds[number]
+        for index in step.ends:
+            del values[index], rates[index], bounds[index], rate_bounds[index]
     count = len(t)
     value, rate = (x[program.output].reshape(count, -1).double() for x in (values, rates))
     return value, rate, ahead, site, _count_distinct(crossed, count, t.device)
@@ -202,9 +202,9 @@ def _look_ahead(
 def _move(
     step: Step, inputs: Tensors, rates: Tensors, bounds: Tensors, rate_bounds: Tensors
 ) -> _Motion:
-    """Apply a step to moving points, given the bounds of their values and rates.
+    """Apply a step to moving points, given error bounds for their values and rates.
 
-    A unit on a kink counts as being on the side that it moves to.
+    A unit on a kink counts as being on the side that it is moving to.
     """
     pieces = step.rule.pieces
     if isinstance(pieces, Kinks):
@@ -241,10 +241,10 @@ def _move_kinks(
         strict=True,
     ):
         margins.append((value, speed, noise))
-        # A unit stays on its kink if its margin and its speed are within rounding.
+        # A unit stays on its kink if its margin and its speed are within rounding error.
         near = value.abs() <= noise
         still = near & (speed.abs() <= noise + speed_noise)
-        # The smallest step off the kink; the next layers treat it as rounding.
+        # The smallest step off the kink; later layers treat it as a rounding error.
         floats = torch.finfo(value.dtype)
         smallest = noise * 2**-30 + 4 * floats.eps * inputs[0].abs() + floats.tiny
         target = torch.where(still, 0.0, speed.sign() * smallest)
@@ -256,7 +256,7 @@ def _move_kinks(
 def _move_maxima(groups: MaxGroups, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
     tied, members, noise = groups.tied(inputs, bounds)
     speeds = groups.members(rates)
-    # Among tied members, the one that rises fastest leads.
+    # Among tied members, the one that rises fastest is the maximum.
     first = speeds.masked_fill(~tied, -math.inf).argmax(-1, keepdim=True)
     value, speed = members.gather(-1, first), speeds.gather(-1, first)
     lead = value - members, speed - speeds, noise
@@ -267,7 +267,7 @@ def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) 
     x, rate = ranks.groups(inputs), ranks.groups(rates)
     error = ranks.groups([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
     error = noise_of(x.dtype) * error
-    # Among numbers that are equal up to rounding, the one that rises fastest ranks first.
+    # Among values that are equal up to rounding, the one that rises fastest ranks first.
     largest = rate.abs().amax(-1, keepdim=True)
     ahead = x + rate / torch.where(largest > 0, largest, 1) * error.amax(-1, keepdim=True)
     owner = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks.ranks]
@@ -294,7 +294,7 @@ def _find_zeros(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the displacement (P,) to the next zero of a margin, and the zeros just passed.
 
-    The latter are rows and distances of the zeros between the last breakpoint and the point.
+    The latter are row indices and distances of zeros between the last breakpoint and the point.
     """
     count = len(since_last)
     noise = noise.expand_as(value).reshape(count, -1)
@@ -314,7 +314,7 @@ def _find_zeros(
 def _count_distinct(
     passed: Sequence[tuple[Tensor, Tensor]], count: int, device: torch.device
 ) -> Tensor:
-    """Count the distinct distances of each row: (P,)."""
+    """Count the distinct distances in each row: (P,)."""
     if not passed:
         return torch.zeros(count, dtype=torch.int64, device=device)
     row = torch.cat([row for row, _ in passed])
@@ -342,11 +342,11 @@ def _trace(walk: _Walk, program: Program, sensitivity: float) -> SegmentTrace:
 
 
 BATCH_SAMPLES = 64
-"""Samples per forward pass, enough for an efficient one."""
+"""Number of samples per forward pass, enough to make it efficient."""
 ROUNDING_SAMPLES = 17
-"""Samples of a segment at which rounding errors are measured."""
+"""Number of samples on a segment at which rounding errors are measured."""
 PERTURBED_COPIES = 2
-"""Copies of each of these samples with perturbed last digits."""
+"""Number of copies of each of these samples with perturbed last digits."""
 
 
 def trace_by_sampling(
@@ -363,9 +363,9 @@ def trace_by_sampling(
     boundaries in one step count as one. Regions are convex, so no pattern recurs, and each
     distinct pattern is one region. Each trace reports its ``resolution``.
 
-    The rounding errors that decide whether a unit is on either side of its kink are measured at a
-    few samples with random last digits (see `walk_measured`). The other two methods estimate them,
-    so a wrong estimate shows as a difference from this method.
+    The rounding errors that determine whether a unit's side of its kink is known are measured by
+    perturbing the last digits of a few samples (see `walk_measured`). The other two methods
+    estimate them, so a wrong estimate shows up as a difference from this method.
 
     Parameters
     ----------
@@ -420,7 +420,7 @@ def _sample(
 def _measure_errors(
     program: Program, start: Tensor, end: Tensor, size: int
 ) -> dict[int, list[Tensor]]:
-    """Measure the input errors of each step with kinks, one number per unit or channel."""
+    """Measure the input errors of each step with kinks, one per unit or channel."""
     errors: dict[int, list[Tensor]] = {}
     places = torch.linspace(0, 1, ROUNDING_SAMPLES, dtype=torch.float64, device=start.device)
     with torch.no_grad():
@@ -436,7 +436,7 @@ def _measure_errors(
 def _compare_samples(
     program: Program, inputs: Tensor, errors: dict[int, list[Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs (P, k), and the first site that changes after each sample (P - 1,), or -1."""
+    """Return outputs (P, k) and the first site to change after each sample, or -1, (P - 1,)."""
     site = torch.full((len(inputs) - 1,), -1, device=inputs.device)
 
     def compare(step: Step, x: Tensors) -> None:

@@ -15,14 +15,14 @@ from nlbench.probes.sites.site import SiteBatch
 from .segments import Segment, points_at
 
 POINTS_PER_BATCH = 32
-"""Points that are run at a time: more take longer, as the outputs of all sites leave the cache."""
+"""Number of points run at a time, small enough for the outputs of all sites to stay in cache."""
 FIRST_STEPS, MAX_STEPS = 64, 1024
-"""Steps of the grids on which the lengths of an estimate's images are computed."""
+"""Numbers of steps of the coarsest and finest grids from which lengths are extrapolated."""
 STRIDES = (1, 2, 4, 8)
 TOLERANCE = 1e-2
-"""Relative change of an extrapolated length at which halving stops; its error is smaller."""
+"""Relative change in an extrapolated length at which refinement stops; the error is smaller."""
 MAX_ROUNDING = 1e-3
-"""Rounding error of a step's image, relative to its mean length, up to which float32 is used.
+"""Maximum rounding error of a step's image for which float32 is used, relative to the mean step.
 
 The error has a random direction, so the relative error of the length is about half its square.
 """
@@ -37,11 +37,11 @@ class SegmentImage:
         Returns the network in a given dtype.
     ends : (start, end)
     breakpoints : tensor of shape (n,), optional
-        Increasing, in [0, 1], both ends included. Without them lengths are extrapolated from grids.
+        Increasing, in [0, 1], both ends included. If None, lengths are extrapolated from grids.
     may_use_float32 : bool
-        True to use float32 where it resolves the steps between the points.
+        True to use float32 if it resolves the steps between the points.
     memory : int, optional
-        Bytes that a forward pass may take.
+        Memory limit for a forward pass, in bytes.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class SegmentImage:
     def lengths(self) -> Mapping[str, float]:
         """Length of each site's image, keyed by site.
 
-        The outputs at breakpoints are joined by straight lines: the length is exact if they are all
-        breakpoints of a piecewise-affine network. Without breakpoints it is extrapolated from
-        grids, which are halved until the extrapolated lengths change by 1 % at most.
+        The outputs at breakpoints are joined by straight lines; the length is exact if these are
+        all the breakpoints of a piecewise-affine network. Without breakpoints, it is extrapolated
+        from grids, which are refined until the extrapolated lengths change by at most 1 %.
 
         Raises
         ------
@@ -80,19 +80,19 @@ class SegmentImage:
                 {site: _extrapolated(by_stride[i : i + 3]) for site, by_stride in lengths.items()}
                 for i in (0, 1)
             )
-            is_known = all(abs(fine[x] - coarse[x]) <= TOLERANCE * fine[x] for x in fine)
-            if is_known or steps == MAX_STEPS:
+            has_converged = all(abs(fine[x] - coarse[x]) <= TOLERANCE * fine[x] for x in fine)
+            if has_converged or steps == MAX_STEPS:
                 return fine
             steps *= 2
 
     def _lengths_at(self, t: Tensor, strides: Sequence[int]) -> dict[str, list[float]]:
-        """Return the lengths of polygons through every point, every second one and so on."""
+        """Return each site's lengths of polylines through every n-th point, for each stride n."""
         if self._may_use_float32:
             lengths = self._lengths_in(torch.float32, t, strides)
-            steps = MAX_ROUNDING / (len(t) - 1)
-            # A site that is not called in the middle has an unknown rounding error.
+            max_rounding = MAX_ROUNDING / (len(t) - 1)
+            # The rounding error of a site that is not called at the midpoint is unknown.
             if all(
-                self._rounding.get(site, math.inf) <= steps * length[0]
+                self._rounding.get(site, math.inf) <= max_rounding * length[0]
                 for site, length in lengths.items()
             ):
                 return lengths
@@ -123,7 +123,7 @@ class SegmentImage:
 
     @cached_property
     def _rounding(self) -> dict[str, float]:
-        """Return each site's difference between float32 and float64 in the segment's middle."""
+        """Distance between the float32 and float64 outputs at the segment's midpoint, by site."""
         outputs: dict[torch.dtype, dict[str, Tensor]] = {}
         for dtype in (torch.float32, torch.float64):
             outputs[dtype] = {}
@@ -146,9 +146,9 @@ class SegmentImage:
 
 
 def _extrapolated(lengths: Sequence[float]) -> float:
-    """Extrapolate a curve's length from polygons with steps of h, 2 h and 4 h.
+    """Extrapolate a curve's length from polylines with step sizes h, 2 h and 4 h.
 
-    A polygon is too short by a part proportional to h, of steps with a kink, and one to h².
+    A polyline is too short by a term proportional to h, due to steps with a kink, and one in h².
     """
     fine, half, quarter = lengths
     return max(fine, (8 * fine - 6 * half + quarter) / 3)

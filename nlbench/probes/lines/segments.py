@@ -1,4 +1,4 @@
-"""Segments: validation of their ends, points on them, their length."""
+"""Straight segments: validation of their ends, their lengths and points on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_ends(starts: Tensor, ends: Tensor) -> None:
             "expected the same shape"
         )
     if starts.ndim < 2:
-        raise RequestError("a segment's ends are single numbers, expected tensors with an axis")
+        raise RequestError("the segment's ends are scalars, expected at least one dimension")
     for name, end in (("start", starts), ("end", ends)):
         if not end.is_floating_point():
             raise RequestError(f"the segment's {name} has dtype {end.dtype}, expected floats")
@@ -38,7 +38,7 @@ def check_ends(starts: Tensor, ends: Tensor) -> None:
 
 
 def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
-    """Yield segments one by one, on the device that a model runs on."""
+    """Yield segments one at a time, on the device that a model runs on."""
     device = precise_device(model, starts)
     for start, end in zip(starts.detach(), ends.detach(), strict=True):
         yield start.to(device), end.to(device)
@@ -59,7 +59,7 @@ def segment_length(start: Tensor, end: Tensor) -> float:
 
 
 def points_at(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """Return the points (m, *input) of a segment at t (m,).
+    """Return the points (m, *input) on a segment at t (m,).
 
     Examples
     --------

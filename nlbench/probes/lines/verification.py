@@ -1,9 +1,9 @@
-"""Comparison of a trace with the network, independently of the trace's error estimates.
+"""Comparison of a trace with the network, independent of the trace's error estimates.
 
-At the ends and inside a few regions the network is run, one input at a time, and compared with
-the traced values. At two points of each of these regions all units must be on the same pieces.
-On the two sides of a few breakpoints some unit of the recorded site must be on different pieces.
-The tolerances follow from the sizes of the values.
+At the ends and inside a few regions, the network is run, one input at a time, and compared with
+the traced values. At two points in some of these regions, all units must be on the same pieces.
+Across a few breakpoints, some unit of the recorded site must be on different pieces.
+The tolerances depend on the magnitudes of the values.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .segments import points_at
 from .trace import SegmentTrace
 
 CHECKED_REGIONS = 5
-"""Regions, in addition to the widest, where traced values are compared with the network."""
+"""Number of regions, in addition to the widest, where values are compared with the network."""
 CHECKED_BREAKPOINTS = 2
-"""Breakpoints where the pieces of units are compared."""
+"""Number of breakpoints across which the pieces of units are compared."""
 MAX_RELATIVE_ROUNDING = 1e-3
 """Rounding error of a step, relative to its largest value, above which a trace is refused."""
 RELATIVE_KINK_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Distance from a kink, relative to a step's largest value, within which a side is unknown."""
+"""Distance from a kink within which the side is unknown, relative to a step's largest value."""
 MEASURED_ERROR_FACTOR = 32
-"""Distance within which a side is unknown, in units of the measured rounding error."""
+"""Distance from a kink within which the side is unknown, in measured rounding errors."""
 
 
 def check_trace(
@@ -43,7 +43,7 @@ def check_trace(
     *,
     batch_points: int = 64,
 ) -> None:
-    """Compare a trace with the network.
+    """Raise if a trace disagrees with the network.
 
     Parameters
     ----------
@@ -59,14 +59,14 @@ def check_trace(
     Raises
     ------
     nlbench.UnsupportedOperation
-        If the network's values differ, units change their pieces elsewhere than at breakpoints,
-        or rounding errors exceed a thousandth of some step's values.
+        If the network's outputs differ, units change pieces at points other than breakpoints,
+        or rounding errors exceed a thousandth of a step's largest value.
     """
-    spread = torch.arange(CHECKED_REGIONS) * trace.regions // CHECKED_REGIONS
-    spread = spread + trace.regions // (2 * CHECKED_REGIONS)
+    centred = torch.arange(CHECKED_REGIONS) * trace.regions // CHECKED_REGIONS
+    centred = centred + trace.regions // (2 * CHECKED_REGIONS)
     width = trace.t.diff()
     widest = width.argmax()
-    left = torch.unique(torch.cat([spread.to(width.device), widest.reshape(1)]))
+    left = torch.unique(torch.cat([centred.to(width.device), widest.reshape(1)]))
     _check_values(program, network, points, trace, left, batch_points)
     inside = _points_inside(trace, torch.unique(torch.stack([widest, left[len(left) // 2]])))
     across = _points_across(trace)
@@ -117,7 +117,7 @@ def _rounding(program: Program, inputs: Tensor, batch_points: int) -> Tensor | f
 
 
 def _walk_tolerance(trace: SegmentTrace) -> float:
-    """Return the error of an adaptive trace's values, from the error of t and skipped regions."""
+    """Return the error in an adaptive trace's values due to errors in t and skipped regions."""
     if trace.method != "adaptive":
         return 0.0
     steepest = float((trace.values.diff(dim=0) / trace.t.diff()[:, None]).abs().max())
@@ -126,7 +126,7 @@ def _walk_tolerance(trace: SegmentTrace) -> float:
 
 
 def _resolution(trace: SegmentTrace) -> float:
-    """Return the largest distance between a breakpoint of a trace and one of the network."""
+    """Return the maximum distance between a trace's breakpoint and the network's."""
     if trace.method == "sampling":
         return 1 / trace.notes["resolution"]
     if trace.method == "adaptive":
@@ -135,7 +135,7 @@ def _resolution(trace: SegmentTrace) -> float:
 
 
 def _points_inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
-    """Return two points, (2,), in each of some regions that are long enough."""
+    """Return two points, (2,), in each of the given regions that is wide enough."""
     start, end = trace.t[left], trace.t[left + 1]
     margin = torch.clamp(0.05 * (end - start), min=2 * _resolution(trace))
     pairs = torch.stack([start + margin, end - margin], 1)
@@ -143,7 +143,7 @@ def _points_inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
 
 
 def _points_across(trace: SegmentTrace) -> list[tuple[Tensor, str]]:
-    """Return points on both sides of some breakpoints, (2,), and the site of each."""
+    """Return points on both sides, (2,), and the site of the most isolated breakpoints."""
     middle, width = (trace.t[1:] + trace.t[:-1]) / 2, trace.t.diff()
     space = torch.minimum(width[1:], width[:-1])
     chosen = space.topk(min(CHECKED_BREAKPOINTS, len(space))).indices
@@ -158,7 +158,8 @@ def _check_pieces(
 ) -> None:
     """Compare the pieces of units at the two points of each pair.
 
-    If the pair has a site, some unit of it must be on a different piece; if not, no unit may be.
+    If the pair has a site, some unit of that site must be on different pieces; otherwise, no unit
+    may be.
     """
     pairs = max(1, batch_points // 4)
     with torch.inference_mode():
@@ -171,7 +172,7 @@ def _check_pieces(
 
 
 def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: int) -> None:
-    """Raise if the values of a step are largely, but not entirely, rounding errors."""
+    """Raise if the values of a step consist largely, but not entirely, of rounding errors."""
     sizes: dict[str, tuple[float, float]] = {}
     with torch.inference_mode():
         for part in torch.split(t, max(1, batch_points)):
@@ -194,10 +195,10 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: i
 
 def _compare(computed: ComputedStep, pieces: Pieces, sites: Sequence[str]) -> None:
     step = computed.step
-    for number, expected in enumerate(sites):
+    for index, expected in enumerate(sites):
         if expected and expected != step.site:
             continue
-        pair = slice(2 * number, 2 * number + 2)
+        pair = slice(2 * index, 2 * index + 2)
         inputs = [x[pair] for x in computed.inputs]
         undecided = [torch.zeros_like(peak(x)) for x in inputs]
         if not expected:

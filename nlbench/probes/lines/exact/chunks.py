@@ -1,4 +1,4 @@
-"""Points of segments during an exact trace, and the insertion of breakpoints between them."""
+"""Points on segments during an exact trace, and the insertion of breakpoints between them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 MIN_ELEMENTS_ROWWISE = 8192
-"""Elements per point above which a CPU interpolates row by row faster than in one batch."""
+"""Number of elements per point above which a CPU interpolates faster row by row than in a batch."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Live values at P points, (P, ...), and their rounding errors, keyed by value number."""
+    """Live values at P points, (P, ...), and their rounding errors, keyed by value index."""
 
     tensors: dict[int, Tensor]
     bounds: dict[int, Tensor]
@@ -64,7 +64,7 @@ class Chunk:
         )
 
     def values(self) -> Values:
-        """Interpolate the values at its points."""
+        """Interpolate the values at the chunk's points."""
         new = self.weight.nonzero().squeeze(1) if self.new_rows is None else self.new_rows
         left, weights = self.left[new], self.weight[new]
         columns = [] if weights.is_cuda else [column.tolist() for column in (new, left, weights)]
@@ -72,7 +72,7 @@ class Chunk:
         def at_rows(x: Tensor) -> Tensor:
             result = x.index_select(0, self.left)
             if x[:1].numel() >= MIN_ELEMENTS_ROWWISE and not x.is_cuda:
-                # Avoids copies of the values on both sides.
+                # Avoid copying the values on both sides.
                 rows, ends = result.unbind(), x.unbind()
                 for row, before, weight in zip(*columns, strict=True):
                     rows[row].lerp_(ends[before + 1], weight)
@@ -95,7 +95,7 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     Parameters
     ----------
     chunk : Chunk
-        Its `left` and `weight` (m,) are those of the new breakpoints.
+        Its `left` and `weight` (m,) refer to the new breakpoints.
     site : int
         Site of the new breakpoints.
     min_gap : float
@@ -114,7 +114,7 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     new = before + weight * (after - before)
     is_apart = (new - before > min_gap) & (after - new > min_gap)
     if has_several:
-        # Nothing lies between the end of a segment and the start of the next.
+        # The end of a segment and the start of the next are not connected.
         is_apart &= owner[interval] == owner[interval + 1]
     chosen = is_apart.nonzero().squeeze(1)
     interval, weight, new = interval[chosen], weight[chosen], new[chosen]
@@ -135,10 +135,10 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
 
 
 def thin_out(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
-    """Return a mask (m,) that thins increasing numbers to a minimum gap within each segment.
+    """Return a mask (m,) that thins increasing values to a minimum gap within each segment.
 
-    Each is farther than `gap` from the last selected one, not only from its neighbour, so that a
-    long run of close numbers is thinned and not merged into one. Returns None to select all.
+    Each selected value is more than `gap` away from the last selected one, not just from its
+    neighbour, so a long run of close values is thinned, not merged. Return None to select all.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """Depth-first execution of tasks by several threads, each running PyTorch single-threaded.
 
 PyTorch's own threads split every operation and wait for each other after each one. The operations
-of a trace are short: on two cores the waiting costs a quarter of the time, and much more if another
-process uses one of the cores. With one thread per task no thread waits, and results don't depend on
-the number of threads.
+in a trace are short: on two cores, waiting takes a quarter of the time, and much more if another
+process uses one of the cores. With one thread per task, no thread waits, and results don't depend
+on the number of threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Stack(Generic[Task]):
             try:
                 more = work(task)
             except BaseException as error:
-                # Raised again by `run_tasks`, in the caller's thread.
+                # Re-raised by `run_tasks` in the caller's thread.
                 self.stop(error)
                 return
             with self._changed:
@@ -82,27 +82,27 @@ def run_tasks(
 ) -> None:
     """Run tasks and the tasks that they return, deepest first, then latest first.
 
-    So at each depth only tasks of at most `threads` parents are waiting, and the memory that they
+    At each depth, only children of at most `threads` tasks are waiting, so the memory that they
     share is bounded by threads times depth.
 
     Parameters
     ----------
     first : sequence of Task
-        A task may not be None.
+        Initial tasks, none of which may be None.
     work : callable
-        Maps a task to further tasks.
+        Runs a task and returns further tasks.
     threads : int
-        With 1, tasks run in the caller's thread, with PyTorch's own threads.
+        If 1, tasks run in the caller's thread, with PyTorch's own threads.
     depth : callable
-        Progress of a task.
+        Returns the depth of a task.
     stopped : threading.Event
-        Set when another task has failed or the caller was interrupted. A long task may check it
+        Set when a task has failed or the caller was interrupted. A long task may check it
         and return early.
 
     Raises
     ------
     BaseException
-        The first error of a task, or the caller's interruption. No thread is left running.
+        The first error raised by a task, or the caller's interruption. All threads have ended.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _drain_in_threads(stack: _Stack[Task], work: Work[Task], threads: int) -> No
         stack.drain(work)
 
     workers = [threading.Thread(target=drain_alone, daemon=True) for _ in range(threads)]
-    # The number that the workers set is also the default of threads that start later.
+    # The number of threads set by the workers is also the default for threads started later.
     with torch_threads():
         try:
             for worker in workers:

@@ -1,8 +1,8 @@
-"""Exact traces: points of segments are propagated through a program, layer by layer.
+"""Exact traces: points on segments are propagated through a program, layer by layer.
 
-Between neighbouring points all values are affine in t up to the current step. Where the step bends
+Up to the current step, all values are affine in t between neighbouring points. If the step bends
 between two points, a breakpoint is inserted there, and all values that are still needed are
-interpolated; after the last step the points are the segment's breakpoints. (Sotoudeh and Thakur,
+interpolated. After the last step, the points are the segment's breakpoints. (Sotoudeh and Thakur,
 "Computing Linear Restrictions of Neural Networks", NeurIPS 2019.)
 """
 
@@ -32,18 +32,18 @@ from .chunks import Chunk, Values, insert_breakpoints, split
 from .tasks import run_tasks
 
 MIN_BREAKPOINT_GAP = {torch.float64: 1e-12, torch.float32: 1e-7}
-"""Difference in t below which breakpoints are merged: ties, up to rounding."""
+"""Difference in t below which breakpoints are merged as ties up to rounding."""
 
-# Points computed at a time, (min, max), and the bytes that they may take: enough to make the points
-# shared by neighbouring parts and the cost of a call negligible, and few enough that their values
-# stay in the cache (benchmarks/cost_per_region.py). A GPU needs larger batches.
+# Number of points computed at a time, (min, max), and their maximum size in bytes: enough to make
+# the points shared by neighbouring parts and the overhead of a call negligible, but few enough for
+# their values to stay in cache (benchmarks/cost_per_region.py). A GPU needs larger batches.
 POINT_RANGE_CPU = (64, 128)
 MAX_BYTES_CPU = 10 * 2**20
 POINT_RANGE_GPU = (16, 8192)
 MAX_BYTES_GPU = 2**30
 SEGMENTS_PER_GPU_BATCH = 64
 PARTS_PER_BLOCK = 256
-"""Finished parts that are concatenated at a time."""
+"""Number of finished parts that are concatenated at a time."""
 MIN_POINTS_PER_THREAD = 8
 
 
@@ -58,33 +58,33 @@ def trace_exactly(
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program along segments; see `trace_segment`.
 
-    The trace is depth-first: as soon as a chunk outgrows the limit it is split at breakpoints, and
-    each part goes through the rest of the program on its own. Memory is bounded by limit times
-    depth for any number of regions or segments, and the result doesn't depend on the limit. On a
-    CPU, PyTorch's number of threads determines how many parts run at a time.
+    The trace is depth-first: a chunk that exceeds the limit is split at breakpoints, and each part
+    is propagated through the rest of the program separately. Memory is bounded by limit times depth
+    for any number of regions or segments, and the result doesn't depend on the limit. On a CPU,
+    PyTorch's number of threads determines how many parts run concurrently.
 
     Parameters
     ----------
     segments : iterable of (start, end), tensors of shape (*input)
         In the dtype in which the program was recorded.
     memory : int, optional
-        Bytes in addition to the model and the traces; by default half of the free memory.
+        Limit in bytes, in addition to the model and the traces; by default half of the free memory.
     limit : int, optional
-        Maximum number of points computed at a time, at least 2; by default as many as fit the
-        cache and the memory.
+        Maximum number of points computed at a time, at least 2; by default as many as fit in cache
+        and in memory.
     batch_segments : int, optional
-        Segments that start in one batch; by default 1 on a CPU.
+        Number of segments traced together; by default 1 on a CPU.
     needs : PointMemory, optional
         Memory needed per point, if already measured.
 
     Raises
     ------
     nlbench.RequestError
-        If the memory does not suffice for two points.
+        If two points don't fit in memory.
     """
     segments = iter(segments)
-    # Points that fit, once memory has run out.
-    fitting = 0
+    # Number of points known to fit in memory.
+    feasible = 0
     while group := list(itertools.islice(segments, batch_segments or 1)):
         device = group[0][0].device
         if needs is None:
@@ -93,12 +93,12 @@ def trace_exactly(
             batch_segments = SEGMENTS_PER_GPU_BATCH
             group += itertools.islice(segments, batch_segments - 1)
         threads, points = _threads_and_points(needs, device, memory)
-        fitting = min(fitting or limit or points, limit or points)
+        feasible = min(feasible or limit or points, limit or points)
 
         def attempt(points: int, group: Sequence[Segment] = group, threads: int = threads) -> Any:
             return list(_trace_group(program, group, points, threads))
 
-        traces, fitting = halve_on_oom(attempt, fitting, device, min_size=2)
+        traces, feasible = halve_on_oom(attempt, feasible, device, min_size=2)
         yield from traces
 
 
@@ -203,7 +203,7 @@ class _OutputParts:
             for column in (joined.t, joined.values, joined.origins)
         ]
         if segments > 1:
-            # A view of one trace would keep the memory of all of them.
+            # A view of one trace would keep the memory of all traces alive.
             columns = [[part.clone() for part in column] for column in columns]
         return list(zip(*columns, strict=True))
 
@@ -220,9 +220,9 @@ def _concatenate(parts: Sequence[_Part]) -> _Part:
 def _advance(
     program: Program, chunk: Chunk, limit: int, stopped: threading.Event
 ) -> Chunk | _Part | None:
-    """Propagate a chunk through the program until it outgrows the limit or reaches the end.
+    """Propagate a chunk through the program until it exceeds the limit or reaches the end.
 
-    Returns a chunk to be split, or a finished part, or None if it was stopped before.
+    Returns a chunk to be split, a finished part, or None if it was stopped early.
     """
     t, origins, owner, values = chunk.t, chunk.origins, chunk.owner, chunk.values()
     # The only references to live values, so that they are freed after their last use.

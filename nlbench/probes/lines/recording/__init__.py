@@ -1,1 +1,1 @@
-"""A forward pass as a program: a list of steps that run again at other points."""
+"""A forward pass as a program: a list of steps that can be run again at other points."""

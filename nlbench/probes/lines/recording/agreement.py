@@ -1,7 +1,7 @@
 """Comparison of a recorded program with its network.
 
-Two ways of computing the same function differ by rounding. The tolerance follows from the sizes of
-the values and, for single steps, from the rules' error estimates.
+Two ways of computing the same function differ by rounding. The tolerance depends on the magnitudes
+of the values and, for single steps, on the rules' error estimates.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .recorder import run_once
 
 RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference up to which program and network count as the same function."""
-SPREAD_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
-"""Difference up to which they count as the same, relative to an output's spread over inputs."""
+RANGE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
+"""Difference up to which they count as the same, relative to an output's range over inputs."""
 TOLERANCE_EPS = 1000
 """Difference that is always tolerated, in machine epsilons."""
 
@@ -33,7 +33,7 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
     Raises
     ------
     nlbench.UnsupportedOperation
-        If the program mixes the samples of a batch or does not reproduce the network.
+        If the program mixes the samples in a batch or does not reproduce the network.
     nlbench.NotFinite
         If a step's output is not finite.
     """
@@ -63,7 +63,7 @@ def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor
         tolerance = RELATIVE_TOLERANCE[sample.dtype] * expected.abs()
         tolerance = tolerance + TOLERANCE_EPS * precision * alone.bound
         same = equal_but_for_rounding(together.output[1:], expected, tolerance)
-        # With an infinite error nothing can be checked.
+        # If the error bound is infinite, nothing can be checked.
         if not bool((same & tolerance.isfinite()).all()):
             raise step.refusal("it mixes the samples of a batch")
         if step.output == program.output:
@@ -72,7 +72,7 @@ def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor
 
 
 def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Run a network on each input separately; (m, ...) to (m, ...).
+    """Run a network on each input separately, and return the outputs (m, ...).
 
     Raises
     ------
@@ -85,15 +85,15 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
 def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
     """Return a mask (m, k) of the outputs that are equal up to rounding.
 
-    An output may differ by 1e-9 of its largest magnitude, but no more than a thousandth of its
-    spread, and in any case by a thousand machine epsilons of the largest output. In single
-    precision the first two are 1e-3 and a tenth.
+    Outputs may differ by 1e-9 of their largest magnitude or a thousandth of their range, whichever
+    is smaller, but always by a thousand machine epsilons times the largest output. In single
+    precision, the first two tolerances are 1e-3 and 0.1.
 
     Parameters
     ----------
     values, expected : tensor of shape (m, ...)
     others : tensor of shape (n, ...)
-        The same outputs at other inputs, which contribute to magnitude and spread.
+        Outputs for other inputs, which contribute to the magnitude and the range.
 
     Returns
     -------
@@ -108,17 +108,17 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
     others = others.reshape(len(others), -1)
     high = torch.maximum(others.amax(0).to(dtype), expected.amax(0))
     low = torch.minimum(others.amin(0).to(dtype), expected.amin(0))
-    size, spread = torch.maximum(high, -low), high - low
+    size, width = torch.maximum(high, -low), high - low
     tolerance = RELATIVE_TOLERANCE[dtype] * size
     tolerance = torch.where(
-        spread > 0, torch.minimum(tolerance, SPREAD_TOLERANCE[dtype] * spread), tolerance
+        width > 0, torch.minimum(tolerance, RANGE_TOLERANCE[dtype] * width), tolerance
     )
     tolerance = tolerance.clamp(min=float(TOLERANCE_EPS * torch.finfo(dtype).eps * size.max()))
     return equal_but_for_rounding(values, expected, tolerance)
 
 
 def is_same(values: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if outputs agree to `RELATIVE_TOLERANCE` of the largest expected output.
+    """Return True if outputs agree to within `RELATIVE_TOLERANCE` of the largest expected output.
 
     `dtype` is the dtype that the network computes in; its output may have another.
     """

@@ -1,4 +1,4 @@
-"""Memory that a point takes in a program, and how many points fit."""
+"""Memory required per point in a program, and the number of points that fit."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .program import Program, apply_step
 
 @dataclass(frozen=True)
 class PointMemory:
-    """Bytes that a point takes in a program.
+    """Memory required per point in a program, in bytes.
 
     Parameters
     ----------
     width : int
         Maximum size of the live values.
     step : int
-        Maximum while a step is computed: its inputs, the same with new points inserted, and the
+        Maximum during a step: the live values before and after new points are inserted, and the
         step's workspace.
     waiting : int
-        Memory that a point takes while it waits for others, summed over the steps that bend.
+        Memory of a point that waits for others, summed over the steps that bend.
     reserve : int
         Bytes per thread, independent of the number of points.
     constants : int
@@ -49,7 +49,7 @@ class PointMemory:
     constants: int = 0
 
     def times(self, count: int) -> PointMemory:
-        """Return the memory with `count` tensors in place of each."""
+        """Return the memory required with `count` tensors in place of each."""
         width, step = count * self.width, count * self.step
         return PointMemory(width, step, count * self.waiting, count * self.reserve, self.constants)
 
@@ -65,12 +65,12 @@ def share_out(
     needed: int = 1,
     waiting: bool = False,
 ) -> tuple[int, int]:
-    """Choose the number of threads and of points per thread.
+    """Choose the number of threads and the number of points per thread.
 
     Parameters
     ----------
     memory : int or None
-        Bytes that may be used; None: half of the free memory.
+        Limit in bytes; None for half of the free memory.
     limit : int
         Maximum number of points per thread.
     threads : int
@@ -78,14 +78,14 @@ def share_out(
     min_points : int
         Points per thread below which fewer threads are better.
     needed : int
-        Minimum number of points that allows any progress.
+        Minimum number of points needed to make progress.
     waiting : bool
         True if points wait while others proceed.
 
     Returns
     -------
     threads, points : int
-        The latter is `limit` or, where that does not fit, the largest power of two that does, but
+        `points` is `limit` or, if that many don't fit, the largest power of two that does, but
         at least `needed`.
 
     Raises
@@ -103,14 +103,14 @@ def share_out(
     constants = 0 if memory is None else needs.constants
     usable = usable_memory(device, memory) - constants
     point_bytes = needs.step + needs.waiting if waiting else needs.step
-    fitting = int((usable - needs.reserve) // point_bytes)
-    if fitting < needed:
+    max_points = int((usable - needs.reserve) // point_bytes)
+    if max_points < needed:
         name = "half of the free memory" if memory is None else "memory"
         budget = memory_budget(device, memory)
         required = with_overhead(constants + needs.reserve + needed * point_bytes)
         raise RequestError(
-            f"{name}: {format_bytes(budget)} are too few to trace this network on a segment, "
-            f"which takes {format_bytes(required)} or more"
+            f"{name}: {format_bytes(budget)} is too little to trace this network on a segment, "
+            f"which takes at least {format_bytes(required)}"
         )
     while threads > 1 and usable < threads * (needs.reserve + min_points * point_bytes):
         threads -= 1
@@ -119,7 +119,7 @@ def share_out(
 
 
 def min_point_memory(program: Program, dtype: torch.dtype) -> PointMemory:
-    """Compute a lower bound on the memory of a point, from shapes alone.
+    """Compute a lower bound on the memory per point from shapes alone.
 
     Examples
     --------
@@ -133,14 +133,14 @@ def min_point_memory(program: Program, dtype: torch.dtype) -> PointMemory:
 
 
 def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
-    """Measure the memory of a point.
+    """Measure the memory required per point.
 
-    Cached constants count only if they were not computed before.
+    Cached constants are counted only if they have not been computed before.
 
     Parameters
     ----------
     inputs : tensor of shape (m, *input)
-        With fewer than two, steps that bend are not measured.
+        If there are fewer than two, the search for breakpoints is not measured.
 
     Examples
     --------
@@ -185,7 +185,7 @@ def _total(
     step_bytes: Mapping[int, int],
     constants: int = 0,
 ) -> PointMemory:
-    """Add up the memory of a point, given the bytes of each value's bound and of each step."""
+    """Compute the memory per point, given the bytes for each value's bound and for each step."""
     alive = {0: itemsize * torch.Size(program.shape).numel()}
     width = peak_bytes = alive[0] + bound_bytes.get(0, 0)
     alive[0] = width

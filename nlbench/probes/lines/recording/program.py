@@ -1,7 +1,7 @@
 """A program: a network's forward pass as a sequence of operations.
 
 Value 0 is the input; step i reads earlier values and computes value i. Each step has the rule of
-its operation (see `nlbench.probes.lines.rules.rule`), which acts on many points together.
+its operation (see `nlbench.probes.lines.rules.rule`), which acts on many points at once.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Step:
     Parameters
     ----------
     operation : str
-        PyTorch's name, without the underscore of an in-place form.
+        PyTorch's name, without the trailing underscore of an in-place variant.
     place : str
         Dotted name of the module whose forward calls it.
     inputs : tuple of int
-        Numbers of the values that it reads.
+        Indices of the values that it reads.
     output : int
-        Number of the value that it computes.
+        Index of the value that it computes.
     rule : Rule
     shape : tuple of int
         Shape of the output at one point.
     site : str
-        Name of the activation call; empty where nothing bends.
+        Name of the activation call; empty if the step doesn't bend.
     ends : tuple of int
         Values that no later step reads.
     """
@@ -50,19 +50,19 @@ class Step:
     ends: tuple[int, ...] = ()
 
     def refusal(self, why: str) -> UnsupportedOperation:
-        """Return the error that names this step."""
+        """Return an error that names this step and the reason."""
         return UnsupportedOperation(self.operation, self.place, why)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A network as steps; value 0 is the input.
+    """A network as a sequence of steps; value 0 is the input.
 
     Parameters
     ----------
     steps : tuple of Step
     output : int
-        Number of the value that the network returns.
+        Index of the value that the network returns.
     shape : tuple of int
         Shape of one input.
     """
@@ -73,7 +73,7 @@ class Program:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names of the calls that bend, in order of call."""
+        """Names of the calls that bend, in call order."""
         return tuple(step.site for step in self.steps if step.site)
 
 
@@ -89,9 +89,9 @@ def run_program(
     Parameters
     ----------
     callback : callable, optional
-        Called with each step and its inputs, before it is run.
+        Called with each step and its inputs before the step is run.
     is_direct : bool
-        True to run PyTorch's own calls where a rule computes them differently.
+        True to run PyTorch's own call if a rule computes it differently.
     """
     values = {0: inputs}
     for step in program.steps:
@@ -107,9 +107,9 @@ def run_program(
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A step during a walk: its inputs and its output, with their rounding errors.
+    """A step computed by `walk`: its inputs and output, with their rounding errors.
 
-    `copies` are the inputs with perturbed last digits, where the errors are measured.
+    `copies` are the inputs with perturbed last digits, if the errors are measured.
     """
 
     step: Step
@@ -140,7 +140,7 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
 
 
 def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a step; raise if it doesn't keep the batch axis."""
+    """Run a step; raise if it doesn't preserve the batch axis."""
     try:
         output = step.rule.apply(inputs)
     except RuntimeError as error:
@@ -153,9 +153,9 @@ def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
 def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator[ComputedStep]:
     """Yield the steps of a program as `walk` does, with measured rounding errors.
 
-    Copies of the batch are computed too, with the last digits of each step's inputs perturbed at
-    random but reproducibly. The error is the largest resulting difference over the batch, one per
-    unit, or per channel where there are positions. (J. Vignes, "A stochastic arithmetic for
+    Copies of the batch are also computed, with the last digits of each step's inputs perturbed
+    randomly but reproducibly. The error is the largest resulting difference over the batch, per
+    unit, or per channel if there are positions. (J. Vignes, "A stochastic arithmetic for
     reliable scientific computation", Mathematics and Computers in Simulation 35, 1993.)
     """
     generator = torch.Generator(inputs.device).manual_seed(0)
@@ -185,7 +185,7 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
 
 
 def _largest_difference(x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return the largest difference of each unit, or channel, over the batch: (m, ..., 1)."""
+    """Return the largest difference over the batch for each unit or channel, (m, ..., 1)."""
     axes = [0, *range(2, x.ndim)]
     largest = torch.stack([(x - other).abs().amax(axes, keepdim=True) for other in others]).amax(0)
     return largest.expand(len(x), *largest.shape[1:])

@@ -1,11 +1,11 @@
 """Recording of a network as a program.
 
-The network runs once on one input while every operation that PyTorch dispatches is recorded. What
-depends on the input becomes a step of the program; everything else, including parameters, is a
-constant. Function calls, in-place operations and skip connections are recorded as well as modules,
-and control flow that depends on shapes is resolved.
+The network runs once on one input while every operation that PyTorch dispatches is recorded.
+Operations that depend on the input become steps of the program; everything else, including
+parameters, is constant. Function calls, in-place operations and skip connections are recorded as
+well as modules, and control flow that depends on shapes is resolved.
 
-Several tensors may share memory that is changed in place. Each write is logged with the positions
+Several tensors may share memory that is modified in place. Each write is logged with the positions
 it covers, and a tensor that overlaps them is updated when it is next read.
 """
 
@@ -52,18 +52,18 @@ from .transposition import is_transposition, with_samples_first
 
 
 def record_program(network: nn.Module, example: Tensor) -> Program:
-    """Record a network on one input (1, *input) of its dtype, which it may modify.
+    """Record a network on one input (1, *input) of its dtype, which may be modified in place.
 
     Raises
     ------
     nlbench.UnsupportedOperation
-        If an operation is not piecewise affine, mixes the samples of a batch or reads values.
+        If an operation is not piecewise affine, mixes the samples in a batch or reads values.
     nlbench.NotFinite
         If the network's output is not finite.
     nlbench.RequestError
-        If the network can't be run on such an input.
+        If the network can't be run on the input.
     nlbench.Undefined
-        If it returns no tensor.
+        If the network returns no tensor.
 
     Examples
     --------
@@ -81,14 +81,14 @@ def record_program(network: nn.Module, example: Tensor) -> Program:
 def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     """Return why a network can't be traced, or an empty string if it can.
 
-    Where the network allows it, only shapes are computed, so that a large network costs as little
-    as a small one. Problems that only values reveal, such as a weight that is not finite, are
-    found when the network is traced.
+    If the network allows it, only shapes are computed, so a large network costs as little as a
+    small one. Problems that depend on values, such as non-finite weights, are detected only when
+    the network is traced.
 
     Parameters
     ----------
     model : torch.nn.Module
-        It is left unchanged; it may be on the ``meta`` device.
+        It is not modified, and may be on the ``meta`` device.
     example : tensor of shape (1, *input)
         Only its shape matters.
 
@@ -109,7 +109,7 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     except UnsupportedOperation as error:
         return str(error)
     except (NlbenchError, RuntimeError, TypeError, ValueError):
-        # Some operation needs values.
+        # Some operation requires values.
         try:
             network = double_copy(model)
             device = precise_device(network, example)
@@ -184,12 +184,12 @@ class Recorder(DispatchMode):
     network : torch.nn.Module
         In eval mode.
     example : tensor of shape (1, *input)
-        The input, which may be changed in place. Every recorded tensor must have its dtype.
+        The input, which may be modified in place. Every recorded tensor must have its dtype.
 
     Attributes
     ----------
     steps : list of Step
-        Operations that depend on the input, in order of call. Value 0 is the input.
+        Operations that depend on the input, in call order. Value 0 is the input.
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
@@ -201,15 +201,15 @@ class Recorder(DispatchMode):
         self._names.begin(example)
         self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
-        # Number of each tensor's value. Weak references, so that recording keeps no memory alive.
+        # Index of each tensor's value. References are weak, so recording keeps no memory alive.
         self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        # Number of the value that each tensor is the transpose of.
+        # Index of the value of which each tensor is the transpose.
         self._transposed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
         self._input_shape = tuple(example.shape[1:])
         self._constants: set[StorageWeakRef] = set()
-        # Positions of maxima, which are returned with the maxima and rarely used.
+        # Indices of maxima, which are returned along with the maxima but rarely used.
         self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._bind(example, 0)
 
@@ -232,7 +232,7 @@ class Recorder(DispatchMode):
         return [replace(step, site=name.text if name else "") for step, name in named]
 
     def output_value(self, output: Tensor) -> int:
-        """Return the value number of the network's output, which may be a constant."""
+        """Return the index of the value that the network returns, which may be a constant."""
         self._refresh(output, "forward")
         if output in self._transposed:
             raise self._refusal("forward", _MOVES_SAMPLES)
@@ -246,7 +246,7 @@ class Recorder(DispatchMode):
         return self._values[output]
 
     def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Refuse attention by name, since an error about its first step would mislead."""
+        """Refuse attention by name, since an error about its first step would be misleading."""
         if any(isinstance(x, Tensor) and x in self._values for x in inputs):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
@@ -330,7 +330,7 @@ class Recorder(DispatchMode):
         return result
 
     def _transpose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Transpose a value without a step: the result refers to the same value."""
+        """Transpose a value without adding a step: the result refers to the same value."""
         source, result = args[0], func(*args, **kwargs)
         if source in self._transposed:
             self._bind(result, self._transposed[source])
@@ -369,7 +369,7 @@ class Recorder(DispatchMode):
         kwargs: dict[str, Any],
         written: Sequence[Tensor] = (),
     ) -> Any:
-        """Record the parts of an operation without a rule of its own."""
+        """Record the parts of an operation that has no rule."""
         self._composites.append(name)
         with self:
             result = parts(*args, **kwargs)
@@ -381,7 +381,7 @@ class Recorder(DispatchMode):
         return result
 
     def _why_not(self, name: str) -> str:
-        """Return why an operation can't be traced: not affine, or unknown."""
+        """Return the reason why an operation can't be traced: not affine, or unknown."""
         for called in (name, *reversed(self._composites)):
             operation = known(called)
             if operation.refused or operation.kind:
@@ -455,7 +455,7 @@ class Recorder(DispatchMode):
             self._writes.bind(tensor)
 
     def _refresh(self, tensor: Tensor, name: str) -> None:
-        """Update a tensor whose memory was overwritten through another tensor."""
+        """Update a tensor whose memory was overwritten via another tensor."""
         for time, (layout, content) in self._writes.pending(tensor):
             positions, written = _StorageLayout.of(tensor).positions(), layout.positions()
             order = torch.full((int(max(positions.max(), written.max())) + 1,), -1)
@@ -472,7 +472,7 @@ class Recorder(DispatchMode):
             self._writes.bind(tensor, time)
 
     def _assign(self, tensor: Tensor, content: Any, places: Tensor, source: Tensor) -> None:
-        """Add the step that inserts overwritten elements into a tensor."""
+        """Add a step that inserts overwritten elements into a tensor."""
         base, value = self._values.get(tensor), content
         traced = [v for v in (base, value) if isinstance(v, int)]
         if not traced:
@@ -494,7 +494,7 @@ class Recorder(DispatchMode):
         return UnsupportedOperation((self._composites or [name])[0], self._names.place, why)
 
     def _site(self, name: str) -> SiteName:
-        """Return the name of a call that bends: an activation's, or else the operation's."""
+        """Return the name for a call that bends: the activation's, or else the operation's."""
         return self._names.current or self._names.name((self._composites or [name])[0])
 
 
@@ -503,7 +503,7 @@ _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 
 
 def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
-    """Clamp to tensors, as two maxima."""
+    """Clamp to tensor bounds with a maximum and a minimum."""
     low, high = (None, *bounds) if name == "clamp_max" else (*bounds, None, None)[:2]
     low, high = named.get("min", low), named.get("max", high)
     x = x if low is None else torch.maximum(x, low)
@@ -550,7 +550,7 @@ def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _part(function: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """Return a function that computes one result of an operation."""
+    """Return a function that computes one of an operation's results."""
 
     def select(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)[index]

@@ -36,7 +36,7 @@ def is_transposition(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[
 def with_samples_first(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the same call on matrices that are not transposed.
+    """Return the arguments of the equivalent call on matrices that are not transposed.
 
     Parameters
     ----------

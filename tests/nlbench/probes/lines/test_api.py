@@ -264,7 +264,7 @@ def test_observations_name_path_and_segment():
 
 
 def test_paths_without_a_segment_are_refused():
-    with pytest.raises(RequestError, match="2 anchors or more"):
+    with pytest.raises(RequestError, match="at least 2 anchors"):
         list(observe_paths(mlp(3), torch.randn(2, 1, 3)))
 
 

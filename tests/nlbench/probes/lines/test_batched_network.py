@@ -34,7 +34,7 @@ def test_a_small_memory_makes_small_batches():
 
 
 def test_memory_for_no_input_is_refused():
-    with pytest.raises(RequestError, match=r"^memory: 10 bytes are too few"):
+    with pytest.raises(RequestError, match=r"^memory: 10 bytes is too little"):
         BatchedNetwork.of(nn.Tanh(), torch.randn(2, 3), memory=10)
 
 

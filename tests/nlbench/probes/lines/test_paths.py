@@ -225,7 +225,7 @@ def test_directions_without_length_are_refused():
 
 @pytest.mark.parametrize(
     ("radius", "message"),
-    [(40.0, "contain only the image's edge"), (0.0, "the paths have no length")],
+    [(40.0, "contain only copies of the image's edge"), (0.0, "the paths have no length")],
 )
 def test_radius_without_closed_paths_is_refused(radius, message):
     with pytest.raises(RequestError, match=message):

@@ -469,7 +469,7 @@ def test_an_estimate_stays_within_the_memory():
     # One copy in single precision, and one in double to recognise copies of units.
     copies = 3 * sum(parameter.nbytes for parameter in network.parameters())
     assert memory / 8 < live.peak <= memory / 2 + copies
-    with pytest.raises(RequestError, match=r"^memory: .* are too few"):
+    with pytest.raises(RequestError, match=r"^memory: .* is too little"):
         list(estimate_segments(network, pairs, tolerance=1e-3, evaluations=34, memory=10**4))
 
 

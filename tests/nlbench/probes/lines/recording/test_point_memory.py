@@ -107,7 +107,7 @@ def test_recording_checking_and_tracing_stay_within_the_memory(method):
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
 def test_too_little_memory_is_one_clear_line(method):
     ends = torch.randn(2, 2, 4, 4)
-    message = r"^memory: 1000 bytes are too few to trace this network on a segment, which takes"
+    message = r"^memory: 1000 bytes is too little to trace this network on a segment, which takes"
     with pytest.raises(RequestError, match=message) as caught:
         trace_segment(small_residual(), *ends, method=method, memory=1000)
     assert "\n" not in str(caught.value)
