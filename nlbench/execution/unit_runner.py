@@ -17,7 +17,7 @@ import torch
 from nlbench import registry
 from nlbench.cells import MeasureSpec, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
-from nlbench.introspection.memory import FittingSizes, release_gpu_cache
+from nlbench.introspection.memory import FeasibleSizes, release_gpu_cache
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
@@ -56,7 +56,7 @@ class UnitRunner:
         self._load_seconds = 0.0
         self._load_remark = ""
         self._machines: dict[tuple[str, str], Machine] = {}
-        self._fitting_sizes: FittingSizes = WeakKeyDictionary()
+        self._feasible_sizes: FeasibleSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
     def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
@@ -105,7 +105,7 @@ class UnitRunner:
             machine,
             monitor,
             lambda measure: keys[measure.name],
-            resources=Resources(machine.device, unit.memory, self._fitting_sizes),
+            resources=Resources(machine.device, unit.memory, self._feasible_sizes),
             load_seconds=self._load_seconds,
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
@@ -127,7 +127,7 @@ class UnitRunner:
         except BaseException as error:
             reason = f"can't be loaded: {_load_error(error, plan)}"
             return {probe.name: reason for probe in probes}
-        resources = Resources(machine.device, unit.memory, self._fitting_sizes)
+        resources = Resources(machine.device, unit.memory, self._feasible_sizes)
         for probe in probes:
             monitor.observing(probe.name)
             stream = RandomStream(f"pass {plan.key} {probe.name}", machine.device)

@@ -208,7 +208,7 @@ def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
     return max(1, int(_SAFETY_FACTOR * live.peak / len(samples)))
 
 
-FittingSizes = MutableMapping[nn.Module, MutableMapping[Hashable, int]]
+FeasibleSizes = MutableMapping[nn.Module, MutableMapping[Hashable, int]]
 """Numbers of samples known to fit into memory, by model and purpose."""
 
 
@@ -237,7 +237,7 @@ class SampleLimit:
 
     def __init__(
         self,
-        sizes: FittingSizes,
+        sizes: FeasibleSizes,
         model: nn.Module,
         purpose: str,
         batch: Tensor,

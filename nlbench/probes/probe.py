@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from nlbench.introspection.memory import FittingSizes
+    from nlbench.introspection.memory import FeasibleSizes
 
 ProbeOptions = Mapping[str, OptionValue]
 
@@ -81,7 +81,7 @@ class Resources:
     device : torch.device
     memory : int or None
         Bytes that may be used in addition to the model; None for half of the free memory.
-    fitting_sizes : mutable mapping
+    feasible_sizes : mutable mapping
         Batch sizes known to fit into memory, by model and purpose; shared within a run.
     threads : int, optional
         Number of threads for measures that can use several; by default it depends on the device.
@@ -89,7 +89,7 @@ class Resources:
 
     device: torch.device
     memory: int | None = None
-    fitting_sizes: FittingSizes = field(default_factory=weakref.WeakKeyDictionary)
+    feasible_sizes: FeasibleSizes = field(default_factory=weakref.WeakKeyDictionary)
     threads: int | None = None
 
 

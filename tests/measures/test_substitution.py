@@ -198,7 +198,7 @@ def test_costs_do_not_depend_on_memory(cost, monkeypatch):
     together = places(model, inputs, **settings)
     groups = []
     fit_places = observation.fit_places
-    monkeypatch.setattr(observation, "MAX_FITTING_SHARE", 1e-9)
+    monkeypatch.setattr(observation, "MAX_FITTING_FRACTION", 1e-9)
     monkeypatch.setattr(
         observation,
         "fit_places",

@@ -9,7 +9,7 @@ from nlbench.lazy import lazy_imports
 from .probe import FUNCTION as FUNCTION
 
 if TYPE_CHECKING:
-    # A run is planned without PyTorch, which these need.
+    # Runs are planned without PyTorch, which these modules import.
     from .derivatives import directional_derivative as directional_derivative
     from .observation import FunctionBatch as FunctionBatch
     from .observation import observe_function as observe_function

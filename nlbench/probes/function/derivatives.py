@@ -1,4 +1,4 @@
-"""Directional derivatives of networks, by forward-mode differentiation where PyTorch has it."""
+"""Directional derivatives of networks, by forward-mode differentiation where it is supported."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def directional_derivative(
 ) -> tuple[Tensor, Tensor]:
     """Compute a function's outputs and its derivative along one direction per sample.
 
-    Forward-mode differentiation takes one run of the function. Where an operation doesn't
-    support it, the vector-Jacobian product is differentiated with respect to its vector. If memory
-    runs out, the number of samples at a time is halved.
+    Forward-mode differentiation runs the function once. If an operation doesn't support it, the
+    vector-Jacobian product is differentiated with respect to the vector instead. If memory runs
+    out, the number of samples per call is halved.
 
     Parameters
     ----------
     function : callable
-        Maps (n, ...) to (n, k), sample by sample.
+        Maps (n, ...) to (n, k), each sample independently.
     inputs, directions : tensor of shape (n, ...)
     limit : int, optional
-        Maximum number of samples at a time; see `FunctionBatch`.
+        Maximum number of samples per call; see `FunctionBatch`.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def directional_derivative(
     Raises
     ------
     nlbench.Undefined
-        If an operation can be differentiated in neither way; the message names it.
+        If neither way can differentiate an operation; the message names the operation.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def _differentiate(
 
 
 def dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
+    """Pair a value with its tangent; call inside `torch.autograd.forward_ad.dual_level`."""
     _load_rules()
     pair: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
     return pair
@@ -106,7 +106,7 @@ def dual(value: Tensor, tangent: Tensor) -> Tensor:
 
 @functools.cache
 def _load_rules() -> None:
-    """Load PyTorch's differentiation rules, without the warning that this causes."""
+    """Load PyTorch's differentiation rules, suppressing the resulting warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ def _by_double_backward(
 def _without_cudnn() -> Iterator[None]:
     """Disable cuDNN, whose recurrent layers have no derivative in evaluation mode.
 
-    `torch.backends.cudnn.flags` would set TF32's flags too.
+    `torch.backends.cudnn.flags` would also change the TF32 flags.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.enabled

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
 from nlbench.introspection.batch_independence import check_batch_independence
-from nlbench.introspection.memory import FittingSizes, SampleLimit, microbatch_sizes
+from nlbench.introspection.memory import FeasibleSizes, SampleLimit, microbatch_sizes
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import autocast_now, exact_by_default
@@ -23,7 +23,7 @@ from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samp
 DERIVATIVE_MEMORY_FACTOR = 4
 """Memory of a derivative relative to a forward pass.
 
-Every tensor has a tangent; without forward mode, the graph keeps every tensor in memory.
+In forward mode, every tensor has a tangent; otherwise, the graph keeps every tensor in memory.
 """
 
 
@@ -34,9 +34,9 @@ class FunctionBatch:
     Parameters
     ----------
     function : callable
-        Maps inputs (n, ...) to outputs (n, k): the model in evaluation mode, its output flattened
-        after the batch axis. It doesn't change its input, and computes in the precision that the
-        probe was called in.
+        Maps inputs (n, ...) to outputs (n, k): the model in evaluation mode, with all axes of its
+        output after the batch axis flattened. It doesn't change its input, and computes in the
+        precision in effect when the probe was called.
     inputs : tensor of shape (n, ...)
         Floating-point inputs, on the model's device.
     batch : int
@@ -44,8 +44,7 @@ class FunctionBatch:
     model : torch.nn.Module
         The model itself, for measures of its activations or of segments around the inputs.
     limit : int, optional
-        Number of samples that fit into memory at once, for `directional_derivative`; None if
-        unknown.
+        Number of samples that fit in memory at once, for `directional_derivative`; None if unknown.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -62,23 +61,23 @@ def observe_function(
     on_observation: Callable[[FunctionBatch], None],
     *,
     memory: int | None = None,
-    fitting_sizes: FittingSizes | None = None,
+    feasible_sizes: FeasibleSizes | None = None,
 ) -> int:
-    """Pass a model, as a function, to a callback with each batch of inputs.
+    """Pass a model, as a function, to a callback along with each batch of inputs.
 
-    The model runs in evaluation mode, and is restored afterwards. Attention is computed step
-    by step, since its fused forms have no second derivatives.
+    The model runs in evaluation mode and is restored afterwards. Attention is computed step by
+    step, since fused implementations have no second derivatives.
 
     Parameters
     ----------
     batches : iterable of tensor
-        Inputs of the model, on its device.
+        Inputs to the model, on its device.
     on_observation : callable
         Called with a `FunctionBatch` for each batch.
     memory : int, optional
-        Memory limit of a derivative in bytes. Two samples are run first to estimate how many fit.
-    fitting_sizes : mutable mapping, optional
-        Batch sizes known to fit into memory, to read and to extend.
+        Memory limit for a derivative in bytes. Two samples are run first to estimate how many fit.
+    feasible_sizes : mutable mapping, optional
+        Batch sizes known to fit in memory; read and updated by this function.
 
     Returns
     -------
@@ -88,8 +87,8 @@ def observe_function(
     Raises
     ------
     nlbench.Undefined
-        If the inputs are not floating-point, so that there is no derivative with respect to them,
-        or if the results of a batch's samples depend on each other.
+        If the inputs are not floating-point, so there is no derivative with respect to them, or if
+        the output for a sample depends on the other samples in its batch.
 
     Examples
     --------
@@ -100,11 +99,11 @@ def observe_function(
     torch.Size([5, 6])
     """
     samples = 0
-    sizes = {} if fitting_sizes is None else fitting_sizes
+    sizes = {} if feasible_sizes is None else feasible_sizes
     precision = autocast_now()
     checked: set[bool] = set()
     with evaluation_mode(model), without_fast_path(), with_plain_attention():
-        for number, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             if not batch.is_floating_point():
                 raise Undefined(
                     f"the inputs are {str(batch.dtype).removeprefix('torch.')}: a network has no "
@@ -124,13 +123,13 @@ def observe_function(
                     _refuse_mixing(model, batch, limit if in_parts else None)
                 checked |= {False, in_parts}
             function = _function(model, limit, precision)
-            on_observation(FunctionBatch(function, batch, number, model, limit))
+            on_observation(FunctionBatch(function, batch, index, model, limit))
             samples += len(batch)
     return samples
 
 
 def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
-    """Raise if a model's output for a sample depends on the others in its batch."""
+    """Raise if a model's output for a sample depends on the other samples in its batch."""
 
     def rows(part: Tensor) -> dict[str, Tensor]:
         return {"the output": _outputs(model, part)}
@@ -158,7 +157,7 @@ def _function(
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    # A copy: a first layer that works in place would change the caller's data.
+    # Copied, since a first layer that works in place would change the caller's data.
     output = validated_outputs(model(inputs.clone()), len(inputs))
     if not output.is_floating_point():
         kind = str(output.dtype).removeprefix("torch.")
@@ -175,7 +174,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Pass a subject's model, as a function, to listeners with randomly ordered batches."""
+    """Pass a subject's model, as a function, to listeners along with shuffled batches of inputs."""
 
     def on_observation(observation: FunctionBatch) -> None:
         for listener in listeners:
@@ -191,5 +190,5 @@ def observe(
         batches(),
         on_observation,
         memory=resources.memory,
-        fitting_sizes=resources.fitting_sizes,
+        feasible_sizes=resources.feasible_sizes,
     )

@@ -1,7 +1,7 @@
 """The probe `graph`: the channel graph of a network, from input to output.
 
-`tracker` follows channels through a forward pass by the `rules` of operations. `channel_graph` has
-the graph and the lengths of its paths.
+`tracker` follows channels through a forward pass, using the `rules` for operations. `channel_graph`
+defines the graph and computes the lengths of its paths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nlbench.lazy import lazy_imports
 from .probe import GRAPH as GRAPH
 
 if TYPE_CHECKING:
-    # A run is planned without PyTorch, which these need.
+    # Runs are planned without PyTorch, which these modules import.
     from .channel_graph import ChannelGraph as ChannelGraph
     from .channel_graph import counted_lengths as counted_lengths
     from .channel_graph import walked_length as walked_length

@@ -1,4 +1,4 @@
-"""Memory that depends on a network's input."""
+"""Detection of memory that depends on a network's input."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from nlbench.introspection.write_log import memory_of
 
 
 class DependentMemory(DispatchMode):
-    """Dispatch mode that tracks the memory computed from the input of a network.
+    """Dispatch mode that tracks memory computed from the input of a network.
 
-    The operations that PyTorch dispatches, below the functions that a network calls, reveal the
-    tensors that a compiled or vectorised function creates, and writes into a constant through a
-    view of it.
+    The operations that PyTorch dispatches, below the functions that a network calls, reveal tensors
+    created by compiled or vectorised functions, and writes to a constant through a view of it.
 
     Examples
     --------
@@ -31,7 +30,7 @@ class DependentMemory(DispatchMode):
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
-        # The tensors are kept alive, so that no memory is reused.
+        # The tensors are kept alive so that their memory isn't reused.
         self._reached: dict[Hashable, Tensor] = {memory_of(tensor): tensor for tensor in inputs}
 
     def reaches(self, tensor: Tensor) -> bool:

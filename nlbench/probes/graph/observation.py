@@ -1,8 +1,8 @@
 """Observation of the channel graph of a network.
 
-The network runs once on one input while every PyTorch function is intercepted. The numbers that
-flow through it don't matter, so it runs on PyTorch's ``meta`` device, unless its own code reads
-values. Samples are run in another pass, for measures that need the activity of units.
+The network runs once on one input while every call of a PyTorch function is intercepted. The values
+that flow through it don't matter, so it runs on PyTorch's ``meta`` device, unless its own code
+reads values. Samples are run in a separate pass, for measures that need the activity of units.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def observe(
 ) -> None:
     """Pass the channel graph of a model to listeners.
 
-    The samples are run once for all listeners, if one of them needs the units' activity.
+    The samples are run at most once, when a listener first requests the activity of units.
     """
     graph = channel_graph(model, samples.inputs[:1].to(resources.device))
     facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
@@ -65,21 +65,21 @@ def observe(
 
 
 def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> ChannelGraph:
-    """Find the channel graph of a network in one pass.
+    """Find the channel graph of a network in one forward pass.
 
     Parameters
     ----------
     model : torch.nn.Module
-        It is left unchanged; it may be on the ``meta`` device.
+        Left unchanged; may be on the ``meta`` device.
     example : tensor or tuple of tensor
         Arguments of the model, batch first. Only one sample is used, and for most networks only its
-        shape matters. The channel axis of an input is the one that the first layer takes: axis 1,
-        or the last axis if that layer is linear.
+        shape matters. The channel axis of an input is the one on which the first layer operates:
+        axis 1, or the last axis if that layer is linear.
 
     Raises
     ------
     nlbench.UnsupportedOperation
-        If it isn't known how an operation mixes channels.
+        If it is unknown how an operation mixes channels.
     nlbench.Undefined
         If the output doesn't depend on the input, or is not a tensor.
     nlbench.RequestError
@@ -100,7 +100,7 @@ def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Cha
         except UnsupportedOperation:
             raise
         except Exception:
-            # The model's own code may read values, and fail in any way without them.
+            # The model's own code may read values, and may fail in any way without them.
             return _track(model, single, {})
 
 
@@ -138,7 +138,7 @@ def _track(
 
 
 def _placeholders(model: nn.Module) -> dict[str, Tensor]:
-    """Return placeholders for parameters and buffers, except PReLU's slopes, which matter."""
+    """Return placeholders for parameters and buffers, except PReLU slopes, whose values matter."""
     slopes = {
         id(tensor)
         for module in model.modules()

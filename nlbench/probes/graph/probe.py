@@ -23,4 +23,4 @@ class Graph(LazyProbe):
 
 
 GRAPH = Graph()
-"""The channel graph from input to output."""
+"""The channel graph, from input to output."""

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputBatch:
-    """A network's outputs for one batch, and the labels.
+    """A network's outputs for one batch, with the labels.
 
     Parameters
     ----------
     outputs : tensor of shape (n, ...)
     labels : tensor of shape (n, ...)
-        On the outputs' device; -100 where there is nothing to predict, as in PyTorch's losses.
+        On the same device as the outputs; -100 where there is nothing to predict, as in PyTorch.
     """
 
     outputs: Tensor
@@ -64,7 +64,7 @@ class Outputs(Probe):
         count = 0
         with exact_by_default(), evaluation_mode(model):
             for inputs, labels in samples.labelled(int(options["batch"])):
-                # A copy: a first layer that works in place would change the samples.
+                # Copied, since a first layer that works in place would change the samples.
                 outputs = validated_tensor(model(inputs.to(resources.device, copy=True)))
                 for listener in listeners:
                     listener.update(OutputBatch(outputs, labels.to(outputs.device)))

@@ -10,7 +10,7 @@ from .probe import REPLACEMENT as REPLACEMENT
 from .probe import UNFITTED as UNFITTED
 
 if TYPE_CHECKING:
-    # A run is planned without PyTorch, which observing needs.
+    # Runs are planned without PyTorch, which these modules import.
     from .calls import find_calls as find_calls
     from .fits import AffineFit as AffineFit
     from .fits import AffineMap as AffineMap

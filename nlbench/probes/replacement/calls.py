@@ -1,4 +1,4 @@
-"""Search for the calls of a network whose outputs can be replaced."""
+"""Search for the calls in a network whose outputs can be replaced."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def find_calls(
     select: str = "*",
     on_unseen: Callable[[str], None] = lambda description: None,
 ) -> list[ReplaceableCall]:
-    """Find the calls of a network that can be replaced, with their names in the probe `sites`.
+    """Find the calls in a network that can be replaced, named as in the probe `sites`.
 
     Parameters
     ----------
     model : torch.nn.Module
         Restored afterwards.
     example : tensor
-        A batch of inputs, on the model's device.
+        A batch of inputs on the model's device.
     of : str
-        Kind of places, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. Places
-        that span several modules are left out.
+        What to replace, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. Places
+        that span several modules are skipped.
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
     on_unseen : callable
@@ -47,12 +47,12 @@ def find_calls(
     Returns
     -------
     list of ReplaceableCall
-        In order of call.
+        In call order.
 
     Raises
     ------
     nlbench.RequestError, nlbench.Undefined
-        As `nlbench.probes.sites.observation.observe_sites`.
+        See `nlbench.probes.sites.observation.observe_sites`.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def _module_calls(
     for place in find_places(model, example, of):
         if place.module is not place.last or not selection.may_take(place.name, place.kind):
             continue
-        # The axis is counted with the batch axis moved to 0.
+        # The channel axis is given for the layout with the batch axis moved to 0.
         axis, batch = place.before.channel, place.before.batch
         calls.append(
             ReplaceableCall(
@@ -116,7 +116,7 @@ def _module_calls(
 
 @dataclass
 class _NamedCall:
-    """An activation call, whose name is final at the end of the pass."""
+    """An activation call, whose name is final at the end of the forward pass."""
 
     site: SiteName
     call: CallId
@@ -133,7 +133,7 @@ class _NamedCall:
 
 
 class _PlaceNames(SiteNames):
-    """Names the activation calls that an interception sees."""
+    """Assigns names to the activation calls that an interception receives."""
 
     def __init__(self, model: nn.Module, interception: CallInterception) -> None:
         super().__init__(model)
@@ -172,7 +172,7 @@ class _PlaceNames(SiteNames):
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
-        """Merge all calls of a handwritten activation into one."""
+        """Merge all calls inside a handwritten activation into one."""
         pending = self._pending.pop(id(handwritten), None)
         if name is not None and pending is not None:
             inner = {id(site) for site in handwritten.names}

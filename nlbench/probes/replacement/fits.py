@@ -10,11 +10,11 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 
 MIN_ROWS_PER_COEFFICIENT = 4
-"""Fewest rows per coefficient of an output that a full map is fitted on."""
+"""Minimum number of rows per coefficient of an output for fitting a full map."""
 
 
 def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
-    """Copy a tensor to one row per position and one column per channel.
+    """Copy a tensor into one row per position and one column per channel.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """An affine map of the channels, the same at every position.
+    """An affine map of the channels, applied at every position.
 
     Parameters
     ----------
@@ -61,11 +61,12 @@ class AffineFit:
     Parameters
     ----------
     is_full : bool
-        Keep the moments of all pairs of channels, for `full`.
+        True to keep the moments of all pairs of channels, which `full` requires.
 
     Notes
     -----
-    Sums are float64 and relative to the first batch's means, so that an offset costs no precision.
+    Sums are computed in float64 and relative to the first batch's means, so that a large offset
+    doesn't reduce precision.
 
     Examples
     --------
@@ -93,7 +94,7 @@ class AffineFit:
             self._shift = x.mean(0), y.mean(0)
             (d,), (k,) = self._shift[0].shape, self._shift[1].shape
             self._sums = [x.new_zeros(d), x.new_zeros(k)]
-            # Σx², Σxy per channel; XᵀX, XᵀY of all pairs.
+            # Either XᵀX and XᵀY for all pairs, or Σx² and Σxy per channel.
             paired: list[tuple[int, ...]] = [(d, d), (d, k)] if self.is_full else [(d,), (d,)]
             self._products = [x.new_zeros(shape) for shape in paired]
         x, y = x - self._shift[0], y - self._shift[1]
@@ -110,7 +111,7 @@ class AffineFit:
 
     @property
     def keeps_channels(self) -> bool:
-        """True if the output has the input's channels."""
+        """True if the output has as many channels as the input."""
         return self._shift is not None and self._shift[0].shape == self._shift[1].shape
 
     def per_channel(self) -> AffineMap:
@@ -119,7 +120,7 @@ class AffineFit:
         Raises
         ------
         nlbench.Undefined
-            Without rows, or if input and output have different channels.
+            If there are no rows, or if input and output have different numbers of channels.
         """
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         if not self.keeps_channels:
@@ -130,25 +131,25 @@ class AffineFit:
         squares, products = (p.diagonal() if self.is_full else p for p in self._products)
         variance = squares / self.rows - centre_x.square()
         covariance = products / self.rows - centre_x * centre_y
-        # Variation below the spacing of the inputs, in their own type, is rounding.
+        # Variation below the spacing of floats in the inputs' dtype is rounding error.
         floor = (self._eps * mean_x).square() + torch.finfo(torch.float64).tiny
         slope = torch.where(variance > floor, covariance / variance.clamp(min=floor), 0.0)
         return AffineMap(slope, mean_y - slope * mean_x)
 
     @property
     def min_rows(self) -> int:
-        """Number of rows that `full` needs: four per coefficient of an output."""
+        """Minimum number of rows for `full`: four per coefficient of an output."""
         channels = 0 if self._shift is None else len(self._shift[0])
         return MIN_ROWS_PER_COEFFICIENT * (channels + 1)
 
     def full(self) -> AffineMap | None:
-        """Return the best full affine map; None if `is_full` is false or rows are too few."""
+        """Return the best full affine map; None if `is_full` is False or there are too few rows."""
         if not self.is_full or self.rows < self.min_rows:
             return None
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         covariance = self._products[0] / self.rows - torch.outer(centre_x, centre_x)
         cross = self._products[1] / self.rows - torch.outer(centre_x, centre_y)
-        # The minimum-norm solution where channels are linearly dependent.
+        # This is the minimum-norm solution if channels are linearly dependent.
         weight = torch.linalg.pinv(covariance, hermitian=True, rtol=1e-10) @ cross
         return AffineMap(weight, mean_y - mean_x @ weight)
 

@@ -1,4 +1,4 @@
-"""Intercept calls of a network by their position, to observe or replace their outputs.
+"""Intercept calls in a network, to observe or replace their outputs.
 
 A call is identified by the module call that makes it. Unlike a site's name, which is final only
 when the calling module returns, the module call is known immediately, even if outputs of earlier
@@ -30,9 +30,9 @@ class CallId(NamedTuple):
     path : str
         Dotted name of the module.
     number : int
-        Number of the module's call, from 0.
+        Index of the call among all calls of the module, from 0.
     position : int or None
-        Number of the activation function called directly in that module call; None for the
+        Index of the activation call among those made directly in that module call; None for the
         module call itself.
     """
 
@@ -48,9 +48,9 @@ class ReplaceableCall:
     Parameters
     ----------
     name : str
-        Name of the site, or path of the module.
+        Name of the site or path of the module.
     channel_axis : int
-        Channel axis of input and output, in their own layout.
+        Channel axis of the input and output, in their own layout.
     shape : tuple of int
         Shape of one sample's input, without the batch axis.
     """
@@ -69,16 +69,16 @@ CallReplacement = Callable[[CallId, Tensor, Callable[[], Any]], Any]
 
 @dataclass
 class _Frame:
-    """A running module call, with the number of activation functions it has called."""
+    """A running module call, with the number of activation calls it has made."""
 
     call: CallId
     activations: int = 0
 
 
 class CallInterception(TorchFunctionMode):
-    """Passes every module call and activation call of forward passes to a function.
+    """Routes every module call and activation call in a forward pass through a function.
 
-    The model's modules are changed only while `run` runs.
+    The model's modules are modified only during `run`.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class CallInterception(TorchFunctionMode):
         Parameters
         ----------
         inputs : tensor
-            Changed by a first layer that works in place.
+            Modified if the first layer works in place.
         inner : TorchFunctionMode, optional
             A mode that receives every call first.
         """
@@ -171,7 +171,7 @@ class CallInterception(TorchFunctionMode):
 
 
 def activation_input(call: FunctionCall) -> Tensor:
-    """Return the input of an activation call; of a gated linear unit, the gated half."""
+    """Return the input of an activation call, or the gated half of it for a gated linear unit."""
     source: Tensor = call.input
     if call.operation.kind != "glu":
         return source
@@ -180,12 +180,12 @@ def activation_input(call: FunctionCall) -> Tensor:
 
 
 def first_tensor(values: Any) -> Tensor | None:
-    """Return the first tensor among values."""
+    """Return the first tensor in nested values."""
     return next(iter(tensors_in(values)), None)
 
 
 def with_first_tensor(output: Any, tensor: Tensor) -> Any:
-    """Replace the first tensor of a module's output, a tensor or a tuple of them."""
+    """Replace the first tensor in a module's output, which is a tensor or a tuple."""
     if isinstance(output, tuple):
         return (tensor, *output[1:])
     return tensor

@@ -32,19 +32,19 @@ from .probe import UNFITTED, parse_maps
 __all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
 
 EXAMPLE_SAMPLES = 2
-"""Number of samples for finding places and the outputs that can be cached."""
+"""Number of samples used to find places and the outputs that can be cached."""
 
 MAX_OUTPUT_BYTES = 2**28
-"""Maximum size of a pass's outputs, which can exceed the activations in a language model."""
+"""Maximum size of a batch's outputs, which can exceed the activations in a language model."""
 
 PASS_MEMORY_FACTOR = 2
-"""Memory of a pass relative to a forward pass, since outputs and their replacements are kept."""
+"""Memory for a pass with a replacement, relative to a plain forward pass."""
 
-MAX_FITTING_SHARE = 0.5
-"""Share of the memory for the moments and the full maps of places; the rest is for passes."""
+MAX_FITTING_FRACTION = 0.5
+"""Fraction of the memory for moments and full maps; the rest is for forward passes."""
 
 SOLVER_MATRICES = 6
-"""Matrices of a full map's size that are in memory while the map is fitted."""
+"""Number of matrices as large as a full map that are in memory while it is fitted."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class ReplacedOutputs:
     primary : str
         Name of the map whose cost is the place's value.
     map : {"channel", "identity", "mean", "affine"}
-        The best slope and intercept per channel, the input itself, the output's mean, or the best
-        full affine map of the channels.
+        The best slope and intercept per channel, the identity, the output's mean, or the best full
+        affine map of the channels.
     outputs, replaced : tensor of shape (n, ...)
     labels : tensor of shape (n, ...) or None
     batch : int
@@ -75,7 +75,7 @@ class ReplacedOutputs:
 
 
 Batch = tuple[Tensor, Tensor | None]
-"""Inputs and labels."""
+"""Inputs and their labels, if any."""
 
 
 def observe(
@@ -94,7 +94,7 @@ def observe(
     size, of = int(options["batch"]), str(options["of"])
     names = parse_maps(str(options["maps"]), of)
     if memory_limit := SampleLimit(
-        resources.fitting_sizes,
+        resources.feasible_sizes,
         model,
         "samples of replaced passes",
         first,
@@ -106,21 +106,21 @@ def observe(
     with exact_by_default(), evaluation_mode(model), without_fast_path():
         prefix = SharedPrefix(model, places, first)
         memory = usable_memory(device, resources.memory)
-        fitting = (1 - MAX_FITTING_SHARE) * memory / prefix.bytes_per_sample
+        fitting = (1 - MAX_FITTING_FRACTION) * memory / prefix.bytes_per_sample
         if prefix.is_cached and fitting < 1:
             prefix.disable()
         limit = max(1, int(fitting)) if prefix.is_cached else size
         max_samples = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
-        # Half of a batch is used for fitting, or for evaluation.
+        # Only half of each batch is used in a pass, for fitting or for evaluation.
         size, limit = min(size, 2 * max_samples), min(limit, max_samples)
         max_evaluated = int(options["judged"]) or None
-        # Modules have no limit: they are few, and by default only a full map replaces them.
+        # There is no limit for modules: they are few, and by default only a full map is fitted.
         full_channels = int(options["affine"]) if of == "activations" else None
         full_channels = full_channels if "affine" in names else 0
         evaluated: dict[int, int] = {}
         reasons: list[str] = []
-        for group in _groups(places, full_channels, MAX_FITTING_SHARE * memory):
-            numbers = itertools.count()
+        for group in _groups(places, full_channels, MAX_FITTING_FRACTION * memory):
+            indices = itertools.count()
             for half in (0, 1) if options["crossed"] else (0,):
                 fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
                 fits = fit_places(model, group, fitted, full_channels=full_channels)
@@ -135,9 +135,9 @@ def observe(
                 ]
                 batches = _first(_halves(samples, size, 1 - half, device, step), max_evaluated)
                 for part in _split(batches, limit) if maps else ():
-                    number = next(numbers)
-                    evaluated[number] = len(part[0])
-                    for observation in _observe_maps(prefix, maps, names[0], part, number):
+                    index = next(indices)
+                    evaluated[index] = len(part[0])
+                    for observation in _observe_maps(prefix, maps, names[0], part, index):
                         for listener in listeners:
                             listener.update(observation)
     if not evaluated:
@@ -170,7 +170,7 @@ def _find_places(
 def _halves(
     samples: Samples, size: int, parity: int, device: torch.device, step: OnStep
 ) -> Iterator[Batch]:
-    """Yield the samples of even or of odd index, in batches."""
+    """Yield the samples with even or odd indices, in batches."""
     position = 0
     for inputs, labels in samples.repeatable(size):
         chosen = slice((parity - position) % 2, None, 2)
@@ -181,7 +181,7 @@ def _halves(
 
 
 def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
-    """Yield batches up to a number of samples, and exhaust the iterator."""
+    """Yield batches up to a total number of samples, but exhaust the iterator."""
     for inputs, labels in batches:
         taken = slice(count)
         if count is not None:
@@ -223,19 +223,19 @@ def _observe_maps(
     maps: Sequence[tuple[ReplaceableCall, str, Replacement]],
     primary: str,
     batch: Batch,
-    number: int,
+    index: int,
 ) -> Iterator[ReplacedOutputs]:
-    """Yield the outputs of a batch with each map in its place."""
+    """Yield the outputs for a batch with each map replacing its place."""
     inputs, labels = batch
     outputs = validated_outputs(prefix.record(inputs), len(inputs))
     for place, name, new in maps:
         replaced = first_tensor((prefix.run(place, new),))
         assert replaced is not None
-        yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, number)
+        yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, index)
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
-    """Return why a place has no map of the given name; empty if it has one."""
+    """Return the reason why a place has no map of the given name; empty if it has one."""
     if name in ("channel", "identity"):
         return "" if fit.keeps_channels else UNFITTED[name]
     if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):
@@ -263,7 +263,7 @@ def fit_places(
     Parameters
     ----------
     full_channels : int or None
-        Largest number of channels of a place whose full map is fitted; None: any.
+        Maximum number of channels of a place for fitting a full map; None for no limit.
 
     Raises
     ------
@@ -312,13 +312,13 @@ def fit_places(
 def maps_of(
     place: ReplaceableCall, fit: AffineFit, names: Sequence[str]
 ) -> Iterator[tuple[str, Replacement]]:
-    """Yield the named maps that may replace a place."""
+    """Yield the given kinds of maps for a place, with their names, where they exist."""
     fitted = {"channel": fit.per_channel, "mean": fit.mean, "affine": fit.full}
     for name in names:
         if name in ("channel", "identity") and not fit.keeps_channels:
             continue
         if name == "identity":
-            # A copy, since the network may change it in place.
+            # Copied, since the network may modify it in place.
             yield name, torch.clone
         elif (affine := fitted[name]()) is not None:
             yield name, partial(affine, channel_axis=place.channel_axis)

@@ -1,7 +1,7 @@
-"""Repeated passes of a network with one call replaced, which share the computation before it.
+"""Repeated forward passes with one call replaced, which share the computation before it.
 
-The outputs of module calls before the replaced one come from a recorded pass. Operations
-between modules are run again, which is cheap and repeats their in-place effects.
+The outputs of module calls before the replaced one are taken from a recorded forward pass.
+Operations between modules are run again, which is cheap and repeats their in-place effects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .interception import (
 )
 
 Replacement = Callable[[Tensor], Tensor]
-"""Maps the input of a call to its new output."""
+"""Maps the input of a call to the output that replaces its own."""
 
 
 def run_replaced(
@@ -45,8 +45,8 @@ def run_replaced(
 
 
 def replace_output(x: Tensor, compute: Callable[[], Any], new: Replacement) -> Any:
-    """Replace the output of a call, keeping its other outputs and its effect on the input."""
-    replacement = new(x)  # Before the call, which may overwrite its input.
+    """Replace the first output of a call, keeping the others and its effect on the input."""
+    replacement = new(x)  # Computed before the call, which may overwrite its input.
     output = compute()
     tensor = first_tensor((output,))
     assert tensor is not None
@@ -57,7 +57,7 @@ def replace_output(x: Tensor, compute: Callable[[], Any], new: Replacement) -> A
 
 @dataclass
 class _ModuleCall:
-    """A module call, with the times at which it begins and ends."""
+    """A module call, with the times at which it starts and ends."""
 
     begin: int
     end: int = 0
@@ -70,22 +70,22 @@ class _ModuleCall:
 
 
 class SharedPrefix:
-    """Passes of a network with one call replaced, which share the outputs of earlier calls.
+    """Forward passes with one call replaced, which share the outputs of earlier calls.
 
     Parameters
     ----------
     example : tensor
-        A few inputs, for the pass that determines what can be cached.
+        A few inputs, for the forward pass that determines what can be cached.
 
     Attributes
     ----------
     is_cached : bool
-        False if every pass runs the whole network, because it draws random numbers or a pass with
-        cached outputs differs from one without.
+        False if every pass runs the whole network, because it generates random numbers or a pass
+        with cached outputs differs from one without.
     bytes_per_sample : int
-        Size of the cached outputs.
+        Size of the cached outputs for one sample.
     output_bytes : int
-        Size of the network's output for a sample.
+        Size of the network's output for one sample.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SharedPrefix:
                 for place in places
             )
         except Exception:
-            # A module may fail in any way if it depends on state that a skipped module sets.
+            # A module may fail in any way if it depends on state set by a skipped module.
             return False
 
     def disable(self) -> None:
@@ -144,7 +144,7 @@ class SharedPrefix:
                 return compute()
             entry = self._calls[call] = _ModuleCall(self._clock, parents=tuple(running))
             running.append(call)
-            # Modules that work in place do so on their first tensor.
+            # In-place modules modify their first tensor.
             version = x._version
             output = compute()
             running.pop()
@@ -164,7 +164,7 @@ class SharedPrefix:
         return replace
 
     def _needed_calls(self) -> set[CallId]:
-        """Return the calls whose outputs are read from the cache in some pass."""
+        """Return the calls whose outputs are read from the cache in at least one forward pass."""
         times = self._times.values()
         needed = set()
         for call, entry in self._calls.items():
@@ -175,7 +175,7 @@ class SharedPrefix:
         return needed
 
     def record(self, inputs: Tensor) -> Any:
-        """Run the network on a batch, cache what later passes need, and return its output."""
+        """Run the network on a batch, cache the outputs for later passes, and return its output."""
         self._inputs, self._outputs = inputs, {}
 
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
@@ -212,7 +212,7 @@ class SharedPrefix:
 
 
 def _is_plain(output: Any) -> bool:
-    """Return True for a tensor, or a tuple or list of tensors and None."""
+    """Return True for a tensor, or for a tuple or list of tensors and None."""
     if isinstance(output, Tensor):
         return True
     return type(output) in (tuple, list) and all(

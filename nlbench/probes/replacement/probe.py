@@ -12,8 +12,8 @@ from nlbench.probes.sites.places_and_rows import parse_places
 from nlbench.probes.sites.select import Selection
 
 MAPS = ("channel", "identity", "mean", "affine")
-"""Maps: the best slope and intercept of each channel, the input itself, the output's mean, and the
-best full affine map of the channels."""
+"""Names of the maps: the best slope and intercept per channel, the identity, the output's mean, and
+the best full affine map of the channels."""
 
 
 _CHANNELS = "input and output have different channels"
@@ -23,16 +23,16 @@ UNFITTED = {
     "affine": "there is no full map: fewer than four rows per coefficient, or more channels than "
     "replacement.affine",
 }
-"""Reasons why a map of a place is missing."""
+"""Reasons why a place lacks a map, by the map's name."""
 
 
 def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
-    """Parse names of maps, separated by commas, or ``auto`` for the default of a kind of places.
+    """Parse comma-separated names of maps, or ``auto`` for the default for the kind of places `of`.
 
     Raises
     ------
     nlbench.RequestError
-        For an unknown name.
+        If a name is unknown, or if there are no names.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
         if name not in MAPS:
             raise RequestError(f"replacement.maps: unknown map '{name}'{nearest(name, MAPS)}")
     if not names:
-        raise RequestError(f"replacement.maps is empty, expected some of {', '.join(MAPS)}")
+        raise RequestError(f"replacement.maps is empty, expected one or more of {', '.join(MAPS)}")
     return names
 
 
@@ -69,28 +69,28 @@ class Replacements(LazyProbe):
         "select": Option("*", "sites to replace; the default is a value set for sites.select"),
         "maps": Option(
             "auto",
-            f"maps to fit, of {', '.join(MAPS)}; the first one gives the value. auto: "
+            f"maps to fit, from {', '.join(MAPS)}; the first one determines the value. auto: "
             "channel,identity,affine at activations and affine at other places",
         ),
         "affine": Option(
             128,
-            "largest number of channels of an activation for which a full affine map is fitted",
+            "maximum number of channels of an activation for which a full affine map is fitted",
             minimum=0,
             maximum=1e6,
         ),
         "judged": Option(
             0,
-            "maximum number of samples to evaluate maps on; 0: all that no map is fitted on",
+            "maximum number of samples to evaluate maps on; 0: all samples not used for fitting",
             minimum=0,
             maximum=1e9,
         ),
         "crossed": Option(
-            False, "also evaluate maps of the other half on the half used for fitting"
+            False, "also fit maps on the half used for evaluation, and evaluate on the other"
         ),
     }
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
-        """Return the number of batches of all passes, for fitting and for evaluation."""
+        """Return the number of batches in all passes over the samples, to fit and to evaluate."""
         return (4 if options["crossed"] else 2) * -(-samples // int(options["batch"]))
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:

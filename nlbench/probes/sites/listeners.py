@@ -69,7 +69,7 @@ def observe(
         "select": str(options["select"]),
         "attention": bool(options["attention"]),
         "memory": resources.memory,
-        "fitting_sizes": resources.fitting_sizes,
+        "feasible_sizes": resources.feasible_sizes,
     }
     first_samples = samples.inputs[:COMPARED_SAMPLES].to(resources.device)
     copy, unresolved = float64_copy_if_needed(model, first_samples, arguments, facts)

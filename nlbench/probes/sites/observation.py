@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import check_batch_independence
-from nlbench.introspection.memory import FittingSizes, SampleLimit, halve_on_oom
+from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.precision import exact_by_default
 
@@ -43,7 +43,7 @@ def observe_sites(
     attention: bool = False,
     functions: Mapping[str, Function] | None = None,
     memory: int | None = None,
-    fitting_sizes: FittingSizes | None = None,
+    feasible_sizes: FeasibleSizes | None = None,
     on_unseen: Callable[[str], None] = lambda description: None,
     on_undefined: Callable[[str, str], object] = lambda place, reason: None,
 ) -> int:
@@ -77,7 +77,7 @@ def observe_sites(
         called on some of the samples. Their results are ``SiteBatch.unreduced``.
     memory : int, optional
         Memory limit for a forward pass in bytes. Two samples are run first to see how many fit.
-    fitting_sizes : mutable mapping, optional
+    feasible_sizes : mutable mapping, optional
         Cache for the number of samples that fit into memory, used by later calls.
     on_unseen : callable, optional
         Called with a description of each activation that can't be intercepted: hidden in a fused
@@ -123,7 +123,7 @@ def observe_sites(
     check = partial(
         rows_at_sites, make_interceptor, attention=attention, selects=site_pass.may_select
     )
-    fitting_sizes = {} if fitting_sizes is None else fitting_sizes
+    feasible_sizes = {} if feasible_sizes is None else feasible_sizes
     samples = 0
     with (
         evaluation_mode(model),
@@ -133,7 +133,7 @@ def observe_sites(
     ):
         for batch in batches:
             site_pass.begin_batch(samples, len(batch))
-            limit = SampleLimit(fitting_sizes, model, "samples of a forward pass", batch, memory)
+            limit = SampleLimit(feasible_sizes, model, "samples of a forward pass", batch, memory)
             _observe_batch(interceptor, batch, site_pass, limit, check)
             site_pass.end_batch()
             samples += len(batch)

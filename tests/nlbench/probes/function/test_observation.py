@@ -107,7 +107,7 @@ def test_memory_limits_the_batch_and_changes_no_number(memory):
         given.model[1].register_forward_hook(lambda *call: sizes.append(len(call[2])))
         measure.reset()
         _, _, resources = shown(given, measure, memory)
-        found = [size for sizes in resources.fitting_sizes.values() for size in sizes.values()]
+        found = [size for sizes in resources.feasible_sizes.values() for size in sizes.values()]
         return measure.compute().summary["value"], max(sizes), found
 
     torch.manual_seed(3)

@@ -59,11 +59,11 @@ def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, er
 def test_the_size_that_fits_is_remembered_and_tried_first():
     model, found = Limited(20), {}
     x = torch.randn(64, 6).double()
-    looks_of(model, x, x, fitting_sizes=found)
+    looks_of(model, x, x, feasible_sizes=found)
     assert list(found[model].values()) == [16]
     assert max(model.sizes[-5:]) == 13
     model.sizes.clear()
-    looks_of(model, x, fitting_sizes=found)
+    looks_of(model, x, feasible_sizes=found)
     assert max(model.sizes) == 13
 
 
@@ -99,7 +99,7 @@ def test_a_given_memory_decides_the_size_of_the_parts():
     model.sizes.clear()
     needed = bytes_per_sample(model.eval(), x[:2])
     found = {}
-    observations = looks_of(model, x, memory=10 * needed, fitting_sizes=found)
+    observations = looks_of(model, x, memory=10 * needed, feasible_sizes=found)
     assert list(found[model].values()) == [10]
     assert max(model.sizes) == 10
     for a, b in zip(observations, expected, strict=True):
@@ -261,9 +261,9 @@ def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
 def test_the_size_found_for_one_model_says_nothing_about_another():
     found, x = {}, torch.randn(64, 6).double()
     large, small = Limited(4), Limited(1000)
-    looks_of(large, x, fitting_sizes=found)
+    looks_of(large, x, feasible_sizes=found)
     small.sizes.clear()
-    looks_of(small, x, fitting_sizes=found)
+    looks_of(small, x, feasible_sizes=found)
     assert small.sizes == [64]
     assert max(large.sizes) == 64
 
@@ -271,9 +271,9 @@ def test_the_size_found_for_one_model_says_nothing_about_another():
 def test_the_size_found_without_a_memory_does_not_hide_one_that_is_given():
     found, x = {}, torch.randn(64, 6).double()
     model = Limited(40)
-    looks_of(model, x, fitting_sizes=found)
+    looks_of(model, x, feasible_sizes=found)
     model.sizes.clear()
-    looks_of(model, x, fitting_sizes=found, memory=8 * bytes_per_sample(model.eval(), x[:2]))
+    looks_of(model, x, feasible_sizes=found, memory=8 * bytes_per_sample(model.eval(), x[:2]))
     assert max(model.sizes) == 8
 
 
@@ -281,8 +281,8 @@ def test_the_size_found_for_small_images_says_nothing_about_large_ones():
     found = {}
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
     memory = 8 * bytes_per_sample(model, torch.randn(2, 1, 20, 20))
-    looks_of(model, torch.randn(64, 1, 4, 4), fitting_sizes=found, memory=memory)
-    looks_of(model, torch.randn(64, 1, 20, 20), fitting_sizes=found, memory=memory)
+    looks_of(model, torch.randn(64, 1, 4, 4), feasible_sizes=found, memory=memory)
+    looks_of(model, torch.randn(64, 1, 20, 20), feasible_sizes=found, memory=memory)
     small, large = found[model].values()
     assert small > large == 8
 
