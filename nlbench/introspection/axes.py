@@ -26,7 +26,7 @@ from .operations import Operation
 def softmax_axis(call: FunctionCall) -> int:
     """Return the axis of a softmax or a gated linear unit, counted from 0.
 
-    By default a gated linear unit uses the last axis. `torch.nn.functional.softmax` uses the first
+    By default, a gated linear unit uses the last axis. `torch.nn.functional.softmax` uses the first
     axis of tensors with 0, 1 or 3 axes, and the second axis of others.
     """
     dim = call.argument(1, "dim")
@@ -64,7 +64,7 @@ _UNKNOWN = Layout(None, None, None)
 
 
 class Layouts:
-    """Layouts of all live tensors of a forward pass on a batch of `batch` samples."""
+    """Layouts of all live tensors in a forward pass on a batch of `batch` samples."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -96,7 +96,7 @@ class Layouts:
         return axis if axis is not None and 0 <= axis < tensor.ndim else None
 
     def adopt(self, output: Tensor, source: Tensor) -> None:
-        """Set the layout of an output to its source's, if it has none."""
+        """Copy the layout of `source` to `output`, if `output` has none."""
         if output not in self._layouts and source in self._layouts:
             self._layouts[output] = self._layouts[source]
 

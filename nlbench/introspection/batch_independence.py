@@ -1,4 +1,4 @@
-"""Checks that the samples of a batch are computed independently of each other."""
+"""Checks that the samples in a batch are computed independently of each other."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def check_batch_independence(
     because: str = "the batch does not fit into memory as a whole",
     allow_random: bool = False,
 ) -> None:
-    """Raise if the result for a sample depends on the other samples of its batch.
+    """Raise if the result for a sample depends on the other samples in its batch.
 
     A sample is run together with each of two others, as the first and as the last of a pair, and
-    together with four others if that many fit; its results must not differ. The check does not
-    depend on which operation mixes or counts the samples. It misses effects that need more
-    samples, such as a network that routes the rarest of many samples elsewhere.
+    together with four others if that many fit; its results must not differ. The check works for
+    any operation that mixes or counts the samples. It misses effects that require more samples,
+    such as a network that routes the rarest of many samples elsewhere.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
 def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_eps: int) -> bool:
     """Return True if the rows of the sample at a position are the same in both batches."""
     if len(pair) == 1 or len(group) == 1:
-        return pair.shape == group.shape  # Independent of the input, such as a position table.
+        return pair.shape == group.shape  # Independent of the input: positional embeddings.
     rows_per_sample = len(pair) // 2
     if pair.shape[1:] != group.shape[1:] or len(group) != size * rows_per_sample or len(pair) % 2:
         return False

@@ -226,7 +226,7 @@ def parameter_checksums(model: nn.Module) -> dict[str, int]:
 
 
 def _bit_sum(tensor: Tensor) -> Tensor:
-    """Sum the bits of a tensor as integers, modulo 2**64."""
+    """Sum a tensor's bits, read as integers, modulo 2**64."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.contiguous().view(-1)
@@ -257,7 +257,7 @@ def refuse_unobservable(model: nn.Module) -> None:
     Raises
     ------
     nlbench.RequestError
-        If so; the message names the module.
+        If there is such a module; the message names it.
     """
     for name, module in model.named_modules():
         is_compiled = type(module).__name__ == "OptimizedModule" or (

@@ -135,7 +135,7 @@ class HandwrittenCall:
 
     @property
     def kind(self) -> str:
-        """Kind of the only activation function called, or of a known one that the module computes.
+        """Kind of the only activation function called, or of the function the module computes.
 
         Otherwise, the class name in lower case.
         """
@@ -161,14 +161,14 @@ class HandwrittenCall:
 
 
 class SiteNames(TorchFunctionMode):
-    """Function mode that follows the running modules of a model and names activation calls.
+    """Function mode that tracks the running modules of a model and names activation calls.
 
     While it is the innermost active mode, `current` is the name of the current call.
 
     Attributes
     ----------
     current : SiteName or None
-        Name of the current call of an activation function; None in any other call.
+        Name of the current call of an activation function; None during any other call.
     layouts : nlbench.introspection.axes.Layouts
         Axes of every tensor in this pass.
 
@@ -217,7 +217,7 @@ class SiteNames(TorchFunctionMode):
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Set hooks that follow the running module, and remove them on exit."""
+        """Register hooks that track the running module, and remove them on exit."""
         with ExitStack() as hooks:
             for module in self._paths:
                 # These are the last hook before and the first hook after forward, so that a user's
@@ -240,7 +240,7 @@ class SiteNames(TorchFunctionMode):
 
     @property
     def place(self) -> str:
-        """`path` for messages."""
+        """`path`, or "the network" if it is empty, for messages."""
         return self.path or "the network"
 
     @property

@@ -217,7 +217,7 @@ _OPERATIONS = ("matmul", "conv", "rnn")
 _BACKENDS = ("cuda", "mkldnn")
 
 _DEFAULT = "PyTorch's default"
-"""An operation's setting before it is first set: TF32, unless its backend has another setting."""
+"""Initial setting of an operation: TF32, unless its backend has a different setting."""
 
 
 # Not through `torch.backends.mkldnn.fp32_precision`, which sets all backends.
@@ -236,7 +236,7 @@ def _set_precisions(explicit: Mapping[tuple[str, str], str]) -> None:
 
 
 def _explicit_precisions() -> dict[tuple[str, str], str]:
-    """Return the setting of each operation of each backend, ``none`` if it inherits."""
+    """Return the setting for each operation and backend; ``none`` if it is inherited."""
     explicit = {("generic", "all"): _precision("generic", "all")}
     try:
         # Read each setting while there is nothing to inherit.
