@@ -145,8 +145,8 @@ THREAD_SECONDS = 1.0
 
 def _status() -> int:
     """Run a command, print its error, and return the exit status."""
-    # Python ignores SIGPIPE, which is left so: otherwise sending a unit to a worker that has
-    # exited would kill the run.
+    # Keep SIGPIPE ignored, as Python sets it. Otherwise, sending a unit to a worker that has exited
+    # would kill the run.
     _replace_unencodable_output()
     try:
         status = _run_command()
@@ -250,7 +250,7 @@ def _reword(message: str) -> str:
 
 
 def _replace_unencodable_output() -> None:
-    """Print characters that the terminal can't encode as ``?``."""
+    """Make output streams print ``?`` in place of characters that they can't encode."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -22,7 +22,7 @@ from .parameters import JsonFlag
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Check the installation, the machine and the data; exit with status 1 on any problem."""
+    """Check the installation, the machine and the data; exit with status 1 if any is broken."""
     findings = []
     for finding in diagnose():
         findings.append(finding)
@@ -177,7 +177,7 @@ def _check_data() -> Iterator[Finding]:
                 info.fingerprint(**{key: option.default for key, option in info.options.items()})
             yield Finding(f"dataset {name}", "ok", "available")
         except Exception as error:
-            # A plugin may raise anything.
+            # A plugin may raise any exception.
             is_absent = isinstance(error, NlbenchError) and not isinstance(error, PluginError)
             yield Finding(
                 f"dataset {name}", "optional" if is_absent else "broken", error_text(error)

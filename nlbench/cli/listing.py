@@ -54,7 +54,7 @@ def list_(
         str | None,
         typer.Option(
             "--of",
-            help="For sites, their type: activations, blocks, mlp, attention or modules:GLOB.",
+            help="What counts as a site: activations, blocks, mlp, attention or modules:GLOB.",
         ),
     ] = None,
     everything: Annotated[

@@ -1,4 +1,4 @@
-"""Declarations of options that several commands share."""
+"""Option declarations shared by several commands."""
 
 from typing import Annotated, Literal
 
@@ -20,6 +20,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Seeds = Annotated[list[str] | None, typer.Option(help="Comma-separated seeds or ranges (0-9).")]
 ProgressStyle = Annotated[
     Literal["auto", "rich", "plain", "none"],
-    typer.Option(help="auto, rich, plain or none; auto: rich on a terminal, otherwise plain."),
+    typer.Option(help="auto, rich, plain or none; auto: rich on a terminal, else a line per 30 s."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -42,7 +42,7 @@ def plane(
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     memory: Memory = "",
     out: Picture = None,
-    run: Annotated[Path | None, typer.Option(help="Run to add the picture to.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run whose report shows the picture.")] = None,
     progress: ProgressStyle = "auto",
 ) -> None:
     """Plot a network's region boundaries and decisions on the plane through given samples."""

@@ -56,7 +56,7 @@ class Messenger(ProgressMonitor):
         self._lock = threading.RLock()
 
     def send(self, **message: Any) -> None:
-        """Send a message; exit this process if the supervisor has exited."""
+        """Send a message; exit if the supervisor has exited."""
         with self._lock:
             _send(self._connection, message)
 
@@ -153,7 +153,7 @@ def main(handle: int, threads: int) -> None:
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:
-    """Send a message; exit this process if the supervisor has exited."""
+    """Send a message; exit if the supervisor has exited."""
     try:
         connection.send_bytes(json.dumps(message).encode())
     except OSError:

@@ -166,7 +166,7 @@ def make_manifest(
 
 
 def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
-    """Drop duplicates, replacing the first of several equal facts by the last."""
+    """Drop duplicates, keeping the last of equal facts in the position of the first."""
     # Records of a run share most of these objects.
     objects = {id(fact): fact for fact in facts}
     distinct = {json.dumps(to_plain(o), sort_keys=True, default=str): o for o in objects.values()}

@@ -28,7 +28,7 @@ from .record import Record, is_plain_name
 from .table import table_text, tidy_table
 
 TABLE_SECONDS = 30.0
-"""Minimum time between two updates of the table while cells are added."""
+"""Minimum time between updates of the table while cells are being added."""
 
 _CHECKPOINTS = "checkpoints"
 
@@ -211,7 +211,7 @@ class RunFolder(LockedFolder):
     def _check_free(self, is_own: bool) -> None:
         if not (is_own or self._is_free() or self._is_half_saved()):
             raise RequestError(
-                f"{self.path} holds something else, such as an earlier run; "
+                f"{self.path} contains something else, such as an earlier run; "
                 "choose another folder or delete it"
             )
 

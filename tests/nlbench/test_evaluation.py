@@ -277,11 +277,11 @@ def test_a_run_is_not_saved_over_anything_else(tmp_path):
     first, second = (nlbench.evaluate(model, torch.randn(40, 4), ["r2"]) for _ in range(2))
     first.save(tmp_path / "run")
     first.save(tmp_path / "run")
-    with pytest.raises(RequestError, match="holds something else"):
+    with pytest.raises(RequestError, match="contains something else"):
         second.save(tmp_path / "run")
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "manifest.json").write_text("{}")
-    with pytest.raises(RequestError, match="holds something else"):
+    with pytest.raises(RequestError, match="contains something else"):
         second.save(tmp_path / "app")
     assert nlbench.load_run(tmp_path / "run").scores.equals(first.scores)
     page = nlbench.load_run(tmp_path / "run").report(tmp_path / "page.html")

@@ -173,7 +173,7 @@ def test_merged_runs_hold_each_cell_once_and_a_good_one_before_a_failed_one(plug
     assert len(merged.manifest["calls"]) == 2
     extended = run(request("plain,r2", "mini,mini2", seeds=(0, 1)), tmp_path / "both")
     assert extended.manifest["merged"]["from"] == [str(one.path), str(two.path)]
-    with pytest.raises(RequestError, match="holds something else"):
+    with pytest.raises(RequestError, match="contains something else"):
         merge_runs([one.path], two.path)
 
 

@@ -138,7 +138,7 @@ def test_a_folder_with_an_unreadable_manifest_is_not_overwritten(tmp_path, conte
     (tmp_path / "cells").mkdir()
     for file in (tmp_path / "manifest.json", tmp_path / "cells" / "k.json"):
         file.write_text(content)
-    with pytest.raises(RequestError, match="holds something else"):
+    with pytest.raises(RequestError, match="contains something else"):
         Run({}, [record()]).save(tmp_path)
     assert (tmp_path / "cells" / "k.json").read_text() == content
 

@@ -135,7 +135,7 @@ def test_a_network_for_images_refuses_vectors_in_one_line(plugins, builder):
 
 def test_a_network_for_square_images_refuses_others(plugins):
     plugins["models", "mine"] = lambda image_size=8: None
-    with pytest.raises(RequestError, match="mine takes square images, but those in .* are 4x6"):
+    with pytest.raises(RequestError, match=r"mine takes square images, but those in .* are 4x6"):
         build_model("mine", data_of((3, 4, 6)), seed=0)
 
 
