@@ -1,1 +1,1 @@
-"""Networks whose activation calls are replaced by affine maps, one after another."""
+"""Networks whose activation calls are replaced by affine maps, one at a time."""

@@ -13,28 +13,28 @@ from nlbench.errors import RequestError
 Criterion = Annotated[
     str,
     typer.Option(
-        help="A measure with values at sites, or random, depth (last first) or size (smallest "
-        "first); the most nearly affine calls are removed first.",
+        help="A measure with a value per site, or random, depth (last first) or size (smallest "
+        "first). With a measure, the most nearly affine calls are removed first.",
         autocompletion=name_completer("measures"),
     ),
 ]
-Keep = Annotated[float, typer.Option(help="Share of the network to keep.", min=0, max=1)]
+Keep = Annotated[float, typer.Option(help="Fraction of the network to keep.", min=0, max=1)]
 Share = Annotated[
     str,
     typer.Option(
-        help="Weight of a call in the share: calls (1), units (channels) or flops (of the layers "
-        "since the previous call)."
+        help="What --keep is a fraction of: calls, units (channels) or flops (each call counts "
+        "with the layers since the previous one)."
     ),
 ]
 Of = Annotated[
     str,
     typer.Option(
-        help="Places to remove: activations, by maps per channel; blocks, mlp, attention or "
-        "modules:GLOB, by full maps."
+        help="Places to remove: activations, replaced by per-channel maps, or blocks, mlp, "
+        "attention or modules:GLOB, replaced by full maps."
     ),
 ]
 Curve = Annotated[
-    bool, typer.Option(help="Measure the network after every removal, not only at the end.")
+    bool, typer.Option(help="Evaluate the network after every removal, not only at the end.")
 ]
 Reverse = Annotated[bool, typer.Option("--reverse", help="Remove in the opposite order.")]
 Out = Annotated[
@@ -42,21 +42,21 @@ Out = Annotated[
     typer.Option("--out", "-o", help="Folder for curve.csv and left.safetensors. [MODEL-removed]"),
 ]
 Weights = Annotated[
-    str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
+    str, typer.Option(help="trained, init or a checkpoint's path; auto: trained if available.")
 ]
 Samples = Annotated[
-    int, typer.Option(help="Samples of the test split to measure on; 0: all.", min=0)
+    int, typer.Option(help="Samples from the test split for evaluation; 0: all.", min=0)
 ]
 FitSamples = Annotated[
-    int, typer.Option(help="Samples of the training split for ranking and fitting.", min=4)
+    int, typer.Option(help="Samples from the training split for ranking and fitting.", min=4)
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the samples and of the random order.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed for the samples and the random order.", min=0)]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="OWNER.OPTION=VALUE",
-        help="Option of the dataset or the criterion, repeatable.",
+        help="Set an option of the dataset or the criterion (repeatable).",
     ),
 ]
 
@@ -80,10 +80,10 @@ def remove(
     progress: ProgressStyle = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Replace calls by affine maps, in the order of a criterion, and measure what is left.
+    """Replace calls by affine maps in the order of a criterion, and evaluate the remaining network.
 
-    All maps are refitted after each removal. The network that keeps the requested share is saved
-    as a checkpoint for --weights.
+    All maps are refitted after each removal. The network that keeps the requested fraction is
+    saved as a checkpoint for --weights.
     """
     for group, name in (("models", model), ("datasets", data)):
         registry.expand(group, [name])
@@ -97,7 +97,7 @@ def remove(
     from nlbench.subjects.weights import save_weights
 
     from .criteria import check_criterion
-    from .curve import SHARES, area_under
+    from .curve import CALL_WEIGHTS, area_under
     from .removal import run_removal
 
     check_criterion(by)
@@ -105,8 +105,8 @@ def remove(
         parse_places(of)
     except RequestError as error:
         raise RequestError(str(error).replace("sites.of", "--of", 1)) from None
-    if share not in SHARES:
-        raise RequestError(f"--share: '{share}', expected {', '.join(SHARES)}")
+    if share not in CALL_WEIGHTS:
+        raise RequestError(f"--share: '{share}', expected {', '.join(CALL_WEIGHTS)}")
     folder = out or Path(f"{model.replace('/', '-')}-removed")
     command = command_line()
     with create_progress(progress) as bar:
@@ -126,11 +126,11 @@ def remove(
             by,
             keep=keep,
             share=share,
-            is_reversed=reverse,
+            reverse=reverse,
             seed=seed,
             settings=settings,
             of=of,
-            has_curve=curve,
+            compute_curve=curve,
         )
     make_folder(folder)
     result.write_curve(folder / "curve.csv")
@@ -146,4 +146,4 @@ def remove(
         print(f"\narea under the curve, by {share}: {areas}")
     if not as_json:
         print(f"curve    {folder / 'curve.csv'}")
-        print(f"network  {checkpoint} ({result.left} of {len(result.order)} calls left)")
+        print(f"network  {checkpoint} ({result.remaining} of {len(result.order)} calls remaining)")

@@ -30,7 +30,7 @@ def check_criterion(criterion: str) -> None:
         raise RequestError(
             f"--by: unknown criterion '{criterion}'"
             f"{nearest(criterion, [*SIMPLE_CRITERIA, *measures])}; expected a measure of sites, "
-            f"substitution, {', '.join(SIMPLE_CRITERIA)}"
+            f"substitution, {' or '.join(SIMPLE_CRITERIA)}"
         )
     probe = load_measure(criterion).probe
     if probe not in ("sites", "replacement"):
@@ -49,24 +49,24 @@ def removal_order(
     seed: int = 0,
     settings: Mapping[str, OptionValue | str] | None = None,
 ) -> list[str]:
-    """Return the names of calls in the order of their removal.
+    """Return the names of calls in the order in which to remove them.
 
-    For a measure with a direction, the most nearly affine call comes first; otherwise the call
-    with the smallest value. Calls without a value come last.
+    The call with the smallest value comes first, or the one with the largest value if the measure
+    is larger for nearly affine calls. Calls without a value come last.
 
     Parameters
     ----------
     criterion : str
-        A measure with values at sites, or one of `SIMPLE_CRITERIA`.
+        A measure with a value per site, or one of `SIMPLE_CRITERIA`.
     seed : int
-        Seed of the random order.
+        Seed for the random order.
     settings : mapping of str to value, optional
         Options of the measure.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no such criterion, or it has no value at any call.
+        If the criterion is unknown, or has no value at any call.
     """
     check_criterion(criterion)
     names = [call.name for call in calls]
@@ -80,6 +80,6 @@ def removal_order(
     result = run[criterion]
     values = {v.place: v.statistics["value"] for v in result.values if v.status == "ok"}
     if not values.keys() & set(names):
-        raise RequestError(f"--by: {criterion} has no value at any of these calls: {result.reason}")
+        raise RequestError(f"--by: {criterion} has no value at any of the calls: {result.reason}")
     sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1
     return sorted(names, key=lambda n: (n not in values, sign * values.get(n, 0.0)))

@@ -1,4 +1,4 @@
-"""Remove a network's calls one after another, and measure what is left."""
+"""Remove a network's calls one at a time, and evaluate the remaining network."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from nlbench.probes.replacement.prefix import replace_output, run_replaced
 IGNORED_LABEL = -100
 
 CHUNK_ROWS = 1024
-"""Rows of probabilities in memory at once, since vocabularies can be large."""
+"""Maximum number of rows of probabilities in memory, since vocabularies can be large."""
 
-SHARES = ("calls", "units", "flops")
-"""Ways to weight calls in the share of a network that is left."""
+CALL_WEIGHTS = ("calls", "units", "flops")
+"""Ways to weight calls when computing the remaining fraction of a network."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Step:
     Parameters
     ----------
     removed : str
-        Name of the call that was removed last; empty for the whole network.
-    left : mapping of str to float
-        Share that is left, keyed by `SHARES`.
+        Name of the call that was removed last; empty for the original network.
+    remaining : mapping of str to float
+        Remaining fraction, keyed by `CALL_WEIGHTS`.
     accuracy : float or None
         None without labels.
     kl : float
-        Divergence of the class probabilities from the whole network's, in nats.
+        KL divergence of the class probabilities from those of the original network, in nats.
     loss : float or None
         Cross-entropy in nats.
     """
 
     removed: str
-    left: Mapping[str, float]
+    remaining: Mapping[str, float]
     accuracy: float | None
     kl: float
     loss: float | None
@@ -57,7 +57,7 @@ class Step:
 def refitted_maps(
     model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor, *, is_full: bool = False
 ) -> dict[str, AffineMap]:
-    """Fit maps for some calls, each in the network with all earlier ones replaced.
+    """Fit maps for some calls, each in the network whose earlier calls are already replaced.
 
     Parameters
     ----------
@@ -66,17 +66,17 @@ def refitted_maps(
     inputs : tensor
         All samples to fit on, as one batch.
     is_full : bool
-        Fit full maps, not maps per channel.
+        Fit full maps, not per-channel maps.
 
     Returns
     -------
     dict of str to AffineMap
-        Keyed by name, in order of call.
+        Keyed by name, in call order.
 
     Raises
     ------
     nlbench.Undefined
-        If a call doesn't occur on the samples, or they have too few rows for a full map.
+        If a call doesn't occur on the samples, or there are too few rows to fit a full map.
     """
     by_call = {call.call: call for call in calls}
     maps: dict[str, AffineMap] = {}
@@ -94,27 +94,27 @@ def refitted_maps(
         affine = fit.full() if is_full else fit.per_channel()
         if affine is None:
             raise Undefined(
-                f"a full map at {call.name} needs {fit.min_rows:,} rows to fit on, the samples "
-                f"have {fit.rows:,}: raise --fit-samples (and text.windows for text)"
+                f"a full map at {call.name} requires at least {fit.min_rows:,} rows, but the "
+                f"samples have {fit.rows:,}: raise --fit-samples (for text, also text.windows)"
             )
         maps[call.name] = affine
         return replace_output(x, lambda: output, lambda _: affine(original, call.channel_axis))
 
     CallInterception(model).run(inputs.clone(), replace)
     if missing := [call.name for call in calls if call.name not in maps]:
-        raise Undefined(f"the network doesn't call {missing[0]} on the samples to fit on")
+        raise Undefined(f"the network doesn't call {missing[0]} on the fitting samples")
     return maps
 
 
 def weights_of_calls(
     model: nn.Module, calls: Sequence[ReplaceableCall], example: Tensor, *, is_full: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Return the weight of each call, keyed by `SHARES` and name.
+    """Return the weight of each call, keyed by `CALL_WEIGHTS` and name.
 
-    A call's weight is 1 for ``calls`` and its number of channels for ``units``. For ``flops`` it
-    is the number of operations in matrix products and convolutions since the previous call, which
-    merge with the following ones if the call is removed. For modules, which are replaced by full
-    maps, it is the number of operations inside.
+    A call's weight is 1 for ``calls`` and its number of channels for ``units``. For ``flops``, it
+    is the number of operations in matrix products and convolutions since the previous call; they
+    can be merged with the following ones once the call is removed. For modules, which are replaced
+    by full maps, it is the number of operations inside the module.
     """
     counter, total = FlopCounterMode(display=False), 0
     by_call = {call.call: call for call in calls}
@@ -141,7 +141,7 @@ def weights_of_calls(
 
 
 class Removal:
-    """A network whose calls are removed one by one.
+    """A network whose calls are removed one at a time.
 
     Parameters
     ----------
@@ -150,25 +150,25 @@ class Removal:
     calls : sequence of ReplaceableCall
         See `nlbench.probes.replacement.find_calls`.
     fitting : tensor
-        Samples to fit maps on.
+        Samples to fit the maps on.
     inputs : tensor
-        Samples to measure networks on.
+        Samples to evaluate the networks on.
     labels : tensor or None
         -100 where there is nothing to predict.
     is_full : bool
-        Replace calls by full maps, not by maps per channel.
+        Replace calls by full maps, not by per-channel maps.
 
     Raises
     ------
     nlbench.RequestError
-        If the outputs are not logits of classes, or the labels don't fit them.
+        If the outputs are not class logits, or the shape of the labels doesn't match theirs.
 
     Examples
     --------
     >>> from nlbench.probes.replacement import find_calls
     >>> model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Tanh()), torch.randn(8, 2)
     >>> removal = Removal(model, find_calls(model, inputs), inputs, inputs, None)
-    >>> [step.left["calls"] for step in removal.curve(["2", "1"])]
+    >>> [step.remaining["calls"] for step in removal.curve(["2", "1"])]
     [1.0, 0.5, 0.0]
     """
 
@@ -188,21 +188,20 @@ class Removal:
         self._original = outputs = self._outputs({})
         if outputs.ndim < 2 or outputs.shape[-1] < 2:
             raise RequestError(
-                f"the network's outputs have shape {tuple(outputs.shape)}, expected logits of "
-                "classes"
+                f"the network's outputs have shape {tuple(outputs.shape)}, expected class logits"
             )
         if labels is not None and labels.shape != outputs.shape[:-1]:
             raise RequestError(
-                f"labels of shape {tuple(labels.shape)} don't fit logits of shape "
+                f"labels of shape {tuple(labels.shape)} don't match logits of shape "
                 f"{tuple(outputs.shape)}"
             )
 
     def curve(self, order: Sequence[str]) -> list[Step]:
-        """Remove calls in an order, refitting all maps after each, and measure each network."""
+        """Remove calls in the given order, refit all maps after each, and evaluate each network."""
         return [self.step(order[:count]) for count in range(len(order) + 1)]
 
-    def left(self, removed: Sequence[str]) -> dict[str, float]:
-        """Return each share that is left after the removal of some calls."""
+    def remaining(self, removed: Sequence[str]) -> dict[str, float]:
+        """Return the fractions that remain after some calls are removed."""
         return {
             share: sum(w for name, w in weights.items() if name not in removed)
             / (sum(weights.values()) or 1.0)
@@ -210,7 +209,7 @@ class Removal:
         }
 
     def maps(self, removed: Sequence[str]) -> dict[str, AffineMap]:
-        """Return the fitted maps of removed calls, by name."""
+        """Fit the maps for the removed calls, keyed by name."""
         if not removed:
             return {}
         with evaluation_mode(self._model), without_fast_path():
@@ -218,7 +217,7 @@ class Removal:
             return refitted_maps(self._model, calls, self._fitting, is_full=self._is_full)
 
     def step(self, removed: Sequence[str]) -> Step:
-        """Measure the network with some calls removed."""
+        """Evaluate the network with some calls removed."""
         outputs = self._outputs(self.maps(removed))
         chunks = [
             torch.split(logits.flatten(0, -2), CHUNK_ROWS) for logits in (self._original, outputs)
@@ -237,7 +236,7 @@ class Removal:
             ]
             loss = float(torch.stack(losses).sum() / is_counted.sum())
         name = removed[-1] if removed else ""
-        return Step(name, self.left(removed), accuracy, float(kl), loss)
+        return Step(name, self.remaining(removed), accuracy, float(kl), loss)
 
     def _outputs(self, maps: Mapping[str, AffineMap]) -> Tensor:
         replacements = {
@@ -250,13 +249,13 @@ class Removal:
 
 
 def _divergence(before: Tensor, after: Tensor) -> Tensor:
-    """Return the KL divergence of each row's class probabilities."""
+    """Return the KL divergence between the class probabilities in each row."""
     p, q = (logits.double().log_softmax(-1) for logits in (before, after))
     return (p.exp() * (p - q)).sum(-1)
 
 
 def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> float:
-    """Return the mean of a statistic over the share that is left, from all calls to none.
+    """Return the mean of a statistic over the remaining fraction, from all calls to none.
 
     Examples
     --------
@@ -265,6 +264,6 @@ def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> f
     >>> round(area_under([whole, nothing], "accuracy"), 6)
     0.7
     """
-    left = torch.tensor([step.left[share] for step in steps]).double()
+    remaining = torch.tensor([step.remaining[share] for step in steps]).double()
     values = torch.tensor([getattr(step, statistic) for step in steps]).double()
-    return float(-torch.trapezoid(values, left))
+    return float(-torch.trapezoid(values, remaining))

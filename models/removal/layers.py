@@ -19,13 +19,13 @@ from nlbench.probes.replacement.interception import first_tensor
 REMOVED = "removed_calls"
 """Name of the child that replaces activation calls in a module's own forward."""
 
-# Number of calls of each module in the current pass. It is not stored in the modules, so that
-# copies of a network, and other threads, count separately.
+# Number of calls of each module in the current forward pass. It is not stored in the modules, so
+# that copies of a network and other threads count separately.
 _CALLS: ContextVar[Counter[nn.Module] | None] = ContextVar("calls", default=None)
 
 
 class AffineActivation(nn.Module):
-    """A slope and an intercept per channel in place of an activation.
+    """Replacement for an activation, with one slope and one intercept per channel.
 
     Parameters
     ----------
@@ -56,18 +56,19 @@ class AffineActivation(nn.Module):
 
 
 class AffineModule(nn.Module):
-    """A full affine map of the channels in place of a module, at first the identity.
+    """Replacement for a module: a full affine map of the channels, initially the identity.
 
     Parameters
     ----------
     original : torch.nn.Module
-        Its plain attributes are copied, since a network may read them.
+        The module to replace. Its plain attributes are copied, since a network may read them.
     inputs, outputs : int
         Numbers of channels.
     axis : int
         Channel axis of the input, which is the first tensor among the arguments.
     others : int or None
-        Number of additional outputs, each None; None to return a tensor instead of a tuple.
+        Number of additional outputs, which are all None. If `others` is None, a tensor is
+        returned instead of a tuple.
 
     Examples
     --------
@@ -89,7 +90,7 @@ class AffineModule(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Map the channels of the first tensor."""
+        """Apply the map to the channels of the first tensor."""
         x = first_tensor((*args, *kwargs.values()))
         assert x is not None
         output = (x.movedim(self.axis, -1) @ self.weight + self.bias).movedim(-1, self.axis)
@@ -101,9 +102,9 @@ class AffineModule(nn.Module):
 
 
 class _CountingModule(nn.Module):
-    """Base class of modules with removed calls, and of modules that contain them.
+    """Base class for modules with removed calls and for modules that contain them.
 
-    The counts of a pass are reset around the call, not in hooks, which an interrupt would skip.
+    The counts are reset around each forward pass, not in hooks, which an interrupt would skip.
     """
 
     original: type[nn.Module]
@@ -125,7 +126,7 @@ class _CountingModule(nn.Module):
 
 @cache
 def _counting_class(original: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a module's class that counts calls, under the original's name."""
+    """Return a subclass of a module's class that counts calls and has the original's name."""
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(original, name) for name in names} | {"original": original}
     return type(original.__name__, (_CountingModule, original), attributes)
@@ -138,7 +139,7 @@ def _new_counting(original: type[nn.Module]) -> nn.Module:
 
 
 class _CallReplacement(TorchFunctionMode):
-    """Replaces activation calls in a module's own forward."""
+    """Mode that replaces activation calls in a module's own forward."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -153,15 +154,15 @@ class _CallReplacement(TorchFunctionMode):
         # Calls inside a child are skipped.
         if running_module(self._descendants) is not self._module:
             return call.run()
-        number = counts[self._module]
+        index = counts[self._module]
         counts[self._module] += 1
         removed = self._module._modules[REMOVED]
-        replacement = None if removed is None else removed._modules.get(str(number))
+        replacement = None if removed is None else removed._modules.get(str(index))
         return call.run() if replacement is None else replacement(call.input)
 
 
 def replace_calls_of(owner: nn.Module, layers: Mapping[int, nn.Module]) -> None:
-    """Replace activation calls in a module's own forward, keyed by their number in a pass."""
+    """Replace activation calls in a module's own forward, keyed by their index in the pass."""
     owner.add_module(REMOVED, nn.ModuleDict({str(n): layer for n, layer in layers.items()}))
 
 
@@ -170,7 +171,7 @@ def track_calls(model: nn.Module) -> None:
     for module in list(model.modules()):
         if any(REMOVED in inner._modules for inner in module.modules()):
             module.__class__ = _counting_class(type(module))  # type: ignore[arg-type]
-        # PyTorch's fused kernel of this layer would apply its activation.
+        # PyTorch's fused kernel for this layer would apply the original activation.
         if isinstance(module, nn.TransformerEncoderLayer) and REMOVED in module._modules:
             module.activation_relu_or_gelu = 0
         if isinstance(module, nn.TransformerEncoder):

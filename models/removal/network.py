@@ -25,13 +25,13 @@ from .layers import AffineActivation, AffineModule, replace_calls_of, track_call
 Layer: TypeAlias = AffineActivation | AffineModule
 
 OUTPUT_TOLERANCE = 1e-4
-"""Relative and absolute difference up to which two outputs are equal."""
+"""Relative and absolute tolerance within which two outputs count as equal."""
 
 
 def remove(
     model: nn.Module, *, places: Sequence[str], example: Tensor, of: str = "activations"
 ) -> nn.Module:
-    """Copy a network with some calls replaced by affine maps that start as identities.
+    """Copy a network and replace some calls by affine maps, initially identities.
 
     Parameters
     ----------
@@ -40,10 +40,10 @@ def remove(
     places : sequence of str
         Names of calls, as ``nlbench list sites`` prints them.
     example : tensor
-        A batch of inputs, on the model's device, to find the calls.
+        A batch of inputs on the model's device, used to find the calls.
     of : str
-        Kind of places, as for ``sites.of``. An activation call is replaced by a map per channel, a
-        module by a full one.
+        What the places refer to; same values as ``sites.of``. Activation calls are replaced by
+        per-channel maps, modules by full maps.
 
     Returns
     -------
@@ -53,8 +53,8 @@ def remove(
     Raises
     ------
     nlbench.RequestError
-        If a place is unknown, or the network relies on something that a map doesn't do: an
-        activation that overwrites its input, or other outputs of a module.
+        If a place is unknown, or the network relies on something that an affine map can't
+        reproduce: an activation that overwrites its input, or further outputs of a module.
 
     Examples
     --------
@@ -65,15 +65,15 @@ def remove(
     return _with_layers(model, places, example, of)[0]
 
 
-def removed_network(
+def network_with_maps(
     model: nn.Module, maps: Mapping[str, AffineMap], example: Tensor, of: str = "activations"
 ) -> nn.Module:
-    """Copy a network with fitted maps in place of some calls.
+    """Copy a network and replace some calls by fitted maps.
 
     Parameters
     ----------
     maps : mapping of str to AffineMap
-        Keyed by name of the call.
+        Keyed by call name.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def removed_network(
 def _with_layers(
     model: nn.Module, places: Sequence[str], example: Tensor, of: str
 ) -> tuple[nn.Module, dict[str, Layer]]:
-    """Copy a network with some calls replaced; also return the new layers, keyed by call."""
+    """Copy a network and replace some calls; also return the new layers, keyed by call name."""
     if isinstance(places, str) or not all(isinstance(place, str) for place in places):
         raise RequestError(f"places is {places!r}, expected a list of names")
     try:
@@ -101,14 +101,14 @@ def _with_layers(
     calls = {call.name: call for call in find_calls(twin, example, of=of)}
     for place in places:
         if place not in calls:
-            raise RequestError(f"the model has no site '{place}'{nearest(place, calls)}")
+            raise RequestError(f"the model has no place '{place}'{nearest(place, calls)}")
     chosen = [calls[place] for place in dict.fromkeys(places)]
     with evaluation_mode(twin), without_fast_path():
         interception = CallInterception(twin)
         recorded: dict[CallId, tuple[Tensor, Any]] = {}
 
         def record(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            # Keys are in order of the calls, not of their return.
+            # Keys are ordered by when the calls start, not by when they return.
             recorded[call] = x, None
             recorded[call] = x, compute()
             return recorded[call][1]
@@ -122,7 +122,7 @@ def _with_layers(
     track_calls(twin)
     reason = "an activation that overwrites its input"
     if of != "activations":
-        reason = "more than the first output of a module"
+        reason = "an output of a module other than the first"
     try:
         with evaluation_mode(twin), without_fast_path():
             output = twin(example.clone())
@@ -131,7 +131,7 @@ def _with_layers(
             for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
         )
     except Exception as error:
-        # A model that reads what a removed module would return can raise any error.
+        # A model that uses the missing outputs of a removed module can raise any error.
         raise RequestError(f"the model relies on {reason}: {first_line(error)}") from error
     if not fits:
         raise RequestError(f"the model relies on {reason}, so an affine map can't take its place")
@@ -161,7 +161,7 @@ def _replace(
     calls: Sequence[CallId],
     layers: Mapping[str, Layer],
 ) -> None:
-    """Replace calls in place, as whole modules or within a module's forward."""
+    """Replace calls in place, either as whole modules or within a module's forward."""
     modules = dict(model.named_modules())
     activations: dict[str, list[CallId]] = defaultdict(list)
     module_calls: Counter[str] = Counter()
@@ -182,7 +182,7 @@ def _replace(
             layers_within[owner][activations[call.path].index(call)] = layer
         else:
             raise RequestError(
-                f"{place.name} is a module that is called several times, which can't be removed"
+                f"{place.name} is a module that is called more than once, so it can't be removed"
             )
     for owner, replacements in layers_within.items():
         replace_calls_of(owner, replacements)
@@ -196,7 +196,7 @@ def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> No
 
 
 def transform_metadata(places: Sequence[str], of: str = "activations") -> dict[str, str]:
-    """Return the checkpoint metadata that loading such a network requires.
+    """Return the checkpoint metadata needed to load a network with calls removed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Remove calls of a subject under a budget."""
+"""Remove calls from a subject's network to meet a budget."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from nlbench.serialization.files import write_atomically
 from nlbench.subjects.subject import Subject
 
 from .criteria import removal_order
-from .curve import SHARES, Removal, Step
-from .network import removed_network, transform_metadata
+from .curve import CALL_WEIGHTS, Removal, Step
+from .network import network_with_maps, transform_metadata
 
-SHARE_TOLERANCE = 1e-9
-"""Rounding error of a share, which is computed as a sum."""
+ROUNDING_TOLERANCE = 1e-9
+"""Tolerance for rounding error in a fraction that is computed as a sum."""
 
 
 @dataclass(frozen=True)
 class RemovalResult:
-    """The curve of a removal and the network that is left.
+    """The result of a removal: the curve and the remaining network.
 
     Parameters
     ----------
     order : sequence of str
         Names of all calls in order of removal.
     steps : sequence of Step
-        From the whole network to the one without any of the calls; without a curve, the whole
-        network and the one that is left.
+        From the original network to the one with every call removed; if no curve was requested,
+        only the original and the remaining network.
     removed : sequence of str
-        Names of the calls removed from the network.
+        Names of the calls removed from `network`.
     metadata : mapping of str to str
         For the header of the network's checkpoint.
     """
@@ -47,8 +47,8 @@ class RemovalResult:
     metadata: Mapping[str, str]
 
     @property
-    def left(self) -> int:
-        """Number of calls that are left."""
+    def remaining(self) -> int:
+        """Number of remaining calls."""
         return len(self.order) - len(self.removed)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class RemovalResult:
         return [
             {
                 "removed": step.removed,
-                **{f"left_{share}": round(step.left[share], 6) for share in SHARES},
+                **{f"left_{share}": round(step.remaining[share], 6) for share in CALL_WEIGHTS},
                 **{
                     name: round(value, 6)
                     for name in ("accuracy", "loss", "kl")
@@ -80,40 +80,40 @@ def run_removal(
     *,
     keep: float,
     share: str,
-    is_reversed: bool,
+    reverse: bool,
     seed: int,
     settings: Mapping[str, OptionValue | str],
     of: str,
-    has_curve: bool,
+    compute_curve: bool,
 ) -> RemovalResult:
-    """Remove a subject's calls one after another.
+    """Remove calls from a subject's network, one at a time.
 
     Parameters
     ----------
     train, test : Subject
-        The same network with samples for ranking and fitting, and with samples to measure on.
+        The same network with samples for ranking and fitting, and with samples for evaluation.
     criterion : str
         See `nlbench.models.removal.criteria.removal_order`.
     keep : float
-        Share of the network to keep.
+        Fraction of the network to keep.
     share : {"calls", "units", "flops"}
-        Weight of the calls in the share.
-    is_reversed : bool
+        What `keep` is a fraction of.
+    reverse : bool
         Remove in the opposite order.
     seed : int
-        Seed of a random order.
+        Seed for the random order.
     settings : mapping of str to value
         Options of the criterion.
     of : str
-        Kind of places, as for ``sites.of``.
-    has_curve : bool
-        Measure the network after each removal, including those beyond the requested share.
+        What the calls refer to; same values as ``sites.of``.
+    compute_curve : bool
+        Evaluate the network after each removal, including those beyond the requested fraction.
 
     Raises
     ------
     nlbench.RequestError
-        If the network is transformed already, has no such calls, or the criterion does not rank
-        them.
+        If the network is already transformed or has none of these calls, or if the criterion
+        can't rank them.
     """
     if transform := (train.facts.weights_metadata or {}).get("transform"):
         raise RequestError(
@@ -135,18 +135,18 @@ def run_removal(
         seed=seed,
         settings={"sites.of": of, **settings},
     )
-    order = order[::-1] if is_reversed else order
+    order = order[::-1] if reverse else order
     labels = test.labels
     labels = None if labels is None or labels.is_floating_point() else labels.to(device)
     removal = Removal(model, calls, fitting, inputs, labels, is_full=is_full)
-    limit = keep + SHARE_TOLERANCE
+    limit = keep + ROUNDING_TOLERANCE
     counts = range(len(order) + 1)
-    count = next(n for n in counts if removal.left(order[:n])[share] <= limit)
+    count = next(n for n in counts if removal.remaining(order[:n])[share] <= limit)
     removed = order[:count]
-    steps = removal.curve(order) if has_curve else [removal.step(names) for names in ([], removed)]
+    steps = removal.curve(order) if compute_curve else [removal.step(n) for n in ([], removed)]
     maps = removal.maps(removed)
     metadata = {**(train.facts.weights_metadata or {}), "removed_by": criterion}
     if removed:
         metadata |= transform_metadata(list(maps), of)
-    network = removed_network(model, maps, example, of)
+    network = network_with_maps(model, maps, example, of)
     return RemovalResult(order, steps, removed, network, metadata)

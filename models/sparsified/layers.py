@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class SparsePReLU(nn.PReLU):
-    """A PReLU that starts as a ReLU and whose units can be frozen as linear.
+    """A PReLU, initially a ReLU, whose units can be frozen with slope 1.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ class SparsePReLU(nn.PReLU):
     layerwise : bool
         Use one slope for all channels.
     axis : int
-        Channel axis of the input, counted from 0.
+        Channel axis of the input.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class SparsePReLU(nn.PReLU):
         return self.weight.masked_fill(self.frozen, 1.0)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiply negative values by the slope of their channel."""
+        """Multiply each negative value by the slope of its channel."""
         if self.layerwise or self.axis == 1:
             return F.prelu(input, self.slopes())
         moved = F.prelu(input.movedim(self.axis, 1), self.slopes())

@@ -20,7 +20,7 @@ from nlbench.introspection.pytree import tree_leaves
 from .layers import SparsePReLU
 
 OUTPUT_TOLERANCE = 1e-6
-"""Relative and absolute difference up to which two outputs are equal."""
+"""Relative and absolute tolerance within which two outputs count as equal."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class ReLUCall:
 
 @dataclass(frozen=True)
 class ActivationCalls:
-    """The calls of activations in one forward pass.
+    """The activation calls in one forward pass.
 
     Parameters
     ----------
     relus : list of ReLUCall
         In call order.
     others : mapping of str to int
-        Number of calls of each other activation, except softmax, which mixes channels, and the
+        Number of calls to each other activation, except softmax, which mixes channels, and the
         PReLUs of a sparsified network.
     output
-        Output of the model.
+        The model's output.
     """
 
     relus: list[ReLUCall]
@@ -74,7 +74,7 @@ class _ReLUCallFinder(SiteNames):
 
     def call(self, call: FunctionCall) -> Any:
         if self.current is not None:
-            # The substitution finds the owner in the same way.
+            # `substitution` finds the owner in the same way.
             owner = running_module(self._modules)
             if self.current.kind == "relu" and owner is not None:
                 x = call.input
@@ -100,17 +100,17 @@ class _ReLUCallFinder(SiteNames):
 def find_calls(
     model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None
 ) -> ActivationCalls:
-    """Find the ReLU calls of an evaluation pass, and count those of other activations.
+    """Find the ReLU calls in evaluation mode, and count the calls to other activations.
 
     Parameters
     ----------
     example : tensor or tuple of tensor
-        Arguments of the model, batch first; by default noise of the first layer's input shape.
+        Arguments of the model, batch first; by default noise with the first layer's input shape.
 
     Raises
     ------
     nlbench.RequestError
-        If the model can't be run on the example, or has no layer to derive one from.
+        If the model can't be run on the example, or has no layer from which to derive one.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def _example_inputs(
 
 
 def outputs_agree(before: Any, after: Any) -> bool:
-    """Return True if two outputs of a model agree up to `OUTPUT_TOLERANCE`."""
+    """Return True if two outputs of a model agree within `OUTPUT_TOLERANCE`."""
     pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
     return all(
         torch.allclose(old, new, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE, equal_nan=True)
@@ -172,7 +172,7 @@ def outputs_agree(before: Any, after: Any) -> bool:
 def other_activations(
     model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None
 ) -> dict[str, int]:
-    """Count the calls of activations other than ReLU, which `sparsify` doesn't change.
+    """Count the calls to activations other than ReLU, which `sparsify` doesn't change.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def other_activations(
 
 
 def call_counts_text(calls: Mapping[str, int]) -> str:
-    """Return the number of calls of each activation, as text.
+    """Format the number of calls to each activation.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sparsified PReLU: networks whose ReLU units can be linearised one by one."""
+"""Sparsified PReLUs: build and linearise networks, unit by unit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def sparsify(
     layerwise: bool = False,
     example: Tensor | tuple[Tensor, ...] | None = None,
 ) -> nn.Module:
-    """Copy a network with a PReLU of slope 0 in place of every ReLU call.
+    """Copy a network and replace every ReLU call by a PReLU with slope 0.
 
-    The function, the modules' names and the weights don't change. A `torch.nn.ReLU` that is called
-    once is replaced in place. If it is called several times, it gets a PReLU for each call:
+    The network's function, module names and weights don't change. A `torch.nn.ReLU` that is called
+    once is replaced in place. If it is called several times, it gets one PReLU per call:
     ``relu.0``, ``relu.1``, …. A module whose forward calls ReLU as a function gets a child
-    ``relu``. Calls that don't occur in an evaluation pass, such as those of auxiliary heads,
-    remain ReLUs, and so do other activations, such as ReLU6 and hardswish.
+    ``relu``. Calls that don't occur in evaluation mode, such as those in auxiliary heads, are not
+    replaced, nor are other activations, such as ReLU6 and hardswish.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def sparsify(
     layerwise : bool
         Use one slope per call instead of one per channel.
     example : tensor or tuple of tensor
-        Inputs, batch first, on the model's device, to find the channels. By default noise that
+        Inputs on the model's device, batch first, used to find the channels. By default noise that
         fits the first linear or convolutional layer.
 
     Returns
@@ -52,8 +52,8 @@ def sparsify(
     Raises
     ------
     nlbench.RequestError
-        If the network calls no ReLU, is sparsified already, can't be copied or run on the
-        example, or would change its output because it reads a tensor that ReLU overwrites.
+        If the network calls no ReLU, is already sparsified, can't be copied or run on the example,
+        or would change its output because it reads a tensor that a ReLU overwrites.
 
     See Also
     --------
@@ -74,15 +74,15 @@ def sparsify(
     if not isinstance(layerwise, bool):
         raise RequestError(f"layerwise is {layerwise!r}, expected true or false")
     if any(isinstance(module, SparsePReLU) for module in model.modules()):
-        raise RequestError("the model is sparsified already; call snap or randomize on it")
+        raise RequestError("the model is already sparsified; call snap or randomize on it")
     try:
         twin = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
     before = find_calls(twin, example)
     if not before.relus:
-        others = f"; {call_counts_text(before.others)} can't be" if before.others else ""
-        raise RequestError(f"the model calls no ReLU, so there is nothing to make linear{others}")
+        others = f"; {call_counts_text(before.others)} can't be linearised" if before.others else ""
+        raise RequestError(f"the model calls no ReLU, so there is nothing to linearise{others}")
     replace_calls(twin, before.relus, layerwise)
     after = find_calls(twin, example)
     if after.relus:
@@ -98,17 +98,17 @@ def sparsify(
 
 
 def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
-    """Compute the distance from linear, ``Σ |1 − α|^power`` over the units that are not frozen.
+    """Compute the distance from linearity, ``Σ |1 − α|^power`` over the units that aren't frozen.
 
     Within 1e-4 of α = 1, where the gradient diverges, the power is replaced by a straight line. A
-    layer-wise slope counts once for each of its channels.
+    layer-wise slope counts once per channel.
 
     Parameters
     ----------
     model : torch.nn.Module
         From `sparsify`.
     power : float
-        More than 0.
+        Greater than 0.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
     3.0
     """
     if not power > 0:
-        raise RequestError(f"penalty: power is {power}, expected more than 0")
+        raise RequestError(f"penalty: power is {power}, expected a positive number")
     terms = []
     for _, layer in _layers(model):
         distance = (1 - layer.weight).abs()
@@ -141,11 +141,11 @@ def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
 
 
 def snap(model: nn.Module, tolerance: float = 0.01) -> int:
-    """Linearise the units whose slope is within a tolerance of 1 or above it.
+    """Linearise the units whose slope is within `tolerance` of 1, or above 1.
 
-    Their slope is set to 1 and frozen: it gets no gradient, and the next call undoes what the
-    optimiser's momentum adds. Slopes start at 0, so a slope above 1 has crossed it. Call this
-    after each step of the optimiser.
+    Their slope is set to 1 and frozen: it gets no gradient, and the next call undoes any update
+    due to the optimiser's momentum. Slopes start at 0, so a slope above 1 has crossed 1. Call this
+    after each optimiser step.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def snap(model: nn.Module, tolerance: float = 0.01) -> int:
 
 
 def linear_share(model: nn.Module) -> float:
-    """Compute the share of units (channels of ReLU calls) with slope 1.
+    """Compute the fraction of units (channels of ReLU calls) with slope 1.
 
     Examples
     --------
@@ -194,7 +194,7 @@ def nonlinear_units(model: nn.Module) -> dict[str, tuple[int, int]]:
     Returns
     -------
     dict of str to (int, int)
-        Keyed by the name of the PReLU, in order of registration.
+        Keyed by the name of the PReLU, in registration order.
     """
     return {name: (layer.units - layer.linear_units, layer.units) for name, layer in _layers(model)}
 
@@ -202,7 +202,7 @@ def nonlinear_units(model: nn.Module) -> dict[str, tuple[int, int]]:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return the parameter groups for an optimiser, without weight decay on the slopes.
 
-    Decay would pull a slope toward 0, away from linear.
+    Weight decay would pull a slope towards 0, away from linearity.
 
     Parameters
     ----------
@@ -220,14 +220,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def randomize(model: nn.Module, share: float, seed: int) -> int:
-    """Linearise and freeze a random share of all units, as a control.
+    """Linearise and freeze a random fraction of all units, as a control.
 
     Parameters
     ----------
     model : torch.nn.Module
         From `sparsify`, with one slope per channel.
     share : float
-        Share β of all units, 0 to 1, rounded to whole units.
+        Fraction β of all units, from 0 to 1, rounded to whole units.
     seed : int
 
     Returns
@@ -238,7 +238,7 @@ def randomize(model: nn.Module, share: float, seed: int) -> int:
     Raises
     ------
     nlbench.RequestError
-        If the share is out of bounds or the slopes are layer-wise.
+        If `share` is out of bounds or the slopes are layer-wise.
 
     Examples
     --------
@@ -247,7 +247,7 @@ def randomize(model: nn.Module, share: float, seed: int) -> int:
     (2, 0.5)
     """
     if not 0 <= share <= 1:
-        raise RequestError(f"random share is {share}, expected 0 to 1")
+        raise RequestError(f"share is {share}, expected 0 to 1")
     layers = [layer for _, layer in _layers(model)]
     if any(layer.layerwise for layer in layers):
         raise RequestError("random units need one slope per channel; this model's are layer-wise")
@@ -265,7 +265,7 @@ def randomize(model: nn.Module, share: float, seed: int) -> int:
 
 
 def checkpoint_metadata(model: nn.Module) -> dict[str, str]:
-    """Return the checkpoint metadata that loading a sparsified model requires.
+    """Return the checkpoint metadata needed to load a sparsified model.
 
     Examples
     --------
@@ -276,7 +276,7 @@ def checkpoint_metadata(model: nn.Module) -> dict[str, str]:
 
 
 def transform_metadata(layerwise: bool) -> dict[str, str]:
-    """Return the metadata of a sparsified network's checkpoint."""
+    """Return the checkpoint metadata for a sparsified network."""
     options = {"layerwise": layerwise}
     return {"transform": "sparsify", "transform_options": json.dumps(options)}
 

@@ -21,45 +21,45 @@ from .relu_calls import ReLUCall
 SUBSTITUTE = "called_relu"
 """Module attribute with the name of the child that replaces its ReLU calls."""
 
-# Number of calls of each module in the current pass. It is not stored in the modules, so that
-# copies of a network, and other threads, count separately.
+# Number of calls of each module in the current forward pass. It is not stored in the modules, so
+# that copies of a network and other threads count separately.
 _CALLS: ContextVar[Counter[nn.Module] | None] = ContextVar("calls", default=None)
 
 
 class PReLUPerCall(nn.Module):
-    """Replacement for a ReLU that is called several times per pass, with a PReLU for each call.
+    """Replacement for a ReLU that is called several times, with one PReLU per call.
 
     Parameters
     ----------
     calls : iterable of SparsePReLU
-        In order of call.
+        In call order.
     """
 
     def __init__(self, calls: Iterable[SparsePReLU]) -> None:
         super().__init__()
-        for number, call in enumerate(calls):
-            self.add_module(str(number), call)
+        for index, call in enumerate(calls):
+            self.add_module(str(index), call)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Apply the PReLU of this call."""
+        """Apply the PReLU for this call."""
         calls = _CALLS.get()
-        number = 0
+        index = 0
         if calls is not None:
-            number = calls[self]
+            index = calls[self]
             calls[self] += 1
-        if str(number) not in self._modules:
+        if str(index) not in self._modules:
             raise RequestError(
-                f"a ReLU is called {number + 1} times in one pass, but was called "
-                f"{len(self._modules)} times on the example of sparsify"
+                f"a ReLU is called {index + 1} times in one forward pass, but was called "
+                f"{len(self._modules)} times on the example passed to sparsify"
             )
-        output: Tensor = getattr(self, str(number))(input)
+        output: Tensor = getattr(self, str(index))(input)
         return output
 
 
 class _CountingModule(nn.Module):
-    """Base class of modules that call ReLU as a function, or contain such a module.
+    """Base class for modules that call ReLU as a function, and for modules that contain them.
 
-    The counts of a pass are reset around the call, not in hooks, which an interrupt would skip.
+    The counts are reset around each forward pass, not in hooks, which an interrupt would skip.
     """
 
     original: type[nn.Module]
@@ -81,7 +81,7 @@ class _CountingModule(nn.Module):
 
 @cache
 def _counting_class(original: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a module's class that counts calls, under the original's name."""
+    """Return a subclass of a module's class that counts calls and has the original's name."""
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(original, name) for name in names} | {"original": original}
     return type(original.__name__, (_CountingModule, original), attributes)
@@ -94,7 +94,7 @@ def _new_counting(original: type[nn.Module]) -> nn.Module:
 
 
 class _Substitution(TorchFunctionMode):
-    """Redirects functional ReLU calls in a module's own forward to its PReLU."""
+    """Mode that redirects functional ReLU calls in a module's own forward to its PReLU."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

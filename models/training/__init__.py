@@ -1,6 +1,6 @@
-"""Training by recipes, and the commands `train` and `linearize`.
+"""Training with recipes, and the commands `train` and `linearize`.
 
-`recipes` has the settings, `loop` the training loop, `tasks` the loss and accuracy of a dataset,
-`train` the files of a training run. `linearisation_recipes` train with the penalty of
-`nlbench.models.sparsified`; `linearise` trains networks by them and measures what is left.
+`recipes` contains the settings, `loop` the training loop, `tasks` the loss and accuracy for each
+type of dataset, `train` the files of a training run. The recipes in `linearisation_recipes` use
+the penalty of `nlbench.models.sparsified`; `linearise` trains networks with them and measures them.
 """

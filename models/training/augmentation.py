@@ -15,12 +15,12 @@ def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) 
     Parameters
     ----------
     images : tensor of shape (n, channels, height, width)
-        Before normalisation; pixels that move in from outside are 0, black.
+        Before normalisation; pixels shifted in from outside are 0 (black).
     shift : int
-        Largest shift in pixels along either axis. Each whole number from -shift to shift is
-        equally likely.
+        Maximum shift in pixels along either axis. All integers from -shift to shift are equally
+        likely.
     flip : bool
-        Flip left to right with probability one half.
+        Flip horizontally with probability 0.5.
     generator : torch.Generator
         On the CPU; the only source of randomness.
 
@@ -48,7 +48,7 @@ def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) 
     """
     if images.ndim != 4:
         raise RequestError(
-            f"augmentation needs images of shape (n, channels, height, width), "
+            f"augmentation requires images of shape (n, channels, height, width), "
             f"got {tuple(images.shape)}"
         )
     n, _, height, width = images.shape

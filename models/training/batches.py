@@ -1,4 +1,4 @@
-"""Batches of a dataset's items, each read while the previous one is used."""
+"""Batches of a dataset's items, prefetched in the background."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _END = object()
 def batches(
     items: Items, order: Tensor, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Read images of shape (b, *shape) and labels of shape (b,) in a given order, on the CPU.
+    """Yield batches of images, of shape (b, *shape), and labels, of shape (b,), on the CPU.
 
-    Each batch is read while `device` is busy with the previous one.
+    The items are read in the given order, each batch while `device` processes the previous one.
 
     Examples
     --------
@@ -44,9 +44,9 @@ def _stack(items: Items, indices: list[int]) -> tuple[Tensor, Tensor]:
 def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
     """Yield an iterator's values in order, computing each while the caller uses the previous one.
 
-    If the first value draws from a global random generator, as a dataset with its own augmentation
-    does, all are computed in the caller's thread. Otherwise the numbers of a network with dropout,
-    which draws from the same generator, would depend on timing.
+    If computing the first value draws from a global random generator, as a dataset with its own
+    augmentation does, all are computed in the caller's thread. Otherwise the results of a network
+    with dropout, which draws from the same generator, would depend on timing.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
         yield from values
         return
     with torch_threads(), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-        # Two PyTorch thread pools would wait for each other.
+        # Two PyTorch thread pools would compete for the same cores.
         reader.submit(torch.set_num_threads, 1).result()
         value: T | object = first
         while value is not _END:
@@ -72,7 +72,7 @@ def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor from the CPU to a device, without waiting for a GPU's queue."""
+    """Copy a tensor from the CPU to a device, without synchronising with a GPU."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

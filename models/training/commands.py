@@ -35,23 +35,23 @@ MAX_DIGITS = 20
 """Maximum number of digits parsed from an epoch number."""
 
 Checkpoint = Annotated[
-    Path, typer.Option(help="The checkpoint to write (safetensors), or a folder for several seeds.")
+    Path, typer.Option(help="Checkpoint to write (.safetensors), or a folder for several seeds.")
 ]
-RecipeName = Annotated[str, typer.Option(help="A registered recipe; auto: the model's default.")]
+RecipeName = Annotated[str, typer.Option(help="Registered recipe; auto: the model's default.")]
 InitialWeights = Annotated[
     str, typer.Option(help="Initial weights: init, trained or a checkpoint's path.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of the initialisation and the order. [0]")]
+Seed = Annotated[int | None, typer.Option(help="Seed for initialisation and shuffling. [0]")]
 LabelNoise = Annotated[
     float | None,
-    typer.Option(help="Share of training labels to change to another class.", min=0, max=1),
+    typer.Option(help="Fraction of training labels to change to another class.", min=0, max=1),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Number of epochs; overrides the recipe.", min=1)]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")]
 LearningRate = Annotated[float | None, typer.Option(help="Learning rate; overrides the recipe.")]
 BatchSize = Annotated[int | None, typer.Option(help="Batch size; overrides the recipe.", min=1)]
 TrainAccuracy = Annotated[
-    float | None, typer.Option(help="Stop at this training accuracy.", min=0, max=1)
+    float | None, typer.Option(help="Stop once this training accuracy is reached.", min=0, max=1)
 ]
 Omega = Annotated[
     float | None, typer.Option(help="Weight of the penalty, for post-training and from-start.")
@@ -60,7 +60,7 @@ CheckpointInterval = Annotated[
     int, typer.Option(help="Keep a checkpoint every N epochs; 0: none.", min=0)
 ]
 CheckpointEpochs = Annotated[
-    str, typer.Option(help="Keep checkpoints after these epochs, separated by commas.")
+    str, typer.Option(help="Keep checkpoints after these epochs (comma-separated).")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted training run.")]
 
@@ -89,7 +89,7 @@ def train(
 ) -> None:
     """Train a model and write its weights as a checkpoint for --weights."""
     if seeds and seed is not None:
-        raise RequestError("--seed and --seeds: expected only one of them")
+        raise RequestError("--seed and --seeds can't be combined")
     files = _files(out, model, parse_seeds(seeds) if seeds else (seed or 0,))
     keep_epochs = _parse_epochs(checkpoint_epochs)
     options, others = split_dataset_options(setting or [], data)
@@ -163,7 +163,7 @@ def _train(
         status = (
             f"finished epochs are in {folder}"
             if (folder / "state").exists()
-            else f"no epoch of {file.name} was finished"
+            else f"no epoch of {file.name} has been completed"
         )
         resume_command = command if resume else f"{command} --resume"
         raise Interrupted(status, resume_command) from None
@@ -176,14 +176,14 @@ def _print_result(result: "TrainingSummary") -> None:
         print(f"{name.ljust(15)} {value:.4g}")
     print(f"weights         {result.file}")
     if not result.is_reached:
-        print(f"the threshold was not reached in {result.epochs} epochs")
+        print(f"the threshold was not reached within {result.epochs} epochs")
 
 
 def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
     if len(seeds) == 1 and out.suffix == ".safetensors":
         return {seeds[0]: out}
     if len(seeds) == 1:
-        raise RequestError(f"--out: expected a name that ends in .safetensors, got '{out}'")
+        raise RequestError(f"--out: expected a name ending in .safetensors, got '{out}'")
     if out.suffix == ".safetensors":
         raise RequestError(f"--out: expected a folder for {len(seeds)} seeds, got '{out}'")
     return {seed: out / f"{model.replace('/', '-')}-seed{seed}.safetensors" for seed in seeds}
@@ -200,30 +200,30 @@ def _parse_epochs(text: str) -> frozenset[int]:
     return frozenset(int(part[:MAX_DIGITS]) for part in parts)
 
 
-RunFolderName = Annotated[Path, typer.Option(help="The folder of the run and its checkpoints.")]
+RunFolderName = Annotated[Path, typer.Option(help="Folder for the run and its checkpoints.")]
 TrainedWeights = Annotated[
     str,
     typer.Option(
-        help="trained or a checkpoint's path; auto: trained weights where they ship, else a "
-        "training run per seed."
+        help="trained or a checkpoint's path; auto: the bundled trained weights if there are any, "
+        "otherwise one training run per seed."
     ),
 ]
-Omegas = Annotated[str, typer.Option(help="Weights of the penalty, separated by commas.")]
+Omegas = Annotated[str, typer.Option(help="Weights of the penalty (comma-separated).")]
 FromStart = Annotated[
     bool,
     typer.Option(
         "--from-start/--post-training",
-        help="Train under the penalty from the initialisation, or from trained weights.",
+        help="Train with the penalty from the initialisation, or from trained weights.",
     ),
 ]
 Control = Annotated[
-    str, typer.Option(help="random: add a control with equally many linear units drawn at random.")
+    str, typer.Option(help="random: add a control with as many linear units, drawn at random.")
 ]
 Layerwise = Annotated[
     bool, typer.Option("--layerwise", help="Use one slope per layer, not per channel.")
 ]
 BaseRecipe = Annotated[
-    str, typer.Option(help="Recipe of networks that are trained first; auto: the model's default.")
+    str, typer.Option(help="Recipe for networks to train first; auto: the model's default.")
 ]
 SlopeRate = Annotated[
     float | None, typer.Option(help="Learning rate of the slopes relative to that of the weights.")
@@ -233,7 +233,7 @@ MeasureSettings = Annotated[
     typer.Option(
         "--set",
         metavar="OWNER.OPTION=VALUE",
-        help="Option of the dataset or a measure, repeatable.",
+        help="Set an option of the dataset or a measure (repeatable).",
     ),
 ]
 Report = Annotated[bool, typer.Option(help="Write report.html into the run's folder.")]
@@ -258,9 +258,9 @@ def linearize(
     progress: ProgressStyle = "auto",
     report: Report = True,
 ) -> None:
-    """Make a network's units linear under a sparsity prior and measure the remaining depth.
+    """Linearise a network's units with a sparsity penalty and measure the remaining depth.
 
-    Repeat the command to resume an interrupted run.
+    To resume an interrupted run, repeat the command.
     """
     if control not in ("", "random"):
         raise RequestError(f"--control: expected random, got '{control}'")
@@ -304,9 +304,10 @@ def linearize(
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             has_started = (out / "checkpoints").is_dir()
-            status = f"finished networks are in {out}" if has_started else "nothing was trained yet"
+            done = f"finished networks are in {out}"
+            status = done if has_started else "nothing has been trained yet"
             raise Interrupted(status, command) from None
-    # Cells of networks that couldn't be trained are skipped.
+    # The cells of networks that couldn't be trained are recorded as skipped.
     if run.failed or any(record.result.status == "skipped" for record in run.records):
         raise typer.Exit(1)
 
@@ -320,7 +321,7 @@ def _parse_omegas(text: str) -> tuple[float, ...]:
             number = math.nan
         if not (math.isfinite(number) and number >= 0):
             raise RequestError(
-                f"--omega: expected numbers of at least 0, separated by commas, got '{part}'"
+                f"--omega: expected non-negative numbers, separated by commas, got '{part}'"
             )
         numbers.append(number)
     return tuple(dict.fromkeys(numbers))

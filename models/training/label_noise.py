@@ -13,7 +13,7 @@ from nlbench.errors import RequestError
 from nlbench.subjects.data import Items, read_items
 
 MAX_SEED = 2**32 - 1
-"""Largest seed of NumPy's legacy generator."""
+"""Largest seed that NumPy's legacy generator accepts."""
 
 
 def check_seed(seed: int) -> None:
@@ -23,7 +23,7 @@ def check_seed(seed: int) -> None:
 
 
 def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
-    """Replace a fraction of the labels, each by another class drawn uniformly.
+    """Replace a fraction of the labels, each by a uniformly drawn other class.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> 
     fraction : float
         In [0, 1]; exactly ``round(fraction * n)`` labels change.
     classes : int
-        At least 2 if a label is to change.
+        At least 2 if any label changes.
     seed : int
-        From 0 to 2³² - 1; decides which labels change and into which classes.
+        From 0 to 2³² - 1; determines which labels change, and to which classes.
 
     Returns
     -------
@@ -60,12 +60,12 @@ def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> 
         raise RequestError(f"label noise is {fraction}, expected a fraction from 0 to 1")
     check_seed(seed)
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise RequestError(f"labels are outside 0 to {classes - 1}, for {classes} classes")
+        raise RequestError(f"labels must be from 0 to {classes - 1} for {classes} classes")
     count = round(fraction * len(labels))
     if count and classes < 2:
-        raise RequestError("label noise needs a second class to change a label to")
-    # NumPy's legacy generator, since its stream is frozen. A list seeds a different stream than
-    # an integer, so that the noise is independent of the order of images.
+        raise RequestError("label noise requires at least two classes")
+    # NumPy's legacy generator is used because its stream is frozen. A list seeds a different stream
+    # than an integer, so that the noise is independent of the order of the images.
     random = np.random.RandomState([seed, classes])
     indices = torch.from_numpy(random.permutation(len(labels))[:count]).to(labels.device)
     steps = torch.from_numpy(random.randint(1, max(classes, 2), count)).to(labels)

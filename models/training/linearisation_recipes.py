@@ -1,4 +1,4 @@
-"""Recipes that linearise units under a sparsity prior."""
+"""Recipes that linearise units by means of a sparsity penalty."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .recipes import Recipe
 
 @dataclass(frozen=True)
 class Linearisation(Recipe):
-    """A recipe that makes units linear.
+    """A recipe that linearises units.
 
-    Every ReLU call becomes a PReLU with one slope α per channel, initially 0. Training minimises
-    the loss plus ω Σ |1 − α|^½. A unit within 0.01 of α = 1 becomes linear and stays so.
+    Every ReLU call is replaced by a PReLU with one slope α per channel, initially 0. Training
+    minimises the loss plus ω Σ |1 − α|^½. Once a unit's α is within 0.01 of 1, it stays linear.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Linearisation(Recipe):
     starts_trained : bool
         True if the recipe starts from trained weights.
     random_share : float
-        For a control, the share of units, drawn at random, that are linearised before training;
+        For a control, the fraction of units, drawn at random, that are linearised before training;
         the slopes are not trained. Negative if the recipe is not a control.
 
     Examples
@@ -63,7 +63,7 @@ class Linearisation(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("omega", self.omega >= 0, "at least 0")
-        self._check("slope_rate", self.slope_rate > 0, "more than 0")
+        self._check("slope_rate", self.slope_rate > 0, "a positive number")
         self._check("random_share", self.random_share <= 1, "at most 1")
 
     @property
@@ -79,30 +79,30 @@ class Linearisation(Recipe):
         return f"only ReLUs are linearised; {call_counts_text(others)} {verb}" if others else ""
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Sparsify a network; for the control, linearise a random share of its units."""
+        """Sparsify a network; for a control, linearise a random fraction of its units."""
         model = sparsify(model, layerwise=self.layerwise, example=example())
         if self.is_control:
             randomize(model, self.random_share, seed)
         return model
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return the parameter groups: weights and, except for a control, slopes."""
+        """Return the parameter groups: the weights and, except in a control, the slopes."""
         weights, slopes = parameter_groups(model, self.weight_decay)
         return (
             [weights] if self.is_control else [weights, slopes | {"rate_factor": self.slope_rate}]
         )
 
     def penalty(self, model: nn.Module) -> Tensor | None:
-        """Compute the sparsity prior, ω Σ |1 − α|^½."""
+        """Compute the sparsity penalty, ω Σ |1 − α|^½."""
         return None if self.is_control or not self.omega else self.omega * penalty(model)
 
     def after_step(self, model: nn.Module) -> None:
-        """Set slopes that reached or crossed 1 to 1, and freeze them."""
+        """Set slopes that have reached or crossed 1 to 1, and freeze them."""
         if not self.is_control:
             snap(model)
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        """Compute the share of linear units."""
+        """Compute the fraction of linear units."""
         return {"linear_share": linear_share(model)}
 
     def metadata(self) -> dict[str, str]:
@@ -127,7 +127,7 @@ post_training = Linearisation(
         ),
     ),
 )
-"""Linearise a trained network under the sparsity prior."""
+"""Linearise a trained network by means of the sparsity penalty."""
 
 from_start = replace(
     post_training,
@@ -141,4 +141,4 @@ from_start = replace(
         ),
     ),
 )
-"""Train a network under the sparsity prior from its initialisation."""
+"""Train a network with the sparsity penalty from its initialisation."""

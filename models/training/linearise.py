@@ -1,8 +1,8 @@
-"""Linearise networks under a sparsity prior and measure what remains nonlinear.
+"""Linearise networks by means of a sparsity penalty and measure what remains nonlinear.
 
-The checkpoints are in ``checkpoints/`` of the run's folder. Their headers record how they were
-trained, and they can be the subjects of any measure. The recipes are in `linearisation_recipes`,
-the penalty is `nlbench.models.sparsified.penalty`.
+The checkpoints are in the subfolder ``checkpoints`` of the run's folder. Their headers record how
+they were trained, and any measure can be applied to them. The recipes are in
+`linearisation_recipes`; the penalty is `nlbench.models.sparsified.penalty`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEASURES = ("accuracy", "linear-units", "pathlength")
 
 @dataclass(frozen=True)
 class LinearisationRequest:
-    """A request to linearise a network for several ω and seeds.
+    """A request to linearise a network with several values of ω and seeds.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ class LinearisationRequest:
         Weights of the penalty.
     weights : str
         Initial weights, for a recipe that starts from trained ones: ``trained``, a checkpoint's
-        path, or ``auto``: trained weights where they ship, else a training run for each seed.
+        path, or ``auto``: bundled trained weights if there are any, else a training run per seed.
     control : bool
-        Add a control for each network, with the same number of linear units drawn at random.
+        Add a control for each network, with the same number of linear units, drawn at random.
     layerwise : bool
         Use one slope per layer instead of one per channel.
     changes : mapping of str to value
@@ -82,9 +82,9 @@ class LinearisationRequest:
     def __post_init__(self) -> None:
         for omega in self.omegas:
             if not (math.isfinite(omega) and omega >= 0):
-                raise RequestError(f"omega is {omega}, expected a number of at least 0")
+                raise RequestError(f"omega is {omega}, expected a non-negative number")
         if self.control and self.layerwise:
-            raise RequestError("the random control needs one slope per channel, not per layer")
+            raise RequestError("the random control requires one slope per channel, not per layer")
         if self.control and not self.starts_trained:
             raise RequestError("the random control requires --post-training")
         if self.weights in ("init", "calibrated"):
@@ -119,7 +119,7 @@ class LinearisationRequest:
     def linearisation(
         self, omega: float, seed: int, weights: str, **changes: Any
     ) -> TrainingRequest:
-        """Return the request for the linearisation of one network."""
+        """Return the request to linearise one network."""
         changes = {**self.changes, "omega": omega, "layerwise": self.layerwise, **changes}
         return self.training(self.mode, seed, weights, changes)
 
@@ -139,11 +139,11 @@ def linearise(
     Parameters
     ----------
     out : path
-        The run's folder, which is created or extended.
+        The run's folder, which is created if necessary.
     settings : mapping of str to value, optional
         Options of the measures.
     progress : Progress, optional
-        Receives a step per epoch, then the steps of the run.
+        Receives one step per epoch, then the steps of the run.
     command : str
         The command line, for the manifests.
 
@@ -157,7 +157,7 @@ def linearise(
     Raises
     ------
     nlbench.RequestError
-        If the request can't be carried out, or the folder doesn't belong to such a run.
+        If the request can't be carried out, or the folder belongs to a different kind of run.
     nlbench.NotFinite
         If no network could be trained.
     """
@@ -175,7 +175,7 @@ def linearise(
             settings={**dataset_settings, **(settings or {})},
         )
 
-    # Raises for an invalid request before the first network is trained.
+    # Validate the request before training the first network.
     preview(measurement(("init",)), folder)
     weights = _train_all(request, folder / "checkpoints", progress, command)
     return nlbench.run(measurement(tuple(weights)), folder, progress=progress, command=command)
@@ -240,7 +240,7 @@ def _starts(
 
 
 def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
-    # All digits of ω, so that different values have different names.
+    # Include all digits of ω so that different values have different names.
     number = str(omega).removesuffix(".0")
     return folder / f"{prefix}omega{number}-seed{seed}.safetensors"
 

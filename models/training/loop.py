@@ -1,4 +1,4 @@
-"""The training loop, which follows a recipe and can be resumed."""
+"""A resumable training loop that follows a recipe."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Epoch:
     Parameters
     ----------
     number : int
-        From 1.
+        Number of the epoch, counted from 1.
     learning_rate : float
         At the epoch's last step.
     loss : float
-        Mean loss of the samples, each before the step that used it, without the recipe's penalty.
+        Mean loss over the samples, each before the step that used it, without the recipe's penalty.
     train_accuracy, test_accuracy : float
-        Share of images, or tokens of a translation, predicted correctly at the end of the epoch.
-        Training labels include the corrupted ones. `train_accuracy` needs a separate pass and is
-        None unless this epoch may be the last (`Recipe.needs_train_accuracy`).
+        Fraction of images, or tokens of a translation, predicted correctly at the end of the epoch.
+        Training labels include the corrupted ones. `train_accuracy` requires an additional pass and
+        is None unless this epoch may be the last (`Recipe.needs_train_accuracy`).
     scores : mapping of str to float
         Scores of the recipe, such as ``linear_share``.
     running_accuracy : float or None
-        Share of training samples predicted correctly during the epoch, augmented and in training
+        Fraction of training samples predicted correctly during the epoch, augmented and in training
         mode, before the step that used them.
     """
 
@@ -58,7 +58,7 @@ class Epoch:
 
 
 CheckpointCallback = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
-"""Callback that takes an epoch, the network and the metadata for its checkpoint."""
+"""Callback with the epoch, the network and the metadata for its checkpoint as arguments."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TrainingResult:
     history : tuple of Epoch
         At least one.
     thresholds_reached : bool
-        True if the recipe's thresholds were reached, or it has none.
+        True if the recipe's thresholds were reached or it has none.
     scores : mapping of str to float
         Scores computed once at the end, such as ``bleu``.
     metadata : mapping of str to str
@@ -87,14 +87,14 @@ class TrainingResult:
 
     @property
     def train_accuracy(self) -> float:
-        """Share of training samples predicted correctly, including corrupted labels."""
+        """Fraction of training samples predicted correctly, including those with wrong labels."""
         accuracy = self.history[-1].train_accuracy
         assert accuracy is not None
         return accuracy
 
     @property
     def test_accuracy(self) -> float:
-        """Share of test samples predicted correctly."""
+        """Fraction of test samples predicted correctly."""
         return self.history[-1].test_accuracy
 
 
@@ -113,8 +113,8 @@ def train(
     """Build a network and train it with a recipe.
 
     The seed determines the initial weights, the order of the samples, the augmentation and the
-    corrupted labels. On a CPU, the same seed and number of threads give the same weights, bit
-    for bit, even if training is interrupted and resumed. The global random state is preserved.
+    corrupted labels. On a CPU, the same seed and number of threads give bitwise identical weights,
+    even if training is interrupted and resumed. The global random state is preserved.
 
     Parameters
     ----------
@@ -128,13 +128,13 @@ def train(
         From 0 to 2³² - 1.
     device : torch.device or str
     progress : callable, optional
-        Called with each `Epoch` as it ends; on resuming, with the earlier ones first.
+        Called with each `Epoch` as it ends; when training is resumed, first with the earlier ones.
     state : Path, optional
-        File of the training's state, written after every epoch. If it exists, training resumes
-        from it. It is not removed at the end, so that the result can be saved first.
+        State file, written after every epoch. If it exists, training resumes from it. It is not
+        removed at the end, so that the result can be saved first.
     on_checkpoint : callable, optional
-        Called with each `Epoch` as it ends, the network in evaluation mode, and the metadata for
-        a checkpoint.
+        Called at the end of each epoch with the `Epoch`, the network in evaluation mode and the
+        metadata for a checkpoint.
 
     Raises
     ------
@@ -193,12 +193,12 @@ def train(
 
 
 def example_of(dataset: Data) -> Tensor:
-    """Return two samples of the training split."""
+    """Return two samples from the training split."""
     return dataset.sample(2, split="train", seed=0).inputs
 
 
 class _Training:
-    """A training run, with all state that changes from epoch to epoch."""
+    """A training run and all state that changes from epoch to epoch."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class _Training:
         return math.ceil(samples / self.recipe.batch_size)
 
     def _pass(self, order: torch.Tensor, number: int) -> tuple[float, float]:
-        """Train for one epoch, counted from 0; return its mean loss and running accuracy."""
+        """Train for the epoch with index `number`; return its mean loss and running accuracy."""
         self.model.train()
         loss_sum, samples, step = 0.0, 0, number * self._steps(len(order))
         correct = predictions = 0

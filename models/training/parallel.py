@@ -30,11 +30,11 @@ Message = dict[str, Any]
 MessageCallback = Callable[[Message], object]
 
 THREADS_PER_NETWORK = 1
-"""Threads per network; more help little, and their number affects the weights' last bits."""
+"""Threads per network; more help little, and the number affects the last bits of the weights."""
 
 
 class _StartFailed(RequestError):
-    """Error for a network that starts from one whose training failed."""
+    """Error for a network whose initial weights come from a failed training run."""
 
 
 _ERROR_CLASSES = {
@@ -53,15 +53,15 @@ def train_networks(
     """Train networks, each after the one whose checkpoint it starts from.
 
     Finished training runs are skipped and interrupted ones resumed. A failure does not stop the
-    others.
+    other runs.
 
     Parameters
     ----------
     requests : mapping of Path to TrainingRequest
-        Keyed by checkpoint; a request comes after those that it depends on.
+        Keyed by checkpoint; each request comes after those that it depends on.
     workers : int
         Number of worker processes; 1 trains in this process. The checkpoints are byte-identical
-        for any number.
+        regardless of the number.
     threads : int
         PyTorch threads per training run.
     progress : Progress, optional
@@ -73,7 +73,7 @@ def train_networks(
     ------
     nlbench.NlbenchError
         The first failure, with the network's name, once all others have finished. Later failures
-        are warnings, unless they are due to the missing checkpoint of a failed network.
+        are reported as warnings, unless they are caused by an earlier one.
     """
     pending = {
         file: request
@@ -122,13 +122,13 @@ def train_networks(
                     receive(file, _failure(error))
     if errors and skipped:
         names = ", ".join(skipped)
-        raise type(errors[0])(f"{errors[0]}; skipped, as they start from failed ones: {names}")
+        raise type(errors[0])(f"{errors[0]}; skipped because they start from failed ones: {names}")
     if errors:
         raise errors[0]
 
 
 def train_in_worker(call: Mapping[str, Any], send: MessageCallback) -> None:
-    """Train a network in a worker process and send its progress.
+    """Train a network in a worker process and report its progress.
 
     Parameters
     ----------
@@ -136,12 +136,12 @@ def train_in_worker(call: Mapping[str, Any], send: MessageCallback) -> None:
         A JSON object with ``request``, ``file``, ``command``, and ``waits``, which is true if the
         training starts from the checkpoint of another run.
     send : callable
-        Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error's class}``.
+        Accepts ``{"step": text}`` or ``{"failed": text, "kind": error_class_name}``.
     """
     try:
         _train(call, send)
     except Exception as error:
-        # An exception in a model's plugin must not stop training of the other networks.
+        # An exception in a model plugin must not stop the training of the other networks.
         send(_failure(error))
 
 

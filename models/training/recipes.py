@@ -16,7 +16,7 @@ from nlbench.models.networks import vgg
 from nlbench.models.networks.transformer import ATTENTION
 
 MAX_COUNT = 10_000_000
-"""Largest number of epochs, samples per batch or epochs between decays."""
+"""Maximum number of epochs, samples per batch or epochs between decays."""
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("step", "cosine")
@@ -24,20 +24,19 @@ SCHEDULES = ("step", "cosine")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a training run, without the network, the data and the seed.
+    """Settings of a training run, except the network, the data and the seed.
 
-    Change a setting with ``dataclasses.replace(recipe, learning_rate=0.1)``. A subclass may change
-    the network before training (`prepare`), add a `penalty`, and project parameters after a step
-    (`after_step`). All its state must be in the network's state dict, so that training can be
-    resumed.
+    Change a setting with ``dataclasses.replace(recipe, learning_rate=0.1)``. A subclass may modify
+    the network before training (`prepare`), add a `penalty` to the loss, and project parameters
+    after each step (`after_step`). All its state must be in the network's state dict so that
+    training can be resumed.
 
     Parameters
     ----------
     name : str
         The registered name.
     epochs : int
-        Passes through the training split, at least 1; an upper bound if training ends at a
-        threshold.
+        Number of epochs, at least 1; an upper bound if training ends at a threshold.
     batch_size : int
         Samples per step; the last batch of an epoch may be smaller.
     learning_rate : float
@@ -47,25 +46,25 @@ class Recipe:
     weight_decay : float
         As in `torch.optim`.
     decay : float
-        Factor of the learning rate after every `decay_every` epochs (schedule ``step``).
+        Factor applied to the learning rate after every `decay_every` epochs (schedule ``step``).
     decay_every : int
     warmup_steps : int
-        Steps over which the learning rate rises linearly from near 0.
+        Number of steps over which the learning rate rises linearly from near 0.
     source : Source
     optimizer : {"sgd", "adam", "adamw"}
     schedule : {"step", "cosine"}
-        ``cosine`` falls from `learning_rate` to 0 over `epochs` and changes once per epoch.
+        ``cosine`` decays from `learning_rate` to 0 over `epochs`, with one update per epoch.
     shift : int
-        Largest random shift of each image along either axis, in pixels, padded with black.
+        Maximum random shift of each image along either axis, in pixels, padded with black.
     flip : bool
-        Flip each image left to right with probability one half.
+        Flip each image horizontally with probability 0.5.
     label_noise : float
-        Share of training labels to corrupt; see
+        Fraction of training labels to corrupt; see
         `nlbench.models.training.label_noise.corrupt_labels`.
     until_train_accuracy : float
-        End after the first epoch with at least this training accuracy; 0: no threshold.
+        Stop after the first epoch with at least this training accuracy; 0: no threshold.
     until_loss : float
-        End after the first epoch with a mean loss below this; 0: no threshold.
+        Stop after the first epoch with a mean loss below this value; 0: no threshold.
 
     Raises
     ------
@@ -97,10 +96,10 @@ class Recipe:
         for name in ("weight_decay", "warmup_steps", "shift", "until_loss"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         for name in ("learning_rate", "decay"):
-            self._check(name, getattr(self, name) > 0, "more than 0")
-        self._check("momentum", 0 <= self.momentum < 1, "from 0 to below 1")
+            self._check(name, getattr(self, name) > 0, "a positive number")
+        self._check("momentum", 0 <= self.momentum < 1, "at least 0 and less than 1")
         for name in ("label_noise", "until_train_accuracy"):
-            self._check(name, 0 <= getattr(self, name) <= 1, "a share from 0 to 1")
+            self._check(name, 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1")
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
             value = getattr(self, name)
             if value not in known:
@@ -114,7 +113,7 @@ class Recipe:
             raise RequestError(f"recipe {self.name}: {name} is {value}, expected {expected}")
 
     def learning_rate_at(self, epoch: int, step: int) -> float:
-        """Return the learning rate of a step in an epoch, both counted from 0 over the run.
+        """Return the learning rate at a step in an epoch, both counted from 0 over the run.
 
         Examples
         --------
@@ -128,7 +127,7 @@ class Recipe:
         return self.learning_rate * warm * self.decay ** (epoch // self.decay_every)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return an optimiser of a network's parameters."""
+        """Return an optimiser for a network's parameters."""
         groups = self.groups(model)
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
@@ -146,21 +145,21 @@ class Recipe:
         return is_accurate and self._loss_permits_end(loss)
 
     def needs_train_accuracy(self, epoch: int, loss: float) -> bool:
-        """Return True if training may end after an epoch, counted from 1."""
+        """Return True if training may end after epoch `epoch`, counted from 1."""
         return epoch >= self.epochs or self._loss_permits_end(loss)
 
     def _loss_permits_end(self, loss: float) -> bool:
         return self.stops_early and (not self.until_loss or loss < self.until_loss)
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Return the network to train, which may be `model`, modified in place.
+        """Return the network to train, which may be `model` modified in place.
 
         Parameters
         ----------
         example : callable
-            Returns two samples of the training split.
+            Returns two samples from the training split.
         seed : int
-            Seed of the training run.
+            Seed for the training run.
         """
         return model
 
@@ -172,7 +171,7 @@ class Recipe:
         return [{"params": list(model.parameters()), "weight_decay": self.weight_decay}]
 
     def penalty(self, model: nn.Module) -> Tensor | None:
-        """Compute a scalar to add to the loss of a step, or None."""
+        """Compute a scalar to add to the loss, or return None."""
         return None
 
     def after_step(self, model: nn.Module) -> None:
@@ -187,7 +186,7 @@ class Recipe:
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Raise if the recipe doesn't apply to a network; return a warning or an empty string.
+        """Raise if the recipe doesn't apply to a network; otherwise return a warning or ``""``.
 
         Raises
         ------
@@ -207,9 +206,9 @@ NAKKIRAN = (
     "ICLR, 2020."
 )
 
-# At the paper's learning rate of 0.1, VGG8 without batch norm doesn't learn the digits, which have
-# ten steps per epoch: the loss stays at log(10) for seeds 0 to 2, even with a warm-up. At 0.02
-# with a warm-up of 200 steps, seeds 0 to 4 all reach 97 %.
+# At the paper's learning rate of 0.1, VGG8 without batch norm doesn't learn the digits (ten steps
+# per epoch): the loss stays at log(10) for seeds 0 to 2, even with a warm-up. At 0.02 with a
+# warm-up of 200 steps, seeds 0 to 4 all reach 97 %.
 vanilla = Recipe(
     name="vanilla",
     epochs=40,
@@ -227,10 +226,10 @@ vanilla = Recipe(
         ),
     ),
 )
-"""SGD with momentum and one drop of the learning rate, without augmentation."""
+"""SGD with momentum and a single learning rate drop, without augmentation."""
 
 # The narrow ResNet18s, without batch norm and with residual branches that start near zero,
-# barely learn in thirty epochs of vanilla on the digits (w = 8: 21 %).
+# barely learn the digits in 30 epochs of the vanilla recipe (accuracy 21 % for w = 8).
 adam = Recipe(
     name="adam",
     epochs=30,
@@ -261,7 +260,7 @@ augmented = replace(
 )
 """The vanilla recipe with shifts of up to 4 pixels, flips and weight decay."""
 
-# VGG8 fits 40 % corrupted labels of the digits at about epoch 100.
+# VGG8 fits the digits with 40 % corrupted labels at about epoch 100.
 noisy_labels = replace(
     vanilla,
     name="noisy-labels",
@@ -277,7 +276,7 @@ noisy_labels = replace(
         ),
     ),
 )
-"""The vanilla recipe with 40 % of the labels corrupted, until all labels are fitted."""
+"""The vanilla recipe with 40 % of the labels corrupted; trains until all labels are fitted."""
 
 linear_regions_vanilla = Recipe(
     name="linear-regions-vanilla",
@@ -349,7 +348,7 @@ linear_regions_double_descent = Recipe(
         ),
     ),
 )
-"""The linear-regions paper's double descent over ResNet18s of growing width, on CIFAR-10."""
+"""The linear-regions paper's setting for double descent over ResNet18 width, on CIFAR-10."""
 
 translation = Recipe(
     name="translation",

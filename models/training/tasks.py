@@ -1,4 +1,4 @@
-"""Training tasks: batches, loss and accuracy for a dataset."""
+"""Training tasks: the batches, loss and accuracy for each type of dataset."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
 IGNORED_TARGET = -100
-"""Target of positions without a prediction, as in PyTorch's losses."""
+"""Target at positions where nothing is predicted, as in PyTorch's losses."""
 
 REGRESSION_TOLERANCE = 0.1
-"""Largest distance from its target at which a predicted value counts as correct."""
+"""Maximum distance from its target at which a predicted value counts as correct."""
 
 EVALUATION_BATCH_SIZE = 512
 
@@ -41,9 +41,10 @@ LOGITS_PER_BATCH = 2**22
 
 
 class Task(ABC):
-    """Prediction of one of `classes` for each target, trained with the cross entropy.
+    """Base class for tasks; by default, classification with the cross entropy.
 
-    A dataset other than labelled images has a method ``task(recipe, seed)`` that returns one.
+    A dataset that doesn't consist of labelled images can have a method ``task(recipe, seed)`` that
+    returns its task.
 
     Attributes
     ----------
@@ -61,7 +62,7 @@ class Task(ABC):
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[Batch]:
-        """Yield the training samples in a given order, on the device.
+        """Yield the training samples in the given order, on the device.
 
         The generator is the only source of randomness, such as augmentation.
         """
@@ -84,15 +85,15 @@ class Task(ABC):
         )
 
     def count_correct(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """Count the correctly predicted targets, and all targets."""
+        """Count the correctly predicted targets and all targets."""
         is_counted = targets != IGNORED_TARGET
         is_correct = (output.argmax(-1) == targets) & is_counted
-        # Fetched together, since each fetch makes the host wait for the GPU.
+        # Both are transferred together because each transfer synchronises with the GPU.
         counts = torch.stack([is_correct.sum(), is_counted.sum()]).tolist()
         return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Compute the share of a split's targets predicted correctly, including corrupted labels.
+        """Compute the fraction of targets predicted correctly; corrupted labels are included.
 
         Raises
         ------
@@ -114,7 +115,7 @@ class Task(ABC):
         return correct / total
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Compute further scores once, at the end of training."""
+        """Compute further scores, once at the end of training."""
         return {}
 
     def metadata(self) -> dict[str, str]:
@@ -138,12 +139,12 @@ class Classification(Task):
     recipe : Recipe
         Its augmentation and label noise are applied.
     seed : int
-        Seed of the label noise.
+        Seed for the label noise.
 
     Raises
     ------
     nlbench.RequestError
-        If the images have no labels, or can't be read.
+        If the images have no labels or can't be read.
     """
 
     def __init__(self, dataset: Dataset, recipe: Recipe, seed: int) -> None:
@@ -151,7 +152,7 @@ class Classification(Task):
             raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
         self.dataset, self.recipe, self.classes = dataset, recipe, dataset.classes
         self.items = dataset.train
-        # A damaged file is reported before the first epoch, not after it.
+        # Report damaged files before the first epoch, not after it.
         for items in (dataset.train, dataset.test):
             items[0]
             if check := getattr(items, "check", None):
@@ -174,7 +175,7 @@ class Classification(Task):
             yield self.dataset.normalize(to_device(images, device)), to_device(labels, device)
 
     def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
-        """Yield normalised images and labels; for the training split, the labels trained on."""
+        """Yield normalised images and labels; training labels include the corrupted ones."""
         items: Items = self.items if split == "train" else self.dataset.split(split)
         order = torch.arange(len(items))  # type: ignore[arg-type]
         for images, labels in batches(items, order, EVALUATION_BATCH_SIZE, device):
@@ -202,7 +203,7 @@ class InMemoryTask(Task):
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[Batch]:
-        """Yield inputs and targets in a given order."""
+        """Yield inputs and targets in the given order."""
         return self._read("train", order, batch_size, device)
 
     def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
@@ -217,9 +218,9 @@ class InMemoryTask(Task):
 
 
 class Regression(InMemoryTask):
-    """Regression of a function's values by the mean squared error.
+    """Regression of a function's values with the mean squared error.
 
-    Accuracy is the share of points within `REGRESSION_TOLERANCE` of their target.
+    The accuracy is the fraction of predictions within `REGRESSION_TOLERANCE` of their target.
 
     Raises
     ------
@@ -243,12 +244,12 @@ class Regression(InMemoryTask):
         return functional.mse_loss(output[..., 0], targets)
 
     def count_correct(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """Count the values within the tolerance, and all values."""
+        """Count the values within the tolerance and all values."""
         errors = (output[..., 0] - targets).abs()
         return int((errors <= REGRESSION_TOLERANCE).sum()), targets.numel()
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Compute the share of the test targets' variance that the network explains."""
+        """Compute the fraction of the test targets' variance that the network explains."""
         with evaluation_mode(model):
             ((inputs, targets),) = self.evaluation_batches("test", device)
             error = (model(inputs)[..., 0] - targets).double().square().mean()
@@ -265,7 +266,7 @@ class Translation(InMemoryTask):
     """
 
     def __init__(self, text: ParallelText, recipe: Recipe) -> None:
-        bleu([""], [""], text.bleu_tokens)  # A missing library is reported before training.
+        bleu([""], [""], text.bleu_tokens)  # Raises before training if sacrebleu is missing.
         if recipe.shift or recipe.flip:
             raise RequestError(f"{text.name} is text; recipe '{recipe.name}' augments images")
         if recipe.label_noise:
@@ -275,7 +276,7 @@ class Translation(InMemoryTask):
         super().__init__(train, test, evaluation_batch_size=SENTENCES_PER_BATCH)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Compute BLEU and the share of exact matches for greedy translations of the test split."""
+        """Compute BLEU and the fraction of exact matches for greedy test-split translations."""
         pairs = self.text.test
         tokens = translate(model, pairs.inputs[:, 0], device).tolist()
         translations = self.text.vocabulary.decode(tokens)
@@ -286,12 +287,12 @@ class Translation(InMemoryTask):
         }
 
     def metadata(self) -> dict[str, str]:
-        """Return the vocabulary, which decoding the tokens requires."""
+        """Return the vocabulary, which is needed to decode the tokens."""
         return {"vocabulary": self.text.vocabulary.text}
 
 
 class NextToken(InMemoryTask):
-    """Prediction of the next token of text.
+    """Prediction of the next token in a text.
 
     Raises
     ------

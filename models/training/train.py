@@ -39,7 +39,7 @@ def run_training(
     resume : bool
         Resume an interrupted training run. A finished one is not repeated.
     keep_epochs : collection of int
-        Epochs after which a checkpoint is kept.
+        Epochs after which a checkpoint is written.
     keep_every : int
         Number of epochs between checkpoints; 0: none.
     progress : callable, optional
@@ -50,13 +50,13 @@ def run_training(
     Raises
     ------
     nlbench.RequestError
-        If the request can't be carried out; if there is a checkpoint; or if there is an interrupted
-        run that differs or is not to be resumed.
+        If the request can't be carried out, if the checkpoint exists, or if there is an interrupted
+        run that differs or that `resume` doesn't permit resuming.
     nlbench.NotFinite
-        If the loss or a logit is NaN or infinite. The manifest records it.
+        If the loss or a logit is NaN or infinite. The failure is recorded in the manifest.
     """
     if out.suffix != ".safetensors":
-        raise RequestError(f"--out: expected a name that ends in .safetensors, got '{out}'")
+        raise RequestError(f"--out: expected a name ending in .safetensors, got '{out}'")
     recipe = load_recipe(request)
     device = resolve_device(request.device)
     folder = TrainingFolder(out, request, recipe, command)
@@ -101,13 +101,13 @@ def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | 
     Raises
     ------
     nlbench.RequestError
-        If another run wrote the checkpoint, or it was changed since.
+        If another run wrote the checkpoint, or if it has changed since.
     """
     return TrainingFolder(out, request, load_recipe(request), "").finished()
 
 
 def check_training(request: TrainingRequest) -> str:
-    """Validate a network for its recipe before training; return a warning or an empty string.
+    """Check that a recipe applies to its network; return a warning or an empty string.
 
     Raises
     ------

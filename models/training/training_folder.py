@@ -1,4 +1,4 @@
-"""The folder of a training run: manifest, log, checkpoints, and the state to resume from."""
+"""The folder for a training run: manifest, log, checkpoints and the state for resuming."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class _RecordedTraining:
 
 
 class TrainingFolder(LockedFolder):
-    """The folder of a training run, next to its checkpoint.
+    """The folder for a training run, next to its checkpoint.
 
     Parameters
     ----------
     out : Path
-        The checkpoint.
+        The checkpoint file.
     command : str
         The command line, for the manifest.
     """
@@ -113,12 +113,12 @@ class TrainingFolder(LockedFolder):
         self.checkpoint_hashes: dict[str, str] = {}
 
     def finished(self) -> TrainingSummary | None:
-        """Return the summary of the same run if it is finished.
+        """Return the run's summary; None if it is not finished.
 
         Raises
         ------
         nlbench.RequestError
-            If another run wrote the checkpoint, or it was changed since.
+            If another run wrote the checkpoint, or if it has changed since.
         """
         recorded = self._recorded_manifest()
         result = recorded.get("result")
@@ -143,8 +143,8 @@ class TrainingFolder(LockedFolder):
         Raises
         ------
         nlbench.RequestError
-            If there is a checkpoint, or an interrupted run that differs or is not to be
-            resumed.
+            If the checkpoint exists, or if there is an interrupted run that differs or that
+            `resume` doesn't permit resuming.
         """
         if self.state.exists() and not resume:
             raise RequestError(
@@ -169,7 +169,7 @@ class TrainingFolder(LockedFolder):
         Raises
         ------
         nlbench.RequestError
-            If it can't be written, or another process writes to it.
+            If it isn't writable, or if another process is writing to it.
         """
         with self.locked():
             self._begin(device)
@@ -209,7 +209,7 @@ class TrainingFolder(LockedFolder):
             self.path.rmdir()
 
     def write_checkpoint(self, epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
-        """Write a checkpoint of an epoch."""
+        """Write the checkpoint for an epoch."""
         file = self.path / f"epoch{epoch.number:04d}.safetensors"
         save_weights(file, model, {**self._header(epoch), **metadata})
         self.checkpoint_hashes[file.name] = file_hash(file)
@@ -224,7 +224,7 @@ class TrainingFolder(LockedFolder):
     def finish(self, result: TrainingResult) -> TrainingSummary:
         """Write the checkpoint and the final manifest, and remove the state.
 
-        The order ensures that a run that is killed in between can be resumed.
+        The order ensures that a run killed in between can be resumed.
         """
         last = result.history[-1]
         scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
@@ -262,19 +262,19 @@ class TrainingFolder(LockedFolder):
         }
 
     def _difference(self, recorded: Mapping[str, Any]) -> str:
-        """Describe how a recorded run differs, apart from its device; empty if it doesn't."""
+        """Describe how a recorded run differs, ignoring its device; return ``""`` if it doesn't."""
         ours, theirs = _as_json(asdict(self.request)), dict(recorded.get("request", {}))
         changed = [name for name in changed_keys(theirs, ours) if name != "device"]
-        # One file may have several paths, and the content of a path may change.
+        # A file may have several paths, and the content at a path may change.
         before, current = recorded.get("start"), _initial_weights(self.request)
         if "weights" in changed and before == current is not None:
             changed.remove("weights")
         elif "weights" not in changed and None not in (before, current) and before != current:
-            return f"the content of {self.request.weights} has changed since"
+            return f"the content of {self.request.weights} has changed"
         if changed:
             return ", ".join(f"{k} was {theirs[k]} and is {ours[k]}" for k in changed[:3])
         if recorded.get("recipe") != _as_json(asdict(self.recipe)):
-            return f"recipe {self.recipe.name} has changed since"
+            return f"recipe {self.recipe.name} has changed"
         return ""
 
     def _recorded_manifest(self) -> dict[str, Any]:
@@ -296,14 +296,14 @@ class TrainingFolder(LockedFolder):
 
 
 def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
-    """Record a training run that could not start as failed."""
+    """Record a failure for a training run that could not start."""
     folder = LockedFolder(training_folder(out))
     with folder.locked():
         folder.write_manifest({"request": asdict(request), "failed": reason})
 
 
 def _initial_weights(request: TrainingRequest) -> str | None:
-    """Return the identity of the initial weights; None if they aren't available."""
+    """Return the identity of the initial weights; None if they are unavailable."""
     try:
         return choose_weights(request.subject).identity
     except RequestError:

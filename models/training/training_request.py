@@ -1,4 +1,4 @@
-"""The request for a training run, and the recipe that it names."""
+"""Training requests and the recipes that they refer to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainingRequest:
     weights : str
         Initial weights: ``init``, ``trained`` or a checkpoint's path.
     label_noise : float or None
-        Share of training labels to corrupt; None: the recipe's.
+        Fraction of training labels to corrupt; None: the recipe's.
     changes : mapping of str to value
         Fields of the recipe to replace.
     options : tuple of (str, value)
@@ -58,14 +58,14 @@ class TrainingRequest:
 
     @property
     def subject(self) -> SubjectSpec:
-        """The initial network with its training samples."""
+        """The initial network and its training samples."""
         return SubjectSpec(
             self.model, self.weights, self.data, self.seed, split="train", options=self.options
         )
 
 
 def resolve_recipe(model: str, recipe: str = "auto") -> str:
-    """Return a recipe's name, replacing ``auto`` by the model's default recipe.
+    """Return a recipe's name; ``auto`` stands for the model's default recipe.
 
     Examples
     --------
@@ -76,12 +76,12 @@ def resolve_recipe(model: str, recipe: str = "auto") -> str:
 
 
 def load_recipe(request: TrainingRequest) -> Recipe:
-    """Load a request's recipe and apply its changes.
+    """Load a request's recipe and apply the request's changes.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no such recipe, or it has no such setting.
+        If the recipe or one of the changed settings doesn't exist.
     nlbench.PluginError
         If the registered object is not a `Recipe`.
     """

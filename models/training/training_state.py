@@ -21,16 +21,16 @@ def write_state(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any
     Parameters
     ----------
     path : Path
-        In a folder that exists.
+        In an existing folder.
     identity : mapping
-        Everything that determines the training; `read_state` compares it.
+        Everything that determines the result of training; `read_state` compares it.
     state : mapping
         Tensors, numbers, strings, and lists and dicts of them.
 
     Raises
     ------
     nlbench.RequestError
-        If it can't be written.
+        If the file can't be written.
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "identity": dict(identity), **state}, buffer)
@@ -43,7 +43,7 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     nlbench.RequestError
-        If the file is damaged, or another training run wrote it.
+        If the file is damaged or was written by another training run.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Greedy translation, and BLEU."""
+"""Greedy translation and BLEU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor
     Returns
     -------
     integer tensor of shape (n, length)
-        Padded after the end token. A sentence that doesn't end within the length has none.
+        Padded after the end token, which is missing if a sentence doesn't end within the length.
     """
     translations = []
     with evaluation_mode(model):
@@ -60,7 +60,7 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokens: str = "
     Raises
     ------
     nlbench.RequestError
-        If sacrebleu is missing, or doesn't know `tokens`.
+        If sacrebleu isn't installed or has no tokenizer `tokens`.
 
     References
     ----------
@@ -80,7 +80,7 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokens: str = "
     if tokens not in BLEU.TOKENIZERS:
         known = ", ".join(sorted(BLEU.TOKENIZERS))
         raise RequestError(f"BLEU: unknown tokenizer '{tokens}', expected one of: {known}")
-    # `force` suppresses a warning about references that end in a full stop after a space.
+    # `force` suppresses a warning about references that end with a space and a full stop.
     metric = BLEU(tokenize=tokens, force=True)
     score = metric.corpus_score(list(translations), [list(references)])
     return round(float(score.score), 6)

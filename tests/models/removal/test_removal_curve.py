@@ -55,8 +55,8 @@ def test_curve_ends_at_an_affine_network(model):
     assert [step.removed for step in steps] == ["", "3", "5", "1"]
     assert steps[0].kl == 0
     assert 0 < steps[1].kl < steps[-1].kl
-    assert steps[-1].left == {"calls": 0, "units": 0, "flops": 0}
-    assert steps[1].left["units"] == pytest.approx((8 + 5) / 19)
+    assert steps[-1].remaining == {"calls": 0, "units": 0, "flops": 0}
+    assert steps[1].remaining["units"] == pytest.approx((8 + 5) / 19)
 
 
 def test_weights_are_those_of_the_architecture(model):
@@ -67,11 +67,11 @@ def test_weights_are_those_of_the_architecture(model):
 
 
 def test_accuracy_and_loss_are_those_of_the_network_that_is_left(model):
-    from nlbench.models.removal.network import removed_network
+    from nlbench.models.removal.network import network_with_maps
 
     labels = torch.arange(60) % 3
     curve = removal(model, labels)
-    network = removed_network(model, curve.maps(["5", "1"]), INPUTS)
+    network = network_with_maps(model, curve.maps(["5", "1"]), INPUTS)
     step = curve.step(["5", "1"])
     with torch.no_grad():
         outputs = network(INPUTS)
@@ -91,8 +91,8 @@ def test_ignored_labels_do_not_count(model):
 @pytest.mark.parametrize(
     ("network", "labels", "message"),
     [
-        (nn.Sequential(nn.Linear(4, 1), nn.Tanh()), None, "expected logits of classes"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.zeros(60, 2).long(), "don't fit"),
+        (nn.Sequential(nn.Linear(4, 1), nn.Tanh()), None, "expected class logits"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.zeros(60, 2).long(), "don't match"),
     ],
 )
 def test_outputs_that_are_no_logits_are_refused(network, labels, message):
@@ -208,8 +208,8 @@ def test_wrong_arguments_are_refused(arguments, tmp_path, command):
 def test_samples_are_moved_to_the_device_of_the_network():
     splits = ["train", "test"]
     specs = [SubjectSpec("vgg8", "auto", "digits", 0, samples=16, split=split) for split in splits]
-    options = {"keep": 0.5, "share": "calls", "is_reversed": False, "seed": 0, "settings": {}}
-    options |= {"of": "activations", "has_curve": False}
+    options = {"keep": 0.5, "share": "calls", "reverse": False, "seed": 0, "settings": {}}
+    options |= {"of": "activations", "compute_curve": False}
 
     def rows(device):
         return run_removal(*(load_subject(s, device) for s in specs), "depth", **options).rows()

@@ -12,7 +12,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.models.removal.curve import Removal
-from nlbench.models.removal.network import remove, removed_network
+from nlbench.models.removal.network import network_with_maps, remove
 from nlbench.probes.replacement import AffineMap, CallInterception, find_calls
 from nlbench.probes.replacement.prefix import run_replaced
 from nlbench.probes.sites import list_sites
@@ -52,7 +52,7 @@ NAMES = ["act", "act:1", "gelu", "gelu:1", "tanh", "tail.0"]
 def test_removed_calls_equal_replaced_calls(model, names):
     calls = {call.name: call for call in find_calls(model, INPUTS)}
     assert list(calls) == NAMES
-    network = removed_network(model, {name: affine() for name in names}, INPUTS)
+    network = network_with_maps(model, {name: affine() for name in names}, INPUTS)
     with evaluation_mode(model):
         expected = run_replaced(
             CallInterception(model),
@@ -64,14 +64,14 @@ def test_removed_calls_equal_replaced_calls(model, names):
 
 
 def test_network_without_any_activation_is_affine(model):
-    network = removed_network(model, {name: affine() for name in NAMES}, INPUTS)
+    network = network_with_maps(model, {name: affine() for name in NAMES}, INPUTS)
     with torch.no_grad():
         middle = network((INPUTS[:5] + INPUTS[5:]) / 2)
         torch.testing.assert_close(middle, (network(INPUTS[:5]) + network(INPUTS[5:])) / 2)
 
 
 def test_removed_network_is_copied_and_pickled(model):
-    network = removed_network(model, {"act:1": affine(), "gelu": affine()}, INPUTS)
+    network = network_with_maps(model, {"act:1": affine(), "gelu": affine()}, INPUTS)
     expected = network(INPUTS)
     for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         torch.testing.assert_close(twin(INPUTS), expected)
@@ -87,13 +87,13 @@ def test_model_is_left_unchanged(model):
 def test_channels_of_images_are_mapped():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 3)).eval()
     images = torch.randn(3, 1, 8, 8)
-    network = removed_network(model, {"1": affine()}, images)
+    network = network_with_maps(model, {"1": affine()}, images)
     x = model[0](images) * affine().weight.view(4, 1, 1) + affine().bias.view(4, 1, 1)
     torch.testing.assert_close(network(images), model[2](x))
 
 
 def test_removed_network_is_measured(model):
-    network = removed_network(model, {"act": affine(), "gelu": affine()}, INPUTS)
+    network = network_with_maps(model, {"act": affine(), "gelu": affine()}, INPUTS)
     run = nlbench.evaluate(network, torch.randn(40, 4), ["affinity", "absdev", "substitution"])
     assert [record.result.status for record in run.records] == ["ok"] * 3
     assert len(run["affinity"].values) == 4
@@ -160,7 +160,7 @@ def test_network_without_a_module_has_the_loss_that_substitution_judges(of):
     run = nlbench.evaluate(model, SEQUENCES, ["substitution"], labels=labels, settings=settings)
     # Maps are fitted on every other sequence, and judged on those between.
     removal = Removal(model, [place], SEQUENCES[::2], SEQUENCES[1::2], labels[1::2], is_full=True)
-    network = removed_network(model, removal.maps([place.name]), SEQUENCES[:2], of)
+    network = network_with_maps(model, removal.maps([place.name]), SEQUENCES[:2], of)
     loaded = remove(model, places=[place.name], example=SEQUENCES[:2], of=of)
     loaded.load_state_dict(network.state_dict())
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_maps_of_all_modules_are_fitted_one_after_another():
     model = Decoder().eval()
     calls = find_calls(model, SEQUENCES[:2], of="mlp")
     removal = Removal(model, calls, SEQUENCES, SEQUENCES, None, is_full=True)
-    network = removed_network(
+    network = network_with_maps(
         model, removal.maps([call.name for call in calls]), SEQUENCES[:2], "mlp"
     )
     with torch.no_grad():
@@ -204,13 +204,13 @@ def test_module_whose_other_outputs_are_used_is_refused():
             x, state = self.layers[0](x)
             return self.layers[1](x + state[0][0][:, None])[0]
 
-    with pytest.raises(RequestError, match="more than the first output"):
+    with pytest.raises(RequestError, match="other than the first"):
         remove(Pair(), places=["layers.0"], example=SEQUENCES[:2], of="modules:layers.0")
 
 
 @pytest.mark.parametrize(
     ("places", "message"),
-    [(["act:7"], "no site 'act:7'; did you mean 'act"), ("act", "expected a list")],
+    [(["act:7"], "no place 'act:7'; did you mean 'act"), ("act", "expected a list")],
 )
 def test_wrong_places_are_refused(model, places, message):
     with pytest.raises(RequestError, match=message):

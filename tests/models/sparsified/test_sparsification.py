@@ -238,7 +238,7 @@ def test_a_call_more_than_on_the_example_is_refused():
 
     made = sparsify(Repeated())
     made.times = 3
-    with pytest.raises(RequestError, match="called 3 times in one pass"):
+    with pytest.raises(RequestError, match="called 3 times in one forward pass"):
         made(torch.zeros(1, 4))
 
 
@@ -315,9 +315,9 @@ def test_an_unregistered_relu_is_a_functional_call():
     ("model", "message"),
     [
         (nn.Sequential(nn.Linear(2, 2), nn.GELU()), "no ReLU.*; 1 call of gelu can't be"),
-        (nn.Sequential(nn.Linear(2, 2)), "no ReLU, so there is nothing to make linear$"),
+        (nn.Sequential(nn.Linear(2, 2)), "no ReLU, so there is nothing to linearise$"),
         (nn.Sequential(nn.Flatten(), nn.ReLU()), "pass example="),
-        (sparsify(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), "sparsified already"),
+        (sparsify(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), "already sparsified"),
         (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(7, 2), nn.ReLU()), "can't be run"),
     ],
 )

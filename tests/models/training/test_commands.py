@@ -53,7 +53,7 @@ def test_checkpoints_are_kept_after_the_given_epochs(train, tmp_path):
 def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
     done = train(*TINY, "--until-train-accuracy", "1", "--out", "x.safetensors")
     assert done.returncode == 1
-    assert "the threshold was not reached in 1 epochs" in done.stdout
+    assert "the threshold was not reached within 1 epochs" in done.stdout
     assert (tmp_path / "x.safetensors").is_file()
 
 
@@ -61,14 +61,14 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
     ("arguments", "message"),
     [
         (["--seeds", "0,1", "--out", "x.safetensors"], "expected a folder for 2 seeds"),
-        (["--out", "x"], "expected a name that ends in .safetensors"),
+        (["--out", "x"], "expected a name ending in .safetensors"),
         (["--checkpoint-epochs", "0", "--out", "x.safetensors"], "expected whole numbers from 1"),
         (["--optimizer", "adm", "--out", "x.safetensors"], "did you mean 'adam'"),
         (["--set", "digits.size=3", "--out", "x.safetensors"], "expected synthetic.OPTION=VALUE"),
         (["--set", "synthetic.sise=3", "--out", "x.safetensors"], "did you mean 'size'"),
         (["--weights", "none.safetensors", "--out", "x.safetensors"], "no such file"),
         (["--omega", "1", "--out", "x.safetensors"], "has no setting 'omega'"),
-        (["--seed", "1", "--seeds", "2", "--out", "x.safetensors"], "expected only one of them"),
+        (["--seed", "1", "--seeds", "2", "--out", "x.safetensors"], "can't be combined"),
         (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
         (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
         (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),

@@ -59,9 +59,9 @@ def test_another_seed_corrupts_other_labels():
         ([0, 1], 1.5, 2, 0, "label noise is 1.5, expected a fraction from 0 to 1"),
         ([0, 1], math.nan, 2, 0, "label noise is nan"),
         ([0, 1], 0.5, 2, -1, "the seed is -1"),
-        ([0, 2], 0.5, 2, 0, "labels are outside 0 to 1"),
-        ([-1, 0], 0.5, 2, 0, "labels are outside 0 to 1"),
-        ([0, 0], 1.0, 1, 0, "a second class"),
+        ([0, 2], 0.5, 2, 0, "labels must be from 0 to 1"),
+        ([-1, 0], 0.5, 2, 0, "labels must be from 0 to 1"),
+        ([0, 0], 1.0, 1, 0, "at least two classes"),
     ],
 )
 def test_invalid_noise_is_refused(labels, fraction, classes, seed, message):

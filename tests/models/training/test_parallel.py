@@ -96,7 +96,7 @@ def test_a_failure_is_named_and_the_others_are_trained(tmp_path, serial, workers
     with pytest.raises(NotFinite, match=r"^training one: .*learning rate") as caught:
         train_networks(wanted, workers=workers, progress=monitor, command="c")
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; skipped, as they start from failed ones: next")
+    assert str(caught.value).endswith("; skipped because they start from failed ones: next")
     assert not monitor.lines
     assert content(tmp_path) == {"other.safetensors": serial["other.safetensors"]}
 
@@ -149,7 +149,7 @@ def test_a_dependent_training_reports_the_failed_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(parallel, "run_training", failing)
     monitor, error = RecordingMonitor(), RequestError("no room")
-    with pytest.raises(RequestError, match=r"^training one: no room; skipped, as .*: next$"):
+    with pytest.raises(RequestError, match=r"^training one: no room; skipped because .*: next$"):
         train_networks(requests(tmp_path), progress=monitor)
     assert not monitor.lines
     # Unexpected exceptions are not caught.
