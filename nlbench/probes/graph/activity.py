@@ -22,26 +22,26 @@ from .channel_graph import ChannelGraph, Units
 def unit_activity(
     model: nn.Module, graph: ChannelGraph, batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Compute the share of samples and positions at which each unit changes its input.
+    """Compute the fraction of samples and positions at which each unit changes its input.
 
     Parameters
     ----------
     graph : ChannelGraph
-        Graph of the same model, at the same input size.
+        Graph of the same model, for the same input size.
     batches : iterable of tensor
-        Samples, at least one, on the model's device.
+        Samples on the model's device, at least one.
 
     Returns
     -------
     dict of str to float64 tensor of shape (m,)
-        Keyed by site, with one entry for each of its units.
+        Keyed by site, with one entry per unit.
 
     Raises
     ------
     nlbench.NotFinite
         If an activation's output isn't finite.
     nlbench.Undefined
-        If the calls of an activation differ from those on the graph's example.
+        If the calls of an activation differ from those on the example used for the graph.
 
     Examples
     --------
@@ -56,46 +56,46 @@ def unit_activity(
     with evaluation_mode(model), without_fast_path(), observer.hooked():
         for batch in batches:
             try:
-                parts = [observer.shares(batch)]
+                parts = [observer.fractions(batch)]
             except _AmbiguousOrder:
-                parts = [observer.shares(sample) for sample in torch.split(batch, 1)]
+                parts = [observer.fractions(sample) for sample in torch.split(batch, 1)]
             for site, total in totals.items():
-                if any(site not in shares for shares in parts):
+                if any(site not in fractions for fractions in parts):
                     raise Undefined(f"{site} is not called on the samples")
-                total += sum(shares[site] for shares in parts) * (len(batch) / len(parts))
+                total += sum(fractions[site] for fractions in parts) * (len(batch) / len(parts))
             samples += len(batch)
     return {site: total / samples for site, total in totals.items()}
 
 
 class _AmbiguousOrder(Exception):
-    """Samples and channels share an axis, in an order that shapes don't determine."""
+    """Raised if samples and channels share an axis in an order that shapes don't determine."""
 
 
 class _ActivityObserver(SiteNames):
-    """Compares input and output of each activation call of a forward pass."""
+    """Compares the input and output of each activation call in a forward pass."""
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         super().__init__(model)
         self._units = {unit.site: unit for unit in graph.units}
 
-    def shares(self, batch: Tensor) -> dict[str, Tensor]:
-        """Return the share of samples and positions at which units are active, by site."""
-        self._shares: dict[str, Tensor] = {}
+    def fractions(self, batch: Tensor) -> dict[str, Tensor]:
+        """Return the fraction of samples and positions at which each unit is active, by site."""
+        self._fractions: dict[str, Tensor] = {}
         self._samples = len(batch)
         inputs = batch.clone()
         self.begin(inputs)
         with self:
             self.model(inputs)
-        return self._shares
+        return self._fractions
 
     def call(self, call: FunctionCall) -> Any:
         unit = next((self._units[name] for name in self.candidates if name in self._units), None)
         if unit is None:
             return call.run()
-        if unit.site in self._shares:
+        if unit.site in self._fractions:
             raise Undefined(f"{unit.site} is called more often on the samples than on the example")
         if self.current is not None and self.current.kind == "glu":
-            self._shares[unit.site] = unit.active  # The sigmoid inside is nowhere the identity.
+            self._fractions[unit.site] = unit.active  # The sigmoid is nowhere the identity.
             return call.run()
         overwrites = call.function_name.endswith("_") or any(
             argument is True for argument in (*call.args, *call.kwargs.values())
@@ -104,23 +104,24 @@ class _ActivityObserver(SiteNames):
         output = call.run()
         if not bool(torch.isfinite(output).all()):
             raise NotFinite(f"{unit.site}: the output is not finite")
-        self._shares[unit.site] = self._share(unit, output != before)
+        self._fractions[unit.site] = self._fraction(unit, output != before)
         return output
 
-    def _share(self, unit: Units, differs: Tensor) -> Tensor:
-        share = _mean_over_samples(differs, unit, self._samples).float()
-        entries = unit.entries.reshape((1,) * (share.ndim - unit.entries.ndim) + unit.entries.shape)
-        positions = [axis for axis in range(share.ndim) if entries.shape[axis] == 1]
-        share = share.mean(positions, keepdim=True) if positions else share
-        share, flat = share.cpu().double().reshape(-1), entries.reshape(-1)
+    def _fraction(self, unit: Units, differs: Tensor) -> Tensor:
+        fraction = _mean_over_samples(differs, unit, self._samples).float()
+        lead = (1,) * (fraction.ndim - unit.entries.ndim)
+        entries = unit.entries.reshape(lead + unit.entries.shape)
+        positions = [axis for axis in range(fraction.ndim) if entries.shape[axis] == 1]
+        fraction = fraction.mean(positions, keepdim=True) if positions else fraction
+        fraction, flat = fraction.cpu().double().reshape(-1), entries.reshape(-1)
         is_unit = flat >= 0
         total = torch.zeros(unit.size, dtype=torch.float64)
         count = torch.bincount(flat[is_unit], minlength=unit.size)
-        return total.index_add(0, flat[is_unit], share[is_unit]) / count
+        return total.index_add(0, flat[is_unit], fraction[is_unit]) / count
 
 
 def _mean_over_samples(differs: Tensor, unit: Units, samples: int) -> Tensor:
-    """Average over samples, to the shape that the activation has for one sample."""
+    """Average over samples, reducing to the shape of the activation for one sample."""
     if tuple(differs.shape) == unit.shape and samples == 1:
         return differs
     axes = [
@@ -136,6 +137,6 @@ def _mean_over_samples(differs: Tensor, unit: Units, samples: int) -> Tensor:
     axis = axes[0]
     if unit.entries.ndim == len(unit.shape) and unit.entries.shape[axis] > 1:
         raise _AmbiguousOrder
-    # Windows or tokens share the batch axis. They are averaged, so their order is irrelevant.
+    # Windows or tokens are on the batch axis. They are averaged, so their order doesn't matter.
     split = (*unit.shape[:axis], samples, *unit.shape[axis:])
     return differs.float().reshape(split).mean(axis)

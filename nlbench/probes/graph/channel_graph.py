@@ -1,9 +1,9 @@
 """The channel graph, its builder, and the lengths of paths through it.
 
-A node is a channel of a tensor. A step creates nodes from earlier ones, so nodes are numbered in
+A node is a channel of a tensor. Each step creates nodes from earlier ones, so nodes are numbered in
 topological order.
 
-While the graph is built, each tensor of the network has a tensor of nodes, of the same shape: the
+While the graph is built, each tensor in the network has a tensor of nodes with the same shape: the
 node of each entry, or -1 if the entry doesn't depend on the network's input. An operation that
 moves entries moves their nodes in the same way. All positions of a channel have the same node.
 """
@@ -22,7 +22,7 @@ from nlbench.errors import Undefined
 
 @dataclass(frozen=True)
 class Inputs:
-    """Nodes at which paths begin: the channels of one of the network's inputs."""
+    """Nodes at which paths start: the channels of one input to the network."""
 
     size: int
 
@@ -34,9 +34,9 @@ class Merge:
     Parameters
     ----------
     sources : int64 tensor of shape (m, k)
-        Nodes of each set, padded with -1.
+        Sets of nodes to merge, padded with -1.
     copies : int
-        Number of new nodes per set: node ``first + i * copies + j`` is copy j of set i.
+        Number of new nodes per set: node ``first + i * copies + j`` is copy j for set i.
     """
 
     sources: Tensor
@@ -57,11 +57,11 @@ class Units:
     site : str
         Name of the call, as in the probe `sites`.
     sources : int64 tensor of shape (m,)
-        Nodes that the units act on.
+        Node that each unit acts on.
     active : float64 tensor of shape (m,)
         1 for a nonlinear unit, 0 for a linear one.
     entries : int64 tensor, broadcastable to `shape`
-        Unit that acts on each entry of the activation's input; -1 for a constant.
+        Index of the unit that acts on each entry of the activation's input; -1 for a constant.
     shape : tuple of int
         Shape of the activation's input for one sample.
     """
@@ -84,21 +84,21 @@ def _without_samples() -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class ChannelGraph:
-    """Channels of a network's tensors, from the input's to the output's.
+    """Graph of the channels of a network's tensors, from the input to the output.
 
-    This is the observation of the probe `graph`.
+    This is the observation made by the probe `graph`.
 
     Parameters
     ----------
     steps : tuple of Inputs, Merge or Units
-        Each creates the next nodes, beginning with node 0.
+        Each step creates the next nodes, starting with node 0.
     outputs : int64 tensor
         Nodes of the output.
     activity : callable
         Runs the network on the subject's samples, and returns the activity of units by site; see
         `nlbench.probes.graph.activity.unit_activity`.
     samples : int
-        Number of the subject's samples.
+        Number of samples.
     """
 
     steps: tuple[Inputs | Merge | Units, ...]
@@ -113,7 +113,7 @@ class ChannelGraph:
 
     @property
     def units(self) -> tuple[Units, ...]:
-        """The activation calls, in order."""
+        """The activation calls, in call order."""
         return tuple(step for step in self.steps if isinstance(step, Units))
 
     @property
@@ -124,14 +124,14 @@ class ChannelGraph:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Counts over all paths.
+    """Statistics over all paths.
 
     Parameters
     ----------
     mean : float
         Mean number of active units on a path.
     log10_paths : float
-        Base-10 logarithm of the number of paths, which itself overflows in deep networks.
+        Base-10 logarithm of the number of paths, which would overflow for deep networks.
     """
 
     mean: float
@@ -160,15 +160,15 @@ def walked_length(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = N
 
 
 def counted_lengths(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = None) -> Lengths:
-    """Compute the mean number of active units over all paths, each counted once.
+    """Compute the mean number of active units over all paths, with equal weights.
 
-    The number of paths and the sum of their lengths have a common exponent of two at each node:
-    they are exact up to 53 bits, and never overflow.
+    The number of paths and the sum of their lengths are stored with a common power-of-two exponent
+    at each node, so they are exact up to 53 bits and never overflow.
 
     Parameters
     ----------
     activity : mapping of str to float64 tensor of shape (m,), optional
-        As for `walked_length`.
+        See `walked_length`.
     """
     paths = torch.ones(graph.nodes, dtype=torch.float64)
     total = torch.zeros(graph.nodes, dtype=torch.float64)
@@ -210,19 +210,19 @@ def _sum(
 
 @dataclass
 class Positions:
-    """Changes to positions of a channel after which a maximum over them is more than pooling.
+    """Changes to the positions of a channel after which a maximum over them may not be pooling.
 
-    A maximum over positions keeps a channel, like any pooling. A maximum over ``x`` and ``-x``, or
-    over ``x`` and zeros, is an activation, no matter how the two became positions.
+    A maximum over positions preserves a channel, like any pooling. A maximum over ``x`` and ``-x``,
+    or over ``x`` and zeros, is an activation, no matter how the two became positions.
 
     Parameters
     ----------
     copied : bool
         True if a position may occur more than once.
     padded : bool
-        True if constants may be among the positions.
+        True if the positions may include constants.
     joined : bool
-        True if values of different functions of the input may be among the positions.
+        True if the positions may include values of different functions of the input.
     """
 
     copied: bool = False
@@ -247,16 +247,16 @@ class Builder:
         self._nodes = 0
 
     def graph(self, outputs: Tensor) -> ChannelGraph:
-        """Return the graph, with the nodes of ``outputs`` as its outputs."""
+        """Return the graph, with the nodes in `outputs` as its outputs."""
         nodes = distinct(outputs)[0]
         return ChannelGraph(tuple(self._steps), nodes[nodes >= 0])
 
     def inputs(self, count: int) -> Tensor:
-        """Add nodes of input channels; return (count,)."""
+        """Add nodes for input channels, and return them, (count,)."""
         return self._add(Inputs(count))
 
     def reduce(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
-        """Merge entries along axes; entries of a single channel keep their node."""
+        """Merge entries along axes; where all belong to one channel, they keep its node."""
         axes = sorted(axis % nodes.ndim for axis in axes)
         full = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
         small, rows = _rows(nodes, axes)
@@ -275,9 +275,9 @@ class Builder:
         return mixed.expand([outputs if a == axis else s for a, s in enumerate(nodes.shape)])
 
     def convolve(self, nodes: Tensor, groups: int, shape: Sequence[int]) -> Tensor:
-        """Mix the channels of axis 1 within each group into those of an output's shape."""
+        """Mix the channels on axis 1 within each group into those of an output of `shape`."""
         small = compact(nodes)
-        if small.shape[1] < nodes.shape[1]:  # All its channels are one node.
+        if small.shape[1] < nodes.shape[1]:  # All channels have the same node.
             small = small.expand(-1, groups, *small.shape[2:])
         rows = small.reshape(len(small) * groups, -1)
         mixed = self._mix_rows(rows, shape[1] // groups)
@@ -285,7 +285,7 @@ class Builder:
         return mixed.expand(*shape)
 
     def merge(self, first: Tensor, second: Tensor) -> Tensor:
-        """Merge two tensors entry by entry, as an addition does; a constant adds no branch."""
+        """Merge two tensors elementwise, as an addition does; a constant adds no branch."""
         shape = _broadcast(first, second)[0].shape
         a, b = _broadcast(compact(first), compact(second))
         flat_a, flat_b = a.reshape(-1), b.reshape(-1)
@@ -296,12 +296,12 @@ class Builder:
         return merged.reshape(a.shape).expand(shape)
 
     def new_channels(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """Create new channels for entries that recur, as when a tensor is repeated.
+        """Create new channels for repeated entries, as when a tensor is repeated.
 
         Parameters
         ----------
         times : int64 tensor, broadcastable to `nodes`
-            Number of earlier occurrences of each entry; with 0 it keeps its channel.
+            Number of earlier occurrences of each entry; if 0, the entry keeps its channel.
         """
         small, times = _broadcast(compact(nodes), times)
         flat, before = small.reshape(-1), times.reshape(-1)
@@ -323,9 +323,9 @@ class Builder:
         Parameters
         ----------
         active : float64 tensor of shape (s,), optional
-            1 for each nonlinear unit, 0 for a linear one; by default all are nonlinear.
+            1 for each nonlinear unit, 0 for each linear one; by default all are nonlinear.
         index : int64 tensor, broadcastable to `nodes`, optional
-            Index into `active` of the unit on each entry; by default 0.
+            Index into `active` for each entry's unit; by default 0.
         """
         small = compact(nodes)
         active = torch.ones(1, dtype=torch.float64) if active is None else active
@@ -351,7 +351,7 @@ class Builder:
         return new
 
     def _merge_rows(self, rows: Tensor) -> Tensor:
-        """Merge each row into one node: (m, k) to (m,)."""
+        """Merge each row into one node, (m, k) to (m,)."""
         merged = rows.amax(1)
         several = ((rows != merged[:, None]) & (rows >= 0)).any(1)
         if several.any():
@@ -360,7 +360,7 @@ class Builder:
         return merged
 
     def _mix_rows(self, rows: Tensor, copies: int) -> Tensor:
-        """Mix each row into new nodes, (m, k) to (m, copies); constants stay constant."""
+        """Mix each row into new nodes, (m, k) to (m, copies); constants remain constant."""
         mixed = torch.full((len(rows), copies), -1)
         has_nodes = (rows >= 0).any(1)
         if has_nodes.any():
@@ -370,7 +370,7 @@ class Builder:
 
 
 def varies(nodes: Tensor, axis: int) -> bool:
-    """Return True if nodes, or node and constant, change along an axis."""
+    """Return True if nodes differ along an axis, from each other or from constants."""
     small = compact(nodes)
     if small.shape[axis] < 2:
         return False
@@ -378,7 +378,7 @@ def varies(nodes: Tensor, axis: int) -> bool:
 
 
 def differs(nodes: Tensor, axis: int) -> bool:
-    """Return True if there are different nodes along an axis, apart from constants."""
+    """Return True if nodes differ from each other along an axis, ignoring constants."""
     small = compact(nodes)
     if small.shape[axis] < 2:
         return False
@@ -395,14 +395,14 @@ def compact(nodes: Tensor) -> Tensor:
 
 
 def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sorted distinct numbers, and the index of each number among them."""
+    """Return the sorted distinct numbers, and the index of each number into them."""
     values: Tensor
     values, inverse = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     return values, inverse
 
 
 def expand_constant(nodes: Tensor) -> Tensor:
-    """Expand axes along which nodes don't change, so that later steps are fast."""
+    """Expand axes along which nodes are constant, so that later steps are fast."""
     small = compact(nodes)
     for axis, size in enumerate(small.shape):
         if size > 1 and not varies(small, axis):
@@ -411,7 +411,7 @@ def expand_constant(nodes: Tensor) -> Tensor:
 
 
 def concatenate(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Concatenate nodes, and keep axes expanded that are expanded in all parts."""
+    """Concatenate nodes, keeping axes expanded if they are expanded in all parts."""
     small = list(parts)
     for other in range(parts[0].ndim):
         if other != axis and all(part.stride(other) == 0 for part in parts):
@@ -422,7 +422,7 @@ def concatenate(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return a compact tensor, (...), and its entries along axes as rows, (m, k)."""
+    """Return the compact tensor, and its entries along the given axes as rows, (m, k)."""
     small = compact(nodes)
     last = small.movedim(list(axes), list(range(-len(axes), 0))) if axes else small[..., None]
     count = torch.Size([small.shape[axis] for axis in axes]).numel()
@@ -430,7 +430,7 @@ def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct sets among rows, padded with -1, and the index of each row's set."""
+    """Return the distinct sets of nodes in rows, padded with -1, and each row's index into them."""
     if len(rows) == 1:
         nodes = distinct(rows)[0]
         return nodes[nodes >= 0][None], torch.zeros(1, dtype=torch.int64)

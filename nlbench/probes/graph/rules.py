@@ -1,11 +1,11 @@
 """Rules for the effect of operations on channels.
 
-Conventions: all positions of a channel, such as tokens, are one channel, so pooling, interpolation
-and means over positions keep it. Every sum or product of two tensors that depend on the input
+Conventions: all positions of a channel, such as tokens, form one channel, so pooling, interpolation
+and means over positions preserve it. Each sum or product of two tensors that depend on the input
 merges two branches, so the gate of squeeze-and-excitation is a branch. A matrix product merges, for
-each entry, the channels of the row and those of the column. Attention is two such products: queries
-with keys, and the result with the values. Normalisation, softmax and maxima keep channels and have
-no units.
+each entry, the channels of the row with those of the column. Attention consists of two matrix
+products: queries with keys, and the result with the values. Normalisation, softmax and maxima
+preserve channels and have no units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .channel_graph import Builder, compact, concatenate, differs, distinct, exp
 
 
 class UnfollowableCall(Exception):
-    """The rules can't follow a call; the tracker adds its place to the message."""
+    """Raised if the rules can't follow a call; the tracker adds its place to the message."""
 
 
 class ChannelCall(FunctionCall):
@@ -38,9 +38,9 @@ class ChannelCall(FunctionCall):
     site : str
         Key of the call if it is an activation, else empty.
     nodes_of : callable
-        Maps a tensor to its nodes; None for a constant.
+        Maps a tensor to its nodes, or to None for a constant.
     channel_of : callable
-        Maps a tensor to its channel axis; None if unknown.
+        Maps a tensor to its channel axis, or to None if it is unknown.
     real : callable
         Maps a placeholder on the meta device to its parameter.
     """
@@ -60,7 +60,7 @@ class ChannelCall(FunctionCall):
         self.nodes_of, self.channel_of, self.real = nodes_of, channel_of, real
 
     def nodes(self, value: Any) -> Tensor:
-        """Return the nodes of a tensor, -1 for a constant."""
+        """Return the nodes of a tensor; -1 for a constant."""
         nodes = self.nodes_of(value)
         return torch.full((), -1).expand(tuple(value.shape)) if nodes is None else nodes
 
@@ -71,14 +71,14 @@ class ChannelCall(FunctionCall):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the output, or of the first of several."""
+        """Shape of the output, or of the first output if there are several."""
         output = self.output if isinstance(self.output, Tensor) else self.output[0]
         return tuple(output.shape)
 
     def holds_channels(self, tensor: Tensor, axis: int) -> bool:
-        """Return True if an axis holds channels: they differ along it, or a layer put them there.
+        """Return True if an axis holds channels: nodes differ along it, or a layer made it so.
 
-        Any other axis holds positions.
+        All other axes hold positions.
         """
         axis %= tensor.ndim
         return axis == self.channel_of(tensor) or differs(self.nodes(tensor), axis)
@@ -98,13 +98,13 @@ class ChannelCall(FunctionCall):
         )
 
     def require_only(self, *values: Any) -> None:
-        """Raise if an argument other than these depends on the input."""
+        """Raise if an argument other than the given ones depends on the input."""
         allowed = {id(value) for value in values}
         if any(id(t) not in allowed and self.nodes_of(t) is not None for t in self.tensors):
             raise UnfollowableCall("its weights depend on the input")
 
     def require_constant(self, values: Any) -> None:
-        """Raise if indices or counts depend on the input or have no values."""
+        """Raise if indices or counts depend on the input, or are on the meta device."""
         for tensor in tensors_in((values,)):
             if self.nodes_of(tensor) is not None:
                 raise UnfollowableCall("which entries it selects depends on the input")
@@ -115,7 +115,7 @@ class ChannelCall(FunctionCall):
 
 
 def unit(call: ChannelCall) -> Tensor:
-    """Add a unit to each channel, for an activation without a rule of its own."""
+    """Add a unit to each channel, for an activation that has no rule of its own."""
     return call.builder.activate(call.first, call.site)
 
 
@@ -157,7 +157,7 @@ def product(call: ChannelCall) -> Tensor:
 
 @graph_rule("addmm", "baddbmm")
 def addmm(call: ChannelCall) -> Tensor:
-    """Follow a matrix product that is added to a tensor."""
+    """Follow a matrix product added to a tensor."""
     product = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
     return call.builder.merge(call.nodes(call.argument(0, "input")), product).expand(call.shape)
 
@@ -199,7 +199,7 @@ def einsum(call: ChannelCall) -> Tensor:
         new = [label for label in labels[1 - position] if label in result and label not in term]
         nodes = call.builder.reduce(nodes, summed) if summed else nodes
         if call.nodes_of(operands[1 - position]) is None and (new or summed):
-            # A constant mixes channels: each entry along its own axes is a new channel.
+            # A constant mixes channels, creating a new channel for each entry along its own axes.
             sizes = [call.shape[result.index(label)] for label in new]
             nodes = call.builder.mix(nodes[..., None], math.prod(sizes))
             nodes = nodes.reshape(*nodes.shape[:-1], *sizes)
@@ -235,7 +235,7 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     call.require_only(*inputs)
     builder, heads = call.builder, int(call.argument(4, "num_heads"))
     width = int(call.argument(3, "embed_dim_to_check"))
-    # Attention mixes all positions, so each projection is reduced to one vector of channels.
+    # Attention mixes all positions, so each projection is reduced to a single vector of channels.
     flat = [
         builder.mix(
             builder.reduce(call.nodes(tensor), range(tensor.ndim - 1), keep=True), width
@@ -263,7 +263,7 @@ def _keep_places(call: ChannelCall) -> Tensor:
     call.require_only(source)
     for value in (*call.args[1:], *call.kwargs.values()):
         if isinstance(value, Tensor) and value.numel() > 1:
-            # Factors for channels, along the second axis or the last axes.
+            # Factors per channel, along the second axis or the last axes.
             is_second = call.operation.channels == "second"
             trailing = (1,) * (source.ndim - 2) if is_second else ()
             _distinguish_copies(call, source, value.reshape(*value.shape, *trailing))
@@ -287,7 +287,7 @@ def _reshape(call: ChannelCall) -> Tensor:
     nodes = expand_constant(call.first.reshape(call.shape))
     positions = call.builder.positions
     if positions.padded and _count_position_axes(nodes) > _count_position_axes(call.first):
-        positions.joined = True  # Entries and padding may now be positions of one channel.
+        positions.joined = True  # Entries and padding may now be positions of the same channel.
     return nodes
 
 
@@ -306,7 +306,7 @@ def _move(call: ChannelCall) -> Any:
 
 
 def _move_likewise(call: ChannelCall, numbers: Tensor) -> Any:
-    """Move numbers as the call moves the entries of its input."""
+    """Move numbers in the same way as the call moves the entries of its input."""
     others = call.args[1:]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
     call.require_constant((others, kwargs))
@@ -322,7 +322,7 @@ def _expand(call: ChannelCall) -> Tensor:
 
 
 def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> None:
-    """Record that a constant may make copies of a position differ."""
+    """Record that a constant may cause copies of a position to differ."""
     nodes, channel = call.nodes(source), call.channel_of(source)
     for axis in range(-constant.ndim, 0):
         place = source.ndim + axis
@@ -334,7 +334,7 @@ def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> 
 
 
 def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
-    """Follow selected entries; a channel that is selected again is a new channel."""
+    """Follow selected entries; if a channel is selected again, the copy is a new channel."""
     source = call.argument(0, "input")
     nodes: Tensor = _move(call)
     if not any(call.holds_channels(source, axis) for axis in axes):
@@ -372,13 +372,14 @@ _INDICES = (Tensor, list, np.ndarray)
 
 
 def _width(part: Any) -> int:
-    """Return the number of axes that a part of an index consumes."""
+    """Return the number of axes consumed by a part of an index."""
     if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
         return part.ndim
     return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
 
 
 def _earlier_occurrences(numbers: Tensor) -> Tensor:
+    """Return how often each number occurs before its position in the flattened tensor."""
     flat = numbers.reshape(-1)
     ordered, order = flat.sort(stable=True)
     counts = torch.empty_like(flat)
@@ -387,13 +388,13 @@ def _earlier_occurrences(numbers: Tensor) -> Tensor:
 
 
 def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
-    """Reshape a vector to lie along one axis of a tensor of the rank of `like`."""
+    """Reshape a vector to lie along one axis of a tensor with as many axes as `like`."""
     return numbers.reshape([-1 if a == axis else 1 for a in range(like.ndim)])
 
 
 @graph_rule("repeat", "tile")
 def _repeat(call: ChannelCall) -> Tensor:
-    """Follow repetition: repeated positions stay one channel, repeated channels are new ones."""
+    """Follow repetition: repeated positions remain one channel, repeated channels are new ones."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
     call.require_constant(counts)
@@ -416,15 +417,15 @@ def _repeat(call: ChannelCall) -> Tensor:
 
 @graph_rule("repeat_interleave")
 def _repeat_interleave(call: ChannelCall) -> Tensor:
-    """Follow repetition with each entry next to its copies."""
+    """Follow repetition that places copies next to each entry."""
     dim = call.argument(2, "dim")
     return _select_entries(call, range(call.first.ndim) if dim is None else (dim,))
 
 
 @graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def _shuffle(call: ChannelCall) -> Tensor:
-    """Move nodes with an operation that does not accept integers."""
-    # float64 represents node numbers exactly.
+    """Move nodes using an operation that does not accept integers."""
+    # float64 represents the indices of nodes exactly.
     moved: Tensor = call.function(call.first.double(), *call.args[1:], **call.kwargs)
     return moved.long()
 
@@ -528,7 +529,7 @@ def _add_or_multiply(call: ChannelCall) -> Tensor:
 
 @graph_rule("addcmul")
 def _addcmul(call: ChannelCall) -> Tensor:
-    """Follow an elementwise product that is added to a tensor."""
+    """Follow an elementwise product added to a tensor."""
     inputs = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
     if inputs[1] is inputs[2] and call.nodes_of(inputs[1]) is not None:
         raise UnfollowableCall("it squares, as pow does")
@@ -541,7 +542,7 @@ def _addcmul(call: ChannelCall) -> Tensor:
 
 @graph_rule("cat", "concat", "concatenate")
 def _concatenate(call: ChannelCall) -> Tensor:
-    """Follow concatenation; a constant next to positions of a channel joins that channel."""
+    """Follow concatenation; a constant next to positions of a channel becomes part of it."""
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]
@@ -562,14 +563,14 @@ def _concatenate(call: ChannelCall) -> Tensor:
 
 @graph_rule("stack")
 def _stack(call: ChannelCall) -> Tensor:
-    """Follow stacking, which makes a channel axis."""
+    """Follow stacking, which creates a channel axis."""
     axis = call.argument(1, "dim", 0) % call.output.ndim
     nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
     return concatenate(_with_new_channels(call.builder, nodes), axis)
 
 
 def _with_new_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Create new channels for each part that shares channels with an earlier one."""
+    """Create new channels for each part that shares channels with an earlier part."""
     results, seen = [], torch.empty(0, dtype=torch.int64)
     for part in parts:
         nodes, _ = distinct(compact(part))
@@ -581,7 +582,7 @@ def _with_new_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor
 
 @graph_rule("pad")
 def _pad(call: ChannelCall) -> Tensor:
-    """Follow padding: padded positions belong to the channel, padded channels are constant."""
+    """Follow padding: padded positions are part of the channel, padded channels are constant."""
     nodes = call.first
     pads = list(call.argument(1, "pad"))
     for number in range(len(pads) // 2):
@@ -623,7 +624,7 @@ def _setitem(call: ChannelCall) -> Tensor:
             nodes[where & (nodes >= 0)] * nodes.shape[axis] + places[where & (nodes >= 0)]
             for where in (~inside, inside)
         )
-        # A channel that also remains elsewhere along the axis occurs twice.
+        # A channel that also remains elsewhere along the axis would occur twice.
         recurring = assigned[torch.isin(assigned // nodes.shape[axis], old // nodes.shape[axis])]
         if not torch.isin(recurring, old).all():
             nodes[index] = call.builder.new_channels(new, torch.ones(()).long())

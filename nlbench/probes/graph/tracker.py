@@ -1,4 +1,4 @@
-"""The nodes of the channel graph, followed through a forward pass."""
+"""Tracking of the channel graph's nodes through a forward pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ChannelTracker(SiteNames):
     real : mapping of int to tensor
         Parameters, keyed by the id of their placeholder on the meta device.
     memory : DependentMemory
-        Active in the same pass.
+        Active during the same forward pass.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class ChannelTracker(SiteNames):
     ) -> None:
         super().__init__(model)
         pairs = list(zip(inputs, axes, strict=True))
-        # No axis of integers, such as token ids, holds channels.
+        # Integer inputs, such as token ids, have no channel axis.
         channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
         self.begin(*inputs, channels=channels)
         self._real, self._memory = real, memory
-        # Names are final only at the end of the pass; until then the units of a call have a key.
+        # Names are final only at the end of the pass; until then, the units of a call have a key.
         self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
         self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
         self._nodes: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
-        # Nodes of the inputs of modules that may be one activation or norm.
+        # Nodes of the inputs to modules that may be a single activation or norm.
         self._sources: dict[int, Tensor | None] = {}
         self._writes: WriteLog[None] = WriteLog()
         self._tokens: set[int] = set()  # Nodes of integer inputs.
@@ -60,8 +60,8 @@ class ChannelTracker(SiteNames):
         self._masks: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
 
     def graph(self, output: Tensor) -> ChannelGraph:
-        """Return the graph, from the output of the network."""
-        self._add_inputs([output])  # An input may be returned as it is.
+        """Return the graph that ends at the given output of the network."""
+        self._add_inputs([output])  # An input may be returned unchanged.
         for refusal in self._refusals([output]):
             raise refusal
         nodes = self._nodes_of(output)
@@ -75,7 +75,7 @@ class ChannelTracker(SiteNames):
         return replace(graph, steps=tuple(steps))
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
-        """Remember the nodes of the input, which the module may overwrite."""
+        """Store the nodes of the input, which the module may overwrite."""
         self._add_inputs([handwritten.source])
         if not self._refusals([handwritten.source]):
             self._sources[id(handwritten)] = self._nodes_of(handwritten.source)
@@ -96,7 +96,7 @@ class ChannelTracker(SiteNames):
             self._bind(output, nodes, changed=False)
 
     def _site(self, name: SiteName | None) -> str:
-        """Return a unique key for the current call, if it is an activation's."""
+        """Return a unique key for an activation call; empty for other calls."""
         if name is None:
             return ""
         site = name.text if name.text not in self._sites else f"{name.text} ({len(self._sites)})"
@@ -114,7 +114,7 @@ class ChannelTracker(SiteNames):
         if is_constant:
             return self._constant(call)
         if operation.truth == "comparison" and not refusals and self._are_tokens(operands):
-            # For example a padding mask: no number flows through it.
+            # For example a padding mask, through which no values flow.
             output = call.run()
             self._memory.forget(output)
             self._masks[output] = None
@@ -130,7 +130,7 @@ class ChannelTracker(SiteNames):
         return self._dependent(call, site, refusals)
 
     def _constant(self, call: FunctionCall) -> Any:
-        """Run a call on constants, and refuse those that compute with a mask of the input."""
+        """Run a call on constants, and refuse it if it computes with a mask of the input."""
         output, operands, operation = call.run(), call.tensors, call.operation
         if not operation.ignores_values and any(tensor in self._masks for tensor in operands):
             results = list(tensors_in((output,)))
@@ -145,7 +145,7 @@ class ChannelTracker(SiteNames):
     ) -> Any:
         """Run a call on tensors that depend on the input, and follow their nodes."""
         name, operands = call.name, call.tensors
-        # PReLU's slopes, which have values, can't be combined with an input that has none.
+        # PReLU slopes have values, so they can't be combined with an input on the meta device.
         output = operands[0].clone() if name == "prelu" else call.run()
         is_assigned = name in ("setitem", "data") and output is None
         results = list(tensors_in((call.args[0] if is_assigned else output,)))
@@ -187,15 +187,15 @@ class ChannelTracker(SiteNames):
         if rule is None:
             raise UnfollowableCall("it is not known how it mixes channels")
         nodes = rule(call)
-        numbers = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
-        for tensor, new in zip(results, numbers, strict=False):
+        parts = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
+        for tensor, new in zip(results, parts, strict=False):
             changed = any(tensor is t for t in operands) and new is not self._nodes.get(tensor)
             self._bind(tensor, new, changed)
-        indices = results[len(numbers) :]
+        indices = results[len(parts) :]
         self._refuse(indices, operands, self._refusal(call.name, "it uses the positions of maxima"))
 
     def _refusals(self, operands: Sequence[Tensor]) -> list[UnsupportedOperation]:
-        """Return why tensors can't be followed, also if no intercepted call created them."""
+        """Return why tensors can't be followed, including any that no intercepted call created."""
         for tensor in operands:
             is_known = any(tensor in known for known in (self._nodes, self._inputs, self._refused))
             if not is_known and self._memory.reaches(tensor):
@@ -208,7 +208,7 @@ class ChannelTracker(SiteNames):
     def _refuse(
         self, results: list[Tensor], operands: list[Tensor], why: UnsupportedOperation
     ) -> None:
-        """Record why tensors can't be followed, in case the output depends on them."""
+        """Record the reason why tensors can't be followed, in case the output depends on them."""
         for tensor in results:
             self._refused[tensor] = why
             if any(tensor is t for t in operands):
@@ -218,7 +218,7 @@ class ChannelTracker(SiteNames):
         return UnsupportedOperation(name, self.place, why)
 
     def _add_inputs(self, operands: Iterable[Tensor]) -> None:
-        """Add the nodes of an input at its first use."""
+        """Add the nodes of an input when it is first used."""
         for tensor in operands:
             if tensor in self._inputs:
                 axis = self._inputs.pop(tensor)
