@@ -1,8 +1,8 @@
 """Measures and their results.
 
 There are three ways to write a measure: decorate a function of a site's input and output with
-`site_measure`; derive a class from `PooledMeasure`, with an accumulator per site; derive a class
-from `Measure`, for any probe.
+`site_measure`; derive a class from `PooledMeasure`, which has one accumulator per site; or derive a
+class from `Measure`, for any probe.
 """
 
 from .base import INVARIANCES, Measure, MoreMeans

@@ -1,4 +1,4 @@
-"""The base class of all measures."""
+"""The base class for all measures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
 INVARIANCES: Mapping[str, str] = {
     "batches": "how samples are split into batches",
     "order": "the order of the samples within a batch",
-    "units": "one common factor of input and output",
+    "units": "a common scale factor of input and output",
     "offsets": "a constant added to each channel of input and output",
-    "rotations": "one rotation of the channels of input and output",
+    "rotations": "a common rotation of the channels of input and output",
 }
 """Changes of the observations under which a measure may declare its value invariant."""
 
 
 class Measure(ABC):
-    """Base class of measures, which turn the observations of a probe into numbers.
+    """Base class for measures, which compute results from the observations of a probe.
 
     A subclass declares its properties in class attributes and implements ``update`` and
     ``compute``. One instance measures one subject: ``reset`` is called once, ``update`` with
@@ -41,27 +41,27 @@ class Measure(ABC):
     probe : str
         Name of a registered probe: ``sites``, ``lines``, ``graph``, ``function`` or a plugin's.
     bounds : tuple of float
-        Smallest and largest possible value.
+        Minimum and maximum possible value.
     more_means : {"more nonlinear", "less nonlinear", "neither"}
         Meaning of a larger value.
     version : str
-        Changes whenever the numbers change.
+        Must be changed whenever the measure's values change.
     options : mapping of str to Option
         Declared options. ``self.settings`` holds the resolved values.
     source : Source
-        Reference of the definition; a string is its citation.
+        Reference for the definition; a string is used as its citation.
     invariant_to : tuple of str
         Keys of `INVARIANCES` that hold with default options; ``nlbench check-measure`` tests
         them.
     unreduced : mapping of str to callable
-        For measures of the probe ``sites`` that need more than the reduced samples: functions
-        from an activation's whole tensor (n, ...), batch first, to one number per sample (n,).
-        The probe applies them to the input before the call and to the output after it;
+        Functions that map an unreduced activation (n, ...), batch first, to one number per sample
+        (n,), for measures of the probe ``sites`` that require more than the reduced samples. The
+        probe applies them to the input before the call and to the output after it;
         ``observation.unreduced[name]`` is the pair of results.
     independent_sites : bool
         True if several threads may update different sites concurrently: ``update`` reads and
-        changes only the state of the observed site and draws no random numbers. The batches of
-        one site arrive in order, one at a time, and its first batch while no other thread updates.
+        changes only the state of the observed site and draws no random numbers. The batches of a
+        site arrive in order, one at a time; the first arrives while no other thread is updating.
         Not inherited: every class has to declare it.
 
     Examples
@@ -104,12 +104,12 @@ class Measure(ABC):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the smallest and largest possible value under resolved options."""
+        """Return the minimum and maximum possible value for resolved options."""
         return cls.bounds
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
-        """Return how many token rows of a batch to draw under resolved options; None for all."""
+        """Return the number of token rows to draw from a batch, or None for all."""
         return None
 
     def reset(self) -> None:  # noqa: B027 (a measure without state needs none)
@@ -117,8 +117,8 @@ class Measure(ABC):
 
     @abstractmethod
     def update(self, observation: Any) -> None:
-        """Add one observation: one batch of one site, one traced segment."""
+        """Add one observation, such as a batch at a site or a traced segment."""
 
     @abstractmethod
     def compute(self) -> Result:
-        """Return the result of all observations."""
+        """Return the result for all observations."""

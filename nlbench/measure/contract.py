@@ -1,4 +1,4 @@
-"""Validation of measures when they are loaded, and of their results.
+"""Validation of measures on loading, and of their results.
 
 A measure is a class derived from `nlbench.Measure`, a function decorated with
 `nlbench.site_measure`, or a ``torchmetrics.Metric`` of two tensors. Nothing here imports PyTorch
@@ -26,7 +26,7 @@ from .result import Result, Status, Value
 from .torchmetrics_adapter import metric_measure
 
 BOUNDS_TOLERANCE = 1e-9
-"""Relative tolerance of a result's bounds, absolute below 1."""
+"""Tolerance on a result's bounds, relative to the bound but at least to 1."""
 
 
 def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
@@ -43,7 +43,7 @@ def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
     Raises
     ------
     nlbench.PluginError
-        If it is not a measure, or its declaration is invalid; the message suggests a fix.
+        If the object is not a measure or its declaration is invalid; the message suggests a fix.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def _returns_none(function: Callable[..., Any]) -> bool:
         return False
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     returned = [
-        # Python 3.12 and 3.13 return a constant by one instruction, other versions by two.
+        # Python 3.12 and 3.13 return a constant with one instruction, other versions with two.
         (step if step.opname == "RETURN_CONST" else before)
         for before, step in zip([None, *steps], steps, strict=False)
         if step.opname.startswith("RETURN_") and step.opname != "RETURN_GENERATOR"
@@ -217,7 +217,7 @@ def _are_functions(value: object) -> bool:
 _ATTRIBUTE_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "probe": (
         lambda value: isinstance(value, str),
-        'a name: `probe = "sites"`, or another of `nlbench list probes`',
+        'a name: `probe = "sites"`, or another from `nlbench list probes`',
     ),
     "bounds": (_are_bounds, "two numbers, the smaller first: `bounds = (0.0, 1.0)`"),
     "more_means": (
@@ -237,12 +237,12 @@ _ATTRIBUTE_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def validated_result(returned: object, bounds: tuple[float, float]) -> Result:
-    """Validate the return value of a measure's ``compute``, and return it.
+    """Validate and return the return value of a measure's ``compute``.
 
     Raises
     ------
     nlbench.PluginError, nlbench.NotFinite, TypeError, ValueError
-        If it is not a result, can't be recorded, or is out of bounds.
+        If the value is not a result, can't be recorded, or is out of bounds.
 
     Examples
     --------

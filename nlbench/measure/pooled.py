@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nlbench.probes.sites import SiteBatch
 
 ROW_LIMIT = 1024
-"""Maximum number of token rows of a batch that a function receives."""
+"""Maximum number of token rows per batch that are passed to a function."""
 
 
 class Accumulator(ABC):
@@ -34,17 +34,17 @@ class Accumulator(ABC):
         Raises
         ------
         nlbench.Undefined, nlbench.NotFinite, nlbench.RequestError
-            If the site can't have a value; later batches are skipped.
+            If the site has no value; later batches are skipped.
         """
 
     @abstractmethod
     def statistics(self) -> Mapping[str, float]:
-        """Return the statistics of all batches, among them ``value``.
+        """Return the statistics over all batches, including ``value``.
 
         Raises
         ------
         nlbench.Undefined
-            If there is no value, with the reason.
+            If there is no value; the message is the reason.
         """
 
     def remark(self) -> str:
@@ -69,7 +69,7 @@ class PooledMeasure(Measure):
     ...             raise Undefined("zero input")
     ...         return {"value": self.after / self.before}
     >>> class Energy(PooledMeasure):
-    ...     '''Share of the input's energy that an activation passes on.'''
+    ...     '''Fraction of the input's energy that an activation preserves.'''
     ...     bounds = (0.0, math.inf)
     ...     def accumulator(self): return Sums()
     >>> import nlbench, torch
@@ -82,26 +82,26 @@ class PooledMeasure(Measure):
 
     @abstractmethod
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
 
     def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
-        """Return the arguments of `Accumulator.add`: by default the reduced samples."""
+        """Return the arguments for `Accumulator.add`, by default the reduced samples."""
         return observation.x, observation.y
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
-        """Update an accumulator with one batch: by default `add` with `samples`."""
+        """Update an accumulator with one batch, by default by calling `add` with `samples`."""
         accumulator.add(*self.samples(observation))
 
     def reset(self) -> None:
         """Clear the state of all sites."""
         self._accumulators: dict[str, Accumulator] = {}
         self._counts: dict[str, int] = {}
-        # Numbers of token rows, for places whose rows are tokens.
+        # Number of rows at each place whose rows are tokens.
         self._rows: dict[str, int] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
 
     def update(self, observation: SiteBatch) -> None:
-        """Add one batch of one site."""
+        """Add one batch at one site."""
         place = observation.place
         if place not in self._accumulators:
             self._accumulators[place] = self.accumulator()
@@ -118,7 +118,7 @@ class PooledMeasure(Measure):
             self._missing[place] = ("failed", str(error))
 
     def compute(self) -> Result:
-        """Return one value per site, in the order of the first call."""
+        """Return one value per site, in call order."""
         return Result.of(self._value(place) for place in self._accumulators)
 
     def _value(self, place: str) -> Value:
@@ -145,7 +145,7 @@ class FunctionMeasure(PooledMeasure):
     function: ClassVar[Callable[..., float | Tensor]]
 
     def accumulator(self) -> Accumulator:
-        """Create the scores of one site."""
+        """Create the list of scores for one site."""
         return _Scores(lambda x, y: self._number(type(self).function(x, y, **self.settings)))
 
     @classmethod
@@ -154,7 +154,7 @@ class FunctionMeasure(PooledMeasure):
         return ROW_LIMIT
 
     def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
-        """Score one batch of one site; skip it if its score is undefined."""
+        """Score one batch at one site; skip it if its score is undefined."""
         try:
             super().take(accumulator, observation)
         except Undefined as error:
@@ -180,7 +180,7 @@ class FunctionMeasure(PooledMeasure):
 
 
 class _Scores(Accumulator):
-    """Scores of a site's batches, and why some batches have none."""
+    """Scores of a site's batches, and the reason why some batches have none."""
 
     def __init__(self, score: Callable[[Any, Any], float]) -> None:
         self._score = score
@@ -195,15 +195,15 @@ class _Scores(Accumulator):
         self._scores.append(score)
 
     def statistics(self) -> Mapping[str, float]:
-        """Return mean and standard deviation over batches."""
+        """Return the mean and standard deviation over batches."""
         scores = self._scores
         if not scores:
             raise Undefined(self.undefined)
-        value, spread = statistics.fmean(scores), statistics.pstdev(scores)
-        return {"value": value, "std": spread, "batches": float(len(scores))}
+        mean, std = statistics.fmean(scores), statistics.pstdev(scores)
+        return {"value": mean, "std": std, "batches": float(len(scores))}
 
     def remark(self) -> str:
-        """Return why some batches have no score."""
+        """Return the reason why some batches have no score."""
         return f"in some batches: {self.undefined}" if self.undefined else ""
 
 
@@ -222,26 +222,26 @@ def site_measure(
     Parameters
     ----------
     bounds : tuple of float
-        Smallest and largest possible value.
+        Minimum and maximum possible value.
     more_means : {"more nonlinear", "less nonlinear", "neither"}
     version : str
-        Change it whenever the numbers change.
+        Must be changed whenever the measure's values change.
     options : mapping of str to Option, optional
         Keyword arguments of the function that a user may set.
     source : Source or str
-        Reference of the definition.
+        Reference for the definition.
     invariant_to : tuple of str
         Invariances of the value; see `Measure`.
     independent_sites : bool
-        True if several threads may call the function at once: it keeps no state between calls
-        and draws no random numbers.
+        True if several threads may call the function concurrently: it keeps no state between
+        calls and draws no random numbers.
 
     Returns
     -------
     callable
-        A decorator from ``f(x, y, **options)``, with x, y of shape (n, d), to a measure with
-        the function's name. The function may raise `nlbench.Undefined` with the reason if it
-        has no value.
+        A decorator that converts a function ``f(x, y, **options)``, with x, y of shape (n, d), to
+        a measure with the function's name. If there is no value, the function may raise
+        `nlbench.Undefined` with the reason.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Results: the numbers that one measure computes for one subject.
 
-Reports compute standard errors, intervals and ranks from the values of places.
+Reports compute standard errors, intervals and ranks from the values at places.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nlbench.reporting import load_reports
 Status = Literal["ok", "undefined", "skipped", "failed"]
 
 MIN_DEFINED_SHARE = 0.5
-"""Share of places that must have a value before a result has a summary."""
+"""Minimum fraction of places with a value for a result to have a summary."""
 
 Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
 """Components of each statistic, in order or by name."""
@@ -36,7 +36,7 @@ def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]
 
 
 def _flat_numbers(statistics: Mapping[str, float], parts: Parts) -> dict[str, float]:
-    """Return all numbers under one name each: ``segment0``, ``segment1``, … and ``site:relu``."""
+    """Return all numbers keyed by flat names: ``segment0``, ``segment1``, … and ``site:relu``."""
     flat = dict(statistics)
     for name, numbers in parts.items():
         if isinstance(numbers, Mapping):
@@ -48,7 +48,7 @@ def _flat_numbers(statistics: Mapping[str, float], parts: Parts) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Value:
-    """Score of one place: a site, a path or a layer.
+    """Score at one place: a site, a path or a layer.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class Value:
         Number of samples.
     status : {"ok", "undefined", "skipped", "failed"}
     reason : str
-        Why there is no value.
+        Reason why there is no value.
     parts : mapping of str to sequence, or to mapping of str, of floats
-        Components of a statistic: ``{"segment": [3, 5]}``, in order, or by name
+        Components of a statistic, in order, ``{"segment": [3, 5]}``, or by name,
         ``{"site": {"relu": 8}}``. Tables list them as ``segment0``, ``segment1``, ``site:relu``.
 
     Examples
@@ -87,7 +87,7 @@ class Value:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Statistics and parts, by their names in tables."""
+        """Statistics and parts, keyed by their names in tables."""
         return _flat_numbers(self.statistics, self.parts)
 
     @classmethod
@@ -123,23 +123,23 @@ def summarize(values: Iterable[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Result:
-    """Scores of one subject by one measure.
+    """Result of one measure for one subject.
 
     Parameters
     ----------
     summary : mapping of str to float
-        Statistics of the whole subject; ``value`` is the leaderboard's score.
+        Statistics for the whole subject; ``value`` is the score on the leaderboard.
     values : tuple of Value
         Scores per site, path or layer.
     n : int
         Number of samples (sites) or segments (lines).
     status : {"ok", "undefined", "skipped", "failed"}
     reason : str
-        Why there is no value, in one line; empty or a remark if the status is ``ok``.
+        One-line reason why there is no value; empty or a remark if the status is ``ok``.
     notes : mapping
-        How the number was computed, such as the method.
+        Details on how the value was computed, such as the method.
     parts : mapping of str to sequence, or to mapping of str, of floats
-        Components of statistics of the summary; see `Value`.
+        Components of the statistics in the summary; see `Value`.
     """
 
     summary: Mapping[str, float]
@@ -157,12 +157,12 @@ class Result:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Summary and parts, by their names in tables."""
+        """Summary and parts, keyed by their names in tables."""
         return _flat_numbers(self.summary, self.parts)
 
     @property
     def places(self) -> tuple[int, int]:
-        """Number of places with a value, and number of all places.
+        """Number of places with a value, and total number of places.
 
         Examples
         --------
@@ -191,21 +191,21 @@ class Result:
         notes: Mapping[str, Any] | None = None,
         summary: Callable[[Iterable[float]], Mapping[str, float]] = summarize,
     ) -> Result:
-        """Create a result from the values of all places, with their summary.
+        """Create a result with a summary from the values at all places.
 
-        Undefined places are listed and left out of the summary; the reason states how many
-        places it covers ("3 of 4 places"). If fewer than the share `MIN_DEFINED_SHARE` have a
-        value, the result is undefined. One failed place fails the result, since a mean over
-        the others would be a different quantity.
+        Undefined places are listed but not summarized; the reason states how many places the
+        summary covers ("3 of 4 places"). If less than the fraction `MIN_DEFINED_SHARE` of places
+        has a value, the result is undefined. If any place has failed, the result is failed, since
+        a mean over the others would be a different quantity.
 
         Parameters
         ----------
         values : mapping of str to float, or iterable of Value
             One number per place, or complete values.
         n : int
-            Number of samples; by default the largest ``n`` of the values.
+            Number of samples; by default the maximum ``n`` of the values.
         summary : callable
-            Maps the numbers of the defined places to the statistics of the summary.
+            Function that maps the numbers at defined places to the summary's statistics.
 
         Examples
         --------
@@ -228,11 +228,11 @@ class Result:
         )
         if not scores:
             return cls.missing("undefined", reasons or "no place to measure", entries, n)
-        share = f"{len(scores)} of {len(entries)} places"
+        covered = f"{len(scores)} of {len(entries)} places"
         if len(scores) < MIN_DEFINED_SHARE * len(entries):
-            reason = f"{share}: {reasons}" if reasons else share
+            reason = f"{covered}: {reasons}" if reasons else covered
             return cls.missing("undefined", reason, entries, n)
-        reason = "" if len(scores) == len(entries) else share
+        reason = "" if len(scores) == len(entries) else covered
         return cls(dict(summary(scores)), entries, n, reason=reason, notes=dict(notes or {}))
 
 

@@ -1,4 +1,4 @@
-"""Site measures made from a ``torchmetrics.Metric``; nlbench doesn't depend on torchmetrics."""
+"""Site measures from ``torchmetrics.Metric`` objects; torchmetrics itself is optional."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MetricMeasure(PooledMeasure):
     metric: ClassVar[Any]
 
     def accumulator(self) -> Accumulator:
-        """Create the metric of one site."""
+        """Create the metric for one site."""
         return _SiteMetric(self.metric)
 
 
@@ -30,7 +30,7 @@ def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
     Each site has its own metric, updated with every batch as ``metric.update(x, y)``: the
     input is torchmetrics' ``preds``, the output its ``target``. Both are converted to float64.
     A metric with ``num_outputs=1`` that rejects a matrix is computed per column, and the value
-    is the mean over columns. Columns whose metric is NaN, such as constant ones, are left out
+    is the mean over columns. Columns whose metric is NaN, such as constant columns, are excluded
     and counted in the remark.
 
     No bounds are declared, since those of torchmetrics are only plot limits, and no direction,
@@ -41,7 +41,7 @@ def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
     metric : torchmetrics.Metric
         Cloned for each site.
     name : str, optional
-        By default the class's name in lower case.
+        By default the class name in lower case.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
     kind = type(metric)
     name = name or kind.__name__.lower()
     attributes = {
-        "__doc__": f"{kind.__name__} of torchmetrics, between a site's input and output.",
+        "__doc__": f"{kind.__name__} from torchmetrics, between a site's input and output.",
         "__module__": kind.__module__,
         "name": name,
         "version": _metric_version(metric),
@@ -82,7 +82,7 @@ def _metric_version(metric: Any) -> str:
 
 
 class _SiteMetric(Accumulator):
-    """The metric of one site: one instance for all columns, or one per column."""
+    """The metric for one site: one instance for all columns, or one per column."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -123,7 +123,7 @@ class _SiteMetric(Accumulator):
         return type(self._metric).__name__
 
     def statistics(self) -> Mapping[str, float]:
-        """Return the metric's value, or the mean if there are several."""
+        """Return the metric's value, or the mean of its values if there are several."""
         import torch
 
         try:

@@ -568,8 +568,8 @@ def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[
 def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
     """Return the calls in which a position of the output depends on other positions.
 
-    A second pass changes the first half of the positions in every input, and compares outputs at
-    the other half. Each call still returns its output from the first pass, for the calls after it.
+    A second pass changes the first half of the positions in every input, and compares the outputs
+    at the other half. Each call still returns its first output, so later calls are not affected.
     """
     call_of = {(call.module, call.number): call for call in calls}
     outputs: dict[_Call, Tensor] = {}
