@@ -78,7 +78,7 @@ def trace_segment(
         Precision of the network, float64 or float32.
     memory : int, optional
         Memory limit in bytes, in addition to the model and the traces; by default half of the free
-        memory. It limits the number of points computed at a time and does not affect results.
+        memory. It determines the number of points computed at a time and does not affect results.
     sensitivity : float
         For ``adaptive``: distance in t past a breakpoint at which the next search begins.
     resolution : int

@@ -112,7 +112,7 @@ def _prediction(
 
 
 def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
-    """Predict the forward passes of refining a coarse estimate.
+    """Predict the number of forward passes for refining a coarse estimate.
 
     The number of crossings still to be found is proportional to the step size, and the error of
     the deviation to its square.

@@ -11,7 +11,7 @@ from nlbench.errors import RequestError, nearest
 from nlbench.introspection.model_copy import precise_device
 
 DIRECTIONS = ("random", "sign", "gradient")
-"""Kinds of directions away from a sample."""
+"""Ways to choose the directions from a sample."""
 
 
 def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]:

@@ -60,7 +60,7 @@ class Plane:
         return self.outputs.argmax(-1)
 
     def boundaries(self, sites: Sequence[str] | None = None) -> Tensor:
-        """Count the boundaries of some or all sites right of and above each pixel, int64 (h, w)."""
+        """Count boundaries right of and above each pixel, for some or all sites: int64 (h, w)."""
         names = list(self.right) if sites is None else list(sites)
         total = torch.zeros(len(self.v), len(self.u), dtype=torch.int64)
         for name in names:

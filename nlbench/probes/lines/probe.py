@@ -30,7 +30,7 @@ class Lines(LazyProbe):
         ),
         "direction": Option(
             "random",
-            "kind of directions: random: uniform on the sphere; sign: every element up or down; "
+            "kind of directions: random: uniform on the sphere; sign: random sign per element; "
             "gradient: along the gradients of the largest outputs",
             choices=("random", "sign", "gradient"),
         ),

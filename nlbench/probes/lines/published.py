@@ -35,7 +35,7 @@ BATCH_SEGMENTS = 64
 COINCIDENT_T = 1e-12
 """Distance in t below which breakpoints are merged."""
 TENSORS_PER_VALUE = 3
-"""Live tensors per value at a point: the value, its rate, and one being computed."""
+"""Number of live tensors per value at a point: the value, its rate, and one being computed."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ def trace_adaptively(
     finished: dict[int, SegmentTrace] = {}
     next_index = 0
     while True:
-        # Limits how many finished traces wait for an earlier one.
+        # Limit the number of finished traces that wait for an earlier one.
         free = min(size - len(walks), 2 * size - len(walks) - len(finished))
         walks += [_Walk(i, a, b) for i, (a, b) in itertools.islice(numbered, max(0, free))]
         if not walks:

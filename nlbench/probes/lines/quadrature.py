@@ -42,7 +42,7 @@ _BLOCK_SIZE = 2**21
 
 
 class IntervalIntegrals(NamedTuple):
-    """Integrals of functions over their intervals.
+    """Integrals of interpolants over their intervals.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class SegmentTrace:
     t : float64 tensor of shape (n,)
         Breakpoints in [0, 1], increasing, both ends included.
     values : float64 tensor of shape (n, k)
-        Network outputs at the breakpoints, between which the network is affine.
+        Network outputs at the breakpoints, to be interpolated linearly in between.
     length : float
         Euclidean length of the segment in input space.
     origins : int64 tensor of shape (n,)

@@ -126,7 +126,7 @@ def _walk_tolerance(trace: SegmentTrace) -> float:
 
 
 def _resolution(trace: SegmentTrace) -> float:
-    """Return the maximum distance between a trace's breakpoint and the network's."""
+    """Return the maximum distance of a trace's breakpoints from those of the network."""
     if trace.method == "sampling":
         return 1 / trace.notes["resolution"]
     if trace.method == "adaptive":
@@ -143,7 +143,7 @@ def _points_inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
 
 
 def _points_across(trace: SegmentTrace) -> list[tuple[Tensor, str]]:
-    """Return points on both sides, (2,), and the site of the most isolated breakpoints."""
+    """Return, for the most isolated breakpoints, points on both sides, (2,), and the site."""
     middle, width = (trace.t[1:] + trace.t[:-1]) / 2, trace.t.diff()
     space = torch.minimum(width[1:], width[:-1])
     chosen = space.topk(min(CHECKED_BREAKPOINTS, len(space))).indices

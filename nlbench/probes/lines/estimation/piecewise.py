@@ -64,7 +64,7 @@ class PiecewiseNetwork:
     resting_values : tensor
         Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
         included, since minima are computed as maxima of negatives.
-    is_direct : bool
+    use_direct : bool
         True to run PyTorch's own calls instead of the rules' implementations, which are for float64
         on a CPU.
     may_coincide : bool
@@ -75,7 +75,7 @@ class PiecewiseNetwork:
     program: Program
     pieces: dict[int, Pieces]
     resting_values: Tensor
-    is_direct: bool
+    use_direct: bool
     may_coincide: bool = True
 
     @property
@@ -116,7 +116,7 @@ class PiecewiseNetwork:
                 for kink, pattern in enumerate(self._patterns(step, x)):
                     callback(step, kink, _with_rounding(pattern, rounding, next(count)))
 
-        output = run_program(self.program, inputs, report, is_direct=self.is_direct)
+        output = run_program(self.program, inputs, report, use_direct=self.use_direct)
         return output.reshape(len(inputs), -1)
 
     def _patterns(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
@@ -202,11 +202,11 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
                     step.operation, step.place, "the pieces of its units can't be distinguished"
                 )
             pieces[step.output] = step.rule.pieces
-    is_direct = example.dtype == torch.float32 or example.device.type != "cpu"
+    use_direct = example.dtype == torch.float32 or example.device.type != "cpu"
     kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.thresholds} | {0.0}
     signed = sorted({sign * c for c in kinks for sign in (1, -1)})
     resting = torch.tensor(signed, dtype=example.dtype, device=example.device)
-    return PiecewiseNetwork(program, pieces, resting, is_direct, _may_coincide(program, pieces))
+    return PiecewiseNetwork(program, pieces, resting, use_direct, _may_coincide(program, pieces))
 
 
 def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:

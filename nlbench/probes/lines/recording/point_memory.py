@@ -39,7 +39,7 @@ class PointMemory:
     reserve : int
         Bytes per thread, independent of the number of points.
     constants : int
-        Bytes of cached constants, such as sums of squares of weights.
+        Size of cached constants in bytes, such as sums of squared weights.
     """
 
     width: int

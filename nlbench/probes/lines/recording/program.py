@@ -82,7 +82,7 @@ def run_program(
     inputs: Tensor,
     callback: Callable[[Step, Sequence[Tensor]], None] | None = None,
     *,
-    is_direct: bool = False,
+    use_direct: bool = False,
 ) -> Tensor:
     """Run a program on a batch of inputs, (m, ...) to (m, ...).
 
@@ -90,7 +90,7 @@ def run_program(
     ----------
     callback : callable, optional
         Called with each step and its inputs before the step is run.
-    is_direct : bool
+    use_direct : bool
         True to run PyTorch's own call if a rule computes it differently.
     """
     values = {0: inputs}
@@ -98,7 +98,7 @@ def run_program(
         x = [values[i] for i in step.inputs]
         if callback is not None:
             callback(step, x)
-        direct = step.rule.direct if is_direct else None
+        direct = step.rule.direct if use_direct else None
         values[step.output] = (direct or step.rule.apply)(x)
         for value in step.ends:
             del values[value]
@@ -107,7 +107,7 @@ def run_program(
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A step computed by `walk`: its inputs and output, with their rounding errors.
+    """A step computed by a walk: its inputs and output, with their rounding errors.
 
     `copies` are the inputs with perturbed last digits, if the errors are measured.
     """

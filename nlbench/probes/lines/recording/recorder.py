@@ -203,7 +203,7 @@ class Recorder(DispatchMode):
         self._composites: list[str] = []
         # Index of each tensor's value. References are weak, so recording keeps no memory alive.
         self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        # Index of the value of which each tensor is the transpose.
+        # Index of the value that each tensor transposes.
         self._transposed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
