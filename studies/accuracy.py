@@ -33,12 +33,12 @@ COLOURS = {
     "ViT": "#D55E00",
     "post-ViT": "#CC79A7",
 }
-# Groups in which the paper finds scores to predict accuracy better than size and depth do.
+# Groups in which, according to the paper, scores predict accuracy better than size and depth.
 GROUPS = ("residual", "ViT", "post-ViT")
 
 
 class Accuracy(Classifiers):
-    """Signature statistics of torchvision's classifiers against their published accuracy."""
+    """Signature statistics of torchvision's classifiers vs. their published accuracy."""
 
     question = "Does a network's signature predict its accuracy better than its size does?"
     zoo = tuple(f"neuralfoil-{size}" for size in SIZES)
@@ -99,11 +99,11 @@ class Accuracy(Classifiers):
                 "Networks": networks,
                 "Networks of one task, trained": foils,
             },
-            {"Spread and minimum score against published accuracy": _figure(networks)},
+            {"Spread and minimum of scores vs. published accuracy": _figure(networks)},
             [
                 *classifier_remarks(run),
                 *zoo_remarks(runs, self.zoo),
-                "Accuracy, parameters and operations are those that torchvision reports for its "
+                "Accuracy, parameters and operations are those reported by torchvision for its "
                 "default weights, which for some networks are better than the paper's.",
             ],
         )
@@ -112,7 +112,7 @@ class Accuracy(Classifiers):
 def airfoil_networks(runs: Runs) -> pd.DataFrame:
     """Return the signature statistics of NeuralFoil's sizes, trained on one task.
 
-    ``accuracy`` is minus the logarithm of the published error; ``parameters`` is a logarithm, too.
+    ``accuracy`` is minus the logarithm of the published error; ``parameters`` is also logarithmic.
     """
     scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
     rows = [
@@ -186,7 +186,7 @@ def _test_best_predictor(
     published: str,
     traits: Sequence[str] = TRAITS,
 ) -> Verdict:
-    """Test whether an expected quantity predicts accuracy best in all leave-one-out samples."""
+    """Test whether an expected quantity is the best predictor in every leave-one-out sample."""
     if len(networks) < 4:
         return Verdict(claim, published, f"{len(networks)} networks", remark="too few")
 
@@ -205,9 +205,9 @@ def _test_best_predictor(
         published,
         f"{name}, r = {r.value:.2f} (n = {r.n})",
         name in expected if is_stable else None,
-        "the same with each network left out in turn"
+        "the same if any single network is left out"
         if is_stable
-        else "it depends on the network that is left out",
+        else "depends on which network is left out",
     )
 
 

@@ -1,4 +1,4 @@
-"""Nine activations on normal inputs of several means and widths."""
+"""Nine activations on normally distributed inputs with several means and standard deviations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_MEAN = 20
 POINTS = 1000
 GRIDS = {"full": (20, (1, 2, 4)), "quick": (9, (1, 4))}
-"""Number of means, and the widths, of full and quick studies."""
+"""Number of means, and the standard deviations, in full and quick studies."""
 SHAPES, CENTRED_WIDTHS = ("relu", "tanh", "sigmoid"), (1, 4, 16)
 NONLINEAR_BELOW = 0.9
 """Affinity below which an activation counts as nonlinear."""
@@ -34,7 +34,7 @@ NEAR_ZERO = 0.15
 
 
 class Activations(Study):
-    """Affinity of nine activations on normal inputs, by mean and width."""
+    """Affinity of nine activations on normally distributed inputs, by mean and width."""
 
     question = "How low does each activation's affinity fall, and over how wide a range of inputs?"
     source = AFFINITY
@@ -89,9 +89,9 @@ class Activations(Study):
                 "not the case",
                 f"lowest {lowest['sigmoid']:.3f}",
                 ordered(NEAR_ZERO, lowest["sigmoid"]),
-                f"{ridged['sigmoid']:.3f} with the published code's absolute ridge, which "
-                "lifts the far ends, where the sigmoid is an exponential of tiny values, to "
-                "1 - 1/√2 = 0.293 for any function",
+                f"{ridged['sigmoid']:.3f} with the published code's absolute ridge, which raises "
+                "the score to 1 - 1/√2 = 0.293 for any function with tiny values, such as the "
+                "sigmoid far below 0",
             ),
             Verdict(
                 "tanh falls much lower than the sigmoid",
@@ -107,8 +107,8 @@ class Activations(Study):
                 "wide; narrow",
                 f"{width['sigmoid']:.1f} and {width['gelu']:.1f} against {width['relu']:.1f}",
                 ordered(width["relu"], width[["sigmoid", "gelu"]]),
-                f"range of means where the score is below {NONLINEAR_BELOW}, mean over "
-                "widths; a window without a score is not in it; steps of "
+                f"range of means where the score is below {NONLINEAR_BELOW}, averaged over "
+                "widths; windows without a score don't count; steps of "
                 f"{2 * MAX_MEAN / (means - 1):.1f}",
             ),
             Verdict(
@@ -122,7 +122,7 @@ class Activations(Study):
                 "on average more linear",
                 averages_text,
                 ordered(averages[["relu", "relu6"]], averages["leaky-relu"]),
-                "mean score over the windows where all three have one",
+                "mean score over the windows where all three are defined",
             ),
             _compare_centred(_curves(runs["centred"])),
         ]
@@ -130,7 +130,7 @@ class Activations(Study):
             verdicts,
             {"Lowest score and nonlinear range": table},
             {f"Affinity of nine activations on N(mean, width²), {means} means": _figure(curves)},
-            ["The paper's widths are not stated in its text; those here are in the legend."],
+            ["The paper's text does not state its widths; those used here are in the legend."],
         )
 
 
@@ -146,8 +146,8 @@ def _compare_centred(curves: pd.DataFrame) -> Verdict:
         "more nonlinear (figure 2B)",
         f"{', '.join(SHAPES)}: {'; '.join(listed)}",
         above(table[["tanh", "sigmoid"]].sub(table.relu, axis=0)),
-        "normal inputs of mean 0; yes or no where all widths agree: tanh of wide inputs is a step, "
-        "and ReLU's score there does not depend on the width",
+        "normally distributed inputs with mean 0; decided only if all widths agree: for wide "
+        "inputs tanh is a step, while ReLU's score does not depend on the width",
     )
 
 
@@ -171,7 +171,7 @@ def _summary(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def _averages(curves: pd.DataFrame, names: tuple[str, ...]) -> tuple[pd.Series, str]:
-    """Compute the mean scores over the windows where all functions have one."""
+    """Compute the mean scores over the windows where all functions have a score."""
     table = curves.pivot_table(index=["mean", "width"], columns="function", values="value")
     means = table[list(names)].dropna().mean()
     first, *others = (f"{means[name]:.4f}" for name in names)

@@ -1,4 +1,4 @@
-"""Trends of measures over the eight sizes of NeuralFoil, trained on one task."""
+"""Trends of measures over the eight sizes of NeuralFoil, all trained on the same task."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SIZES = {
     "xxlarge": (320_710, 0.022),
     "xxxlarge": (1_428_166, 0.020),
 }
-"""Parameters, and the mean absolute error of the logarithm of the drag on test airfoils, published
-in the README of NeuralFoil 0.3.3."""
+"""Number of parameters, and mean absolute error of the log drag on test airfoils, from the README
+of NeuralFoil 0.3.3."""
 QUICK_SIZES = ("xxsmall", "medium", "xxlarge")
 
 MEASURES = (
@@ -51,13 +51,13 @@ MEASURES = (
     "pathlength",
 )
 SAMPLES = 1024
-"""More samples than the widest layer has units, as its R² requires."""
+"""R² requires more samples than the widest layer has units."""
 
 
 class Airfoils(Study):
-    """Measures of eight networks of 13,302 to 1,428,166 parameters, trained and initialised."""
+    """Measures of eight networks with 13,302 to 1,428,166 parameters, trained and initialised."""
 
-    question = "Does any measure rise with the size and the fit of networks of one task?"
+    question = "Does any measure rise with the size and fit of networks trained on one task?"
     source = Source(MEMBERS["neuralfoil-xxxlarge"].source.citation)
     needs = "the package neuralfoil"
     minutes, quick_minutes = 2, 0.4
@@ -85,14 +85,14 @@ class Airfoils(Study):
         return Findings(
             [_verdict(*row) for row in trends.itertuples(index=False)],
             {"Trend over the sizes": trends, "Values": values},
-            {"Measures against the number of parameters": _figure(values)},
+            {"Measures vs. the number of parameters": _figure(values)},
             _remarks(values),
             headline=[_headline(trends)],
         )
 
 
 def value_table(run: Run) -> pd.DataFrame:
-    """Return each measure's mean over seeds for each network, by size."""
+    """Return the mean over seeds of each measure for each network, sorted by size."""
     rows = [
         (
             record.measure.name,
@@ -116,7 +116,7 @@ def value_table(run: Run) -> pd.DataFrame:
 def trend_table(values: pd.DataFrame) -> pd.DataFrame:
     """Test each measure for a trend towards nonlinearity over the sizes.
 
-    The p-values are two-sided, and adjusted for the number of measures.
+    The p-values are two-sided and adjusted for the number of measures.
     """
     trends: dict[tuple[str, str], Trend] = {}
     senses: dict[str, str] = {}
@@ -154,7 +154,8 @@ def _verdict(
         if math.isnan(float(tau))
         else f"τ = {tau:+.2f}, p = {p:.2g}; initialised {tau_drawn:+.2f}, p = {p_drawn:.2g}",
         bool(tau > 0) if p < SIGNIFICANCE else None,
-        "Kendall's exact test over the networks by size, two-sided, adjusted by Holm's method",
+        "Kendall's exact test for size and value over networks, two-sided, adjusted by Holm's "
+        "method",
     )
 
 
@@ -168,7 +169,7 @@ def _headline(trends: pd.DataFrame) -> str:
         for mask in (trained > 0, trained < 0, (trained * drawn <= 0) & (trained != 0))
     )
     return (
-        f"Towards nonlinearity with size and fit: {rising}; away from it: {falling}; not so in "
+        f"More nonlinear with size and fit: {rising}; less: {falling}; different or no trend in "
         f"initialised networks: {alone}."
     )
 
@@ -176,13 +177,13 @@ def _headline(trends: pd.DataFrame) -> str:
 def _remarks(values: pd.DataFrame) -> list[str]:
     undefined = values[values.value.isna()].measure.unique()
     remarks = [
-        "The published error falls with every size, so that size and fit can't be told apart; "
-        "initialised networks of the same shapes show what the shape does alone.",
-        "Inputs are draws from the normal distribution of the training inputs; values are means "
-        "over draws. A trained size exists once: trends are over the sizes.",
+        "The published error falls from each size to the next, so size and fit are confounded; "
+        "initialised networks of the same shapes show the effect of the shape alone.",
+        "Inputs are drawn from a normal distribution fitted to the training inputs; values are "
+        "means over draws. There is one trained network per size, so trends are over sizes.",
     ]
     if len(undefined):
-        remarks.append(f"Undefined for some network: {', '.join(undefined)}.")
+        remarks.append(f"Undefined for some networks: {', '.join(undefined)}.")
     return remarks
 
 

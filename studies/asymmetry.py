@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 LENGTH = 5.0
 POINTS = 2000
 LAST_STEPS = (4.9, 4.99)
-"""Extra steps, where almost no input is positive."""
+"""Additional steps where almost no input is positive."""
 MIN_ASYMMETRY = 0.1
 MAX_INDEPENDENT_SCORE = 0.1
-"""Largest score that counts as 0."""
+"""Maximum score that counts as 0."""
 
 
 class Asymmetry(Study):
-    """Affinity of ReLU on [-a, -a + 5], its two terms, and their closed form."""
+    """Affinity of ReLU on [-a, -a + 5], its two terms, and their closed forms."""
 
     question = "Which term makes ReLU's affinity asymmetric about the origin?"
     source = AFFINITY
@@ -63,9 +63,9 @@ class Asymmetry(Study):
             Verdict(
                 "What is measured is what was derived (appendix A.2)",
                 "empirical on analytical",
-                f"largest difference {error:.4f}, {len(table)} intervals",
+                f"maximum difference {error:.4f}, {len(table)} intervals",
                 within(error, 0, 0.01),
-                f"{POINTS:,} even points per interval",
+                f"{POINTS:,} evenly spaced points per interval",
             ),
             Verdict(
                 "The score is not symmetric about the origin",
@@ -79,7 +79,7 @@ class Asymmetry(Study):
                 "roughly symmetric",
                 f"asymmetry {skew['distance']:.3f}",
                 ordered(skew["distance"], MIN_ASYMMETRY),
-                "1 - score as measured, times the output's √(2 var y) as derived",
+                "1 minus the measured score, times the derived √(2 var y) of the output",
             ),
             Verdict(
                 "The asymmetry comes from the denominator, the output's spread",
@@ -93,17 +93,17 @@ class Asymmetry(Study):
                 "approaches 0",
                 f"{last.score:.3f} at a = {last.a:g}; lowest elsewhere {inner.score.min():.3f}",
                 bool(last.score < 0.1 and table.score.idxmin() == table.index[-1]),
-                f"closed form {last['score, closed form']:.3f}; without any positive input there "
-                "is no score",
+                f"closed form {last['score, closed form']:.3f}; the score is undefined if no input "
+                "is positive",
             ),
             _independent_verdict(runs["independent"]),
         ]
-        figures = {"ReLU on [-a, -a + 5]: the score's terms, measured and derived": _figure(table)}
+        figures = {"ReLU on [-a, -a + 5]: terms of the score, measured and derived": _figure(table)}
         return Findings(verdicts, {"ReLU on [-a, -a + 5]": table}, figures)
 
 
 def _measure_independent(context: Context) -> Run:
-    """Measure an activation whose outputs are the inputs of other samples."""
+    """Measure an activation that returns the inputs of other samples."""
     import torch
     from torch import nn
 
@@ -130,8 +130,8 @@ def _independent_verdict(run: Run) -> Verdict:
         "0",
         f"{affinity:.3f}, R² {r2:.3f}",
         within(affinity, 0, MAX_INDEPENDENT_SCORE),
-        f"{POINTS:,} normal numbers, each output the input of the next sample: the score compares "
-        "the laws of inputs and outputs, which are equal, and not the pairs",
+        f"{POINTS:,} normally distributed inputs; each output is the input of another sample: the "
+        "score compares the distributions of inputs and outputs, not how samples are paired",
     )
 
 
@@ -146,7 +146,7 @@ def _table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _skew(values: np.ndarray) -> float:
-    """Compute the relative distance of evenly spaced values from their mirror image, in [0, 1]."""
+    """Compute the relative distance between evenly spaced values and their mirror image."""
     return float(np.abs(values - values[::-1]).sum() / (values + values[::-1]).sum())
 
 

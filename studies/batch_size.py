@@ -66,10 +66,10 @@ class BatchSize(Study):
             Verdict(
                 "The signature has the same shape at all batch sizes",
                 "stable",
-                f"least correlation {correlation:.4f}",
+                f"minimum correlation {correlation:.4f}",
                 ordered(MIN_CORRELATION, correlation),
                 f"over {len(sites)} sites, between any two of {len(table.columns)} batch "
-                f"sizes; agrees above {MIN_CORRELATION}",
+                f"sizes; agrees if above {MIN_CORRELATION}",
             ),
             Verdict(
                 "The score of each site is the same at all batch sizes",
@@ -77,8 +77,8 @@ class BatchSize(Study):
                 f"{smallest} to {largest}: {shift.min():+.3f} to {shift.max():+.3f}; at "
                 f"{farthest} {shift[farthest]:+.3f} ± {noise[farthest]:.3f} over batches",
                 within(shift, 0, noise),
-                "agrees if no site moves by more than the standard deviation over batches "
-                f"of {smallest}, the paper's own measure of noise; sites differ by {spread:.2f}",
+                "agrees if no site changes by more than the standard deviation over batches of "
+                f"{smallest}, the paper's own measure of noise; sites differ by {spread:.2f}",
             ),
         ]
         shown = table.rename(columns=lambda size: f"batch {size}").reset_index()

@@ -39,14 +39,14 @@ MAX_RELATIVE_DIFFERENCE = 0.25
 class CoreNetworks(Study):
     """Path length and shape of the nonlinear core, by ω, width, depth and difficulty."""
 
-    question = "Do the units that stay nonlinear form a core of much the same depth and width?"
+    question = "Do the units that stay nonlinear form a core of nearly constant depth and width?"
     source = SOURCE
     needs = "linearises 16 networks (9 shared with early-or-late), trains 2"
     minutes, quick_minutes = 3.5, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks of several penalties, widths and depths, and with wrong labels."""
+        """Measure networks with several penalties, widths and depths, and with wrong labels."""
         steps = omegas(context, "post-training")
         weights: dict[str, list[str | Path]] = {MODEL: ["trained"]}
         weights[MODEL] += [
@@ -55,7 +55,7 @@ class CoreNetworks(Study):
             for seed in context.seeds_or(3)
         ]
         _, noisy = shipped_networks()
-        # The seed decides which labels are wrong, so only seed 0 fits the shipped network.
+        # The seed decides which labels are wrong, so only seed 0 matches the bundled network.
         wrong_labels: dict[str, Any] = {"name": f"noise{NOISE:g}", "label_noise": NOISE}
         weights[MODEL] += [
             linearise(context, MODEL, "post-training", omega, 0, weights=str(noisy), **wrong_labels)
@@ -104,12 +104,12 @@ class CoreNetworks(Study):
             verdicts,
             {"Means over seeds": lengths, "Networks": table},
             {
-                "Share of each layer's units that stay nonlinear, input at the top": _figure(
+                "Fraction of units in each layer that stay nonlinear, input at the top": _figure(
                     layer_table(runs["run"])
                 )
             },
             [
-                f"Small data: {DATA}; seeds of {MODEL}: {table.seed.nunique()}, fewer of the other "
+                f"Small-scale: {DATA}; seeds of {MODEL}: {table.seed.nunique()}, fewer for other "
                 "networks; the published experiments are on CIFAR and translation.",
                 epochs_remark(table),
             ],
@@ -123,7 +123,7 @@ def _lengths_by_omega(lengths: pd.DataFrame, model: str, noise: float = 0.0) -> 
 
 
 def _pair(first: pd.Series, second: pd.Series) -> pd.DataFrame:
-    """Pair the lengths of two networks under the same penalties."""
+    """Pair the lengths of two networks by penalty."""
     return pd.concat([first, second], axis=1, join="inner", keys=["first", "second"])
 
 
@@ -143,15 +143,15 @@ def _compare_layer_widths(layers: pd.DataFrame) -> Verdict:
         "width",
         [late[late.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS],
         1,
-        f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω, where the latter "
-        "had twice as many",
+        f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω; the latter had "
+        "twice as many before",
     )
 
 
 def _same_for_widths(
     quantity: str, means: Sequence[pd.Series[float]], decimals: int, remark: str
 ) -> Verdict:
-    """Compare a mean by ω between the networks of both widths."""
+    """Compare a mean between the networks of both widths, for each ω."""
     pairs = _pair(*means)
     rows = (
         f"ω = {omega:g}: {row['first']:.{decimals}f} and {row.second:.{decimals}f}"
@@ -162,12 +162,12 @@ def _same_for_widths(
         f"near constant effective {quantity}",
         ", ".join(rows) or "one width only",
         within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
-        f"{remark}; agrees within {MAX_RELATIVE_DIFFERENCE:.0%}",
+        f"{remark}; agrees if within {MAX_RELATIVE_DIFFERENCE:.0%}",
     )
 
 
 def _compare_depths(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
-    """Test whether linearisation makes path lengths of networks of different depth more alike."""
+    """Test whether linearisation makes the path lengths of deep and shallow networks more alike."""
     deep = WIDTHS[0]
     before = table[(table["mode"] == "reference") & (table.noise == 0)]
     start = before.groupby("model").pathlength.mean()
@@ -182,12 +182,12 @@ def _compare_depths(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
         "near constant effective depth",
         ours,
         None if is_short(table) else ordered(np.abs(np.log(ratios)), abs(np.log(first_ratio))),
-        f"path length of {deep} by that of {MODEL}, under the same ω",
+        f"path length of {deep} divided by that of {MODEL}, under the same ω",
     )
 
 
 def _compare_difficulties(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
-    """Test whether a harder task keeps longer paths."""
+    """Test whether networks for a harder task keep longer paths."""
     noisy, clean = (_lengths_by_omega(lengths, MODEL, noise) for noise in (NOISE, 0.0))
     pairs = _pair(noisy, clean)
     rows = (
@@ -199,8 +199,8 @@ def _compare_difficulties(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict
         "core networks depend on the difficulty of the task",
         ", ".join(rows) or "not measured",
         None if is_short(table) else above(pairs["first"] - pairs.second),
-        f"{MODEL} with {NOISE:.0%} wrong labels (one network of each ω) against clean ones; "
-        "yes or no where all ω agree",
+        f"{MODEL} with {NOISE:.0%} wrong labels (one network per ω) vs. clean ones; decided "
+        "only if all ω agree",
     )
 
 

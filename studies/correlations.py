@@ -1,4 +1,4 @@
-"""Correlation of affinity with other measures of activations over sites."""
+"""Correlations between affinity and other measures of activations over sites."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ AVERAGE = {
 """Mean and standard deviation over networks, from the end of table 2."""
 
 STRONG = 0.7
-"""Coefficient above which two measures share half of their variance."""
+"""Minimum size of a strong correlation: about half of the variance is shared."""
 
 
 ZOO = ("efficientnet-lite0", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "minilm-l6", "smollm2-135m")
@@ -99,16 +99,16 @@ QUICK_ZOO = ZOO[1:3]
 
 
 class Correlations(Study):
-    """Affinity against R², CKA, norm, sparsity and entropy over the sites of each network."""
+    """Affinity vs. R², CKA, norm, sparsity and entropy over the sites of each network."""
 
-    question = "Does the affinity score show what no other measure of activations shows?"
+    question = "Does the affinity score show something that no other measure of activations shows?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
     minutes, quick_minutes = 7.0, 1.4
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure the sites of the classifiers, of small networks and of networks of the zoo."""
+        """Measure the sites of the classifiers, of small networks and of zoo networks."""
         measures = ("affinity", *OTHERS)
         return {
             "classifiers": measure_classifiers(context, measures),
@@ -143,21 +143,21 @@ class Correlations(Study):
                 "The same for trained networks of the zoo": zoo,
             },
             {
-                "Correlation with affinity: the classifiers (dots), the published table (bars: "
-                "mean ± standard deviation) and networks trained on digits (crosses)": _figure(
+                "Correlation with affinity: classifiers (dots), published table (bars: "
+                "mean ± standard deviation), networks trained on digits (crosses)": _figure(
                     table, small
                 )
             },
             [
                 *classifier_remarks(run),
                 *zoo_remarks(runs, ZOO),
-                "Sites with no more samples than inputs have no R²: the fit would be exact.",
+                "R² is undefined at sites without more samples than inputs: any fit is exact.",
             ],
         )
 
 
 def correlations_of(run: Run) -> pd.DataFrame:
-    """Correlate affinity with each other measure over the sites of each network.
+    """Correlate affinity with every other measure over the sites of each network.
 
     The columns are ``network, seed, sites`` and one per measure.
     """
@@ -173,7 +173,7 @@ def correlations_of(run: Run) -> pd.DataFrame:
 
 
 def _pearson(pairs: pd.DataFrame) -> float:
-    """Correlate two columns; NaN for fewer than four pairs."""
+    """Compute the correlation of two columns; NaN for fewer than four pairs."""
     if len(pairs) < 4:
         return math.nan
     return within_groups([(pairs.iloc[:, 0], pairs.iloc[:, 1])]).value
@@ -189,7 +189,7 @@ def _averages(table: pd.DataFrame) -> list[Verdict]:
                 f"{mean:.2f} ± {std:.2f}",
                 f"{ours.mean():.2f} ± {ours.std():.2f} (n = {len(ours)})",
                 within(ours.mean(), mean, std),
-                "agrees if within the published standard deviation over networks",
+                "agrees if within one published standard deviation over networks",
             )
         )
     return verdicts
@@ -211,12 +211,12 @@ def _closest_by_family(table: pd.DataFrame) -> Verdict:
         "R²: ConvNeXt",
         ours,
         len(set(closest)) > 1,
-        "by the mean coefficient of the networks of a family",
+        "by the mean coefficient over the networks of each family",
     )
 
 
 def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
-    """Test that no measure follows affinity strongly and with one sign in every network."""
+    """Test that no measure correlates strongly and with the same sign in every network."""
     columns = {other: values for other in OTHERS if len(values := table[other].dropna())}
     ranges = [
         f"{NAMES[other]} {values.min():.2f} to {values.max():.2f}"
@@ -233,8 +233,8 @@ def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
         "no strong consistent correlation",
         "; ".join(ranges) or "none",
         not is_strong if ranges else None,
-        f"follows: Pearson's coefficient over sites at least {STRONG} in size, of one sign, in "
-        f"each of {len(table)} networks, and defined in most",
+        f"follows: |r| (Pearson, over sites) at least {STRONG} with the same sign in each of "
+        f"{len(table)} networks, and defined in most",
     )
 
 

@@ -28,7 +28,7 @@ COLOURS = {TRAINING_DIGITS: "#009E73", "synthetic": "#0072B2", "random": "#D55E0
 class Datasets(Study):
     """Signatures of digit classifiers on digits, synthetic pictures and noise."""
 
-    question = "How far does a network's signature move on data that it was not trained on?"
+    question = "How far does a network's signature move on data it was not trained on?"
     source = AFFINITY
     needs = "digits; trains 9 networks"
     minutes, quick_minutes = 3.0, 0.3
@@ -80,7 +80,7 @@ class Datasets(Study):
             {"How far other data move a signature": _figure(moved)},
             [
                 "Small networks trained on digits, and synthetic pictures in place of CIFAR; "
-                "the published distances are of 33 networks trained on ImageNet, of other lengths.",
+                "the published distances are for 33 networks of other depths, trained on ImageNet.",
             ],
         )
 
@@ -98,7 +98,7 @@ def _is_farther(
         published,
         "; ".join(means),
         share_above(share),
-        f"networks so ordered: {share_text(share)}, each against itself; Wilson's interval",
+        f"networks in this order: {share_text(share)}, compared within each; Wilson interval",
     )
 
 

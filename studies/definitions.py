@@ -23,20 +23,20 @@ TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelli
 TRAINED = "vgg8, trained"
 EXACT = {"lines.method": "exact"}
 STEPS, QUICK_STEPS = (1000, 10_000), (50, 200)
-"""Steps per segment of uniform sampling."""
+"""Numbers of steps per segment for uniform sampling."""
 MIN_MISSED = 0.01
 
 
 class Definitions(Study):
-    """Regions of a trained network and of variants of one function, by three definitions."""
+    """Linear regions of a trained network and of variants of one function, by three definitions."""
 
-    question = "How far do counts of linear regions depend on the definition of a region?"
+    question = "How much do counts of linear regions depend on the definition of a region?"
     needs = "digits"
     minutes, quick_minutes = 0.8, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure regions of the variants between random points, and of VGG8 around digits."""
+        """Count the regions of the variants between random points, and of VGG8 around digits."""
         twins = Request(
             ("regions",),
             tuple(TWINS.values()),
@@ -75,7 +75,7 @@ class Definitions(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the three counts, and the counts of variants of one function."""
+        """Compare the three counts for VGG8, and the counts for variants of one function."""
         table = pd.concat([_counts(runs["twins"]), _counts(runs["vgg8"])], ignore_index=True)
         means = table.groupby("network", sort=False)[list(NAMES)].mean()
         vgg8, plain, cancelling = (means.loc[name] for name in (TRAINED, "plain", "cancelling"))
@@ -99,7 +99,7 @@ class Definitions(Study):
                 bool(
                     ordered(plain.activation, cancelling.activation) and within(same, 0, 0) is True
                 ),
-                f"{len(same)} networks with and without 16 pairs of such units",
+                f"{len(same)} networks, each with and without 16 pairs of units that cancel",
             ),
             Verdict(
                 "Units that are doubled add no region",
@@ -125,9 +125,9 @@ def _compare_sampling(runs: Runs, regions: float) -> Verdict:
     return Verdict(
         "Uniform sampling misses regions",
         "might miss small regions if the step is large",
-        f"{', '.join(listed)} a segment",
+        f"{', '.join(listed)} per segment",
         below(list(shares.values()), 1 - MIN_MISSED),
-        f"share of the boundaries on the path of VGG8; agrees if each misses {MIN_MISSED:.0%}",
+        f"fraction of the boundaries on VGG8's path; agrees if all miss at least {MIN_MISSED:.0%}",
     )
 
 

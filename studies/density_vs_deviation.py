@@ -1,4 +1,4 @@
-"""Correlation of density and absolute deviation over paths."""
+"""Correlation between density and absolute deviation over paths."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ PUBLISHED = {
     "ResNet18": {"clean": (0.05, 0.03), "augmented": (0.17, 0.06), "noise 0.4": (0.21, 0.04)},
 }
 WEAK = 0.3
-"""Largest correlation that counts as weak: just above the strongest published, 0.27 (ResNet18)."""
+"""Maximum weak correlation: just above the strongest published value, 0.27 (ResNet18)."""
 
 
 class DensityVsDeviation(ColumnPaths):
-    """Rank correlation over paths of density and absolute deviation."""
+    """Rank correlation between density and absolute deviation over paths."""
 
     question = "Does a path that crosses more regions deviate more?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate both measures over the paths of each network."""
+        """Correlate the two measures over the paths of each network."""
         verdicts, tables, remarks, both = [], [], [], {}
         for part, network in NETWORKS.items():
             if part in runs:
@@ -77,14 +77,14 @@ class DensityVsDeviation(ColumnPaths):
 
 
 def merge_measures(deviation: pd.DataFrame, density: pd.DataFrame) -> pd.DataFrame:
-    """Return the `path_values` of both measures in one row per network and path."""
+    """Merge the `path_values` of both measures into one row per network and path."""
     return deviation.merge(
         density, on=["setting", "seed", "place"], suffixes=("_deviation", "_density")
     )
 
 
 def correlate_measures(network: str, both: pd.DataFrame) -> pd.DataFrame:
-    """Correlate both measures over the paths of each network, by setting."""
+    """Correlate the two measures over the paths of each network, by setting."""
     rows = []
     for setting in sorted_settings(both.setting):
         networks = [paths for _, paths in both[both.setting == setting].groupby("seed")]
@@ -109,15 +109,15 @@ def correlation_verdicts(table: pd.DataFrame) -> list[Verdict]:
             f"ρ = {row.text}",
             between((row.low, row.high), (-WEAK, WEAK)),
             f"mean of Spearman's ρ over paths, {row.networks} network{'s' * (row.networks > 1)}, "
-            f"with Student's 95 % interval over networks; agrees if that lies within ±{WEAK}, does "
-            "not if it lies beyond",
+            f"with the 95% t interval over networks; agrees if the interval lies within ±{WEAK}, "
+            "disagrees if it lies outside",
         )
         for _, row in table[table.setting != "initialised"].iterrows()
     ]
 
 
 def mean_correlation(correlations: Sequence[Correlation]) -> Correlation:
-    """Average correlations of several networks by Fisher's transform, with Student's interval."""
+    """Average correlations over networks by Fisher's transform, with a t interval."""
     values = np.arctanh([correlation.value for correlation in correlations])
     value, low, high = map(math.tanh, (float(values.mean()), *network_interval(values)))
     return Correlation(value, low, high, len(values))
@@ -127,7 +127,7 @@ def _figure(table: pd.DataFrame, both: pd.DataFrame) -> Figure:
     figure, (left, right) = page_figure(2.9, columns=2)
     places = np.arange(len(table))
     draw_intervals(
-        left, table, "correlation", places, fmt="o", color=COLOURS[0], label="here, 95 % interval"
+        left, table, "correlation", places, fmt="o", color=COLOURS[0], label="here, 95% interval"
     )
     is_published = table.setting.isin(PUBLISHED["VGG8"])
     published = [PUBLISHED["VGG8"][setting][0] for setting in table.setting[is_published]]

@@ -1,4 +1,4 @@
-"""Error, deviation and density of networks of growing width, trained with wrong labels."""
+"""Error, deviation and density of networks of increasing width, trained with wrong labels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
 NOISE = 0.2
 MAX_FITTED_ERROR = 0.05
-"""Largest training error at which the labels, including wrong ones, count as fitted."""
+"""Maximum training error at which the labels, including wrong ones, count as fitted."""
 LINES = {"lines.number": 8, "lines.anchors": 4, "lines.tolerance": 0.01}
 
 
 class DoubleDescent(Study):
-    """Test error, deviation and density of ResNet18s against their width, with wrong labels."""
+    """Test error, deviation and density of ResNet18s by width, with wrong labels."""
 
     question = "Does deviation rise and fall with the width as the test error does?"
     source = SOURCE
@@ -35,7 +35,7 @@ class DoubleDescent(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure each width's networks along closed paths, and their test accuracy."""
+        """Measure the networks of each width along closed paths, and their test accuracy."""
         data, runs = context.data or DATA, {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
         changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
@@ -58,7 +58,7 @@ class DoubleDescent(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Test each mean for a peak or a trend over the widths."""
+        """Test the means for a peak or a trend over the widths."""
         table = _networks(runs)
         means = table.groupby("width").mean(numeric_only=True)
         verdicts = [
@@ -76,10 +76,10 @@ class DoubleDescent(Study):
         return Findings(
             verdicts,
             {"Networks": table},
-            {"Against the width: error and deviation left, density right": _figure(means)},
+            {"Error and deviation (left) and density (right) by width": _figure(means)},
             [
-                f"Small data: {len(means)} widths, seeds: {table.seed.nunique()}, few images and "
-                "epochs. The published study has widths up to 64 on CIFAR-10; its narrow networks "
+                f"Small-scale: {len(means)} widths, seeds: {table.seed.nunique()}, few images and "
+                "epochs. The published study uses widths up to 64 on CIFAR-10; its narrow networks "
                 "can't fit the wrong labels and its wide ones do.",
                 f"Error on the training labels, including wrong ones: from {errors.min():.0%} to "
                 f"{errors.max():.0%}.",
@@ -115,14 +115,14 @@ def _has_peak(claim: str, means: pd.DataFrame, column: str) -> Verdict:
     """Test for a peak between the narrowest and the widest network."""
     place, errors = int(np.argmax(means[column])), means["train error"]
     is_inside = 0 < place < len(means) - 1
-    # The first width that fits the labels may be the peak itself.
+    # The narrowest width that fits the labels may be the peak itself.
     is_crossed = len(means) > 2 and errors.iloc[0] > MAX_FITTED_ERROR >= errors.iloc[-2:].max()
     return Verdict(
         claim,
         "peak where the training labels are first fitted",
         _format_by_width(means[column]),
         True if is_inside else False if is_crossed else None,
-        "mean over seeds; refuted only if the narrowest networks don't fit the training labels "
+        "means over seeds; refuted only if the narrowest networks don't fit the training labels "
         "and the two widest do",
     )
 

@@ -1,4 +1,4 @@
-"""Networks linearised after training against networks linearised from the start."""
+"""Comparison of networks linearised after training with networks linearised from the start."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 
 MODEL, DATA = "vgg8", "digits"
-RANDOM_SHARES = (0.2, 0.4, 0.6)
-"""Shares of linear units in the random control."""
+RANDOM_FRACTIONS = (0.2, 0.4, 0.6)
+"""Fractions of linear units in the random control."""
 MIN_GAP = 0.01
-"""Smallest difference of accuracies that counts as a gap."""
+"""Minimum difference in accuracy that counts as a gap."""
 MIN_LINEAR_LOSS = 0.05
-"""Minimum accuracy loss of the most linear networks for a task to be hard enough to refute a
+"""Accuracy that the most linear networks must lose for a task to count as hard enough to refute a
 gap."""
 HARDER_DATA, HARDER_MODEL = "mnist1d", "small/relu-w32-d6"
-"""A task that needs more nonlinearity: logistic regression reaches 32 % on it, against 96 % on the
-digits."""
+"""A task that needs more nonlinearity: logistic regression reaches 32% on it, compared with
+96% on digits."""
 HARDER_OMEGAS = {"post-training": (0.003, 0.03, 0.1), "from-start": (3e-5, 1e-4, 3e-4)}
 LATE_CLAIM = "At the same path length networks made linear late are more accurate"
 DEPTHS = (1, 2, 4)
-"""Hidden layers of ordinary networks as wide as `HARDER_MODEL`."""
+"""Numbers of hidden layers in the ordinary networks, which are as wide as `HARDER_MODEL`."""
 
 
 class EarlyOrLate(Study):
-    """Accuracy at equal path length of networks linearised after training or from the start."""
+    """Accuracy of networks linearised after training or from the start, at equal path lengths."""
 
     question = "Is a network more accurate if it is linearised late rather than early?"
     source = SOURCE
@@ -72,9 +72,9 @@ class EarlyOrLate(Study):
             checkpoints += [
                 context.request_training(
                     MODEL, DATA, "post-training", seed, weights="trained",
-                    name=f"random{share:g}", random_share=share,
+                    name=f"random{fraction:g}", random_share=fraction,
                 )
-                for share in RANDOM_SHARES
+                for fraction in RANDOM_FRACTIONS
                 for seed in context.seeds_or(3)
             ]  # fmt: skip
         harder = _harder_networks(context)
@@ -116,9 +116,9 @@ class EarlyOrLate(Study):
                 "a significant number of them",
                 ours,
                 stays_accurate(table),
-                f"the trained network has {reference:.1%}; agrees if some ω makes "
-                f"{MIN_LINEAR_SHARE:.0%} of the units linear and loses no more than "
-                f"{100 * MAX_ACCURACY_LOSS:g} points, mean over seeds",
+                f"the trained network reaches {reference:.1%}; agrees if some ω makes "
+                f"{MIN_LINEAR_SHARE:.0%} of the units linear and costs at most "
+                f"{100 * MAX_ACCURACY_LOSS:g} points, averaged over seeds",
             ),
         ]
         return Findings(
@@ -126,9 +126,10 @@ class EarlyOrLate(Study):
             {"Networks": pd.concat([table, harder], ignore_index=True)},
             {"Accuracy against path length": _figure({DATA: table, HARDER_DATA: harder})},
             [
-                f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}; late networks all "
-                "start from the shipped one, early ones from the initialisation of their seed. "
-                f"{HARDER_DATA}: {HARDER_MODEL}, late networks from the trained one of their seed.",
+                f"Small-scale: {MODEL} on {DATA}, {table.seed.nunique()} seeds; late networks all "
+                "start from the bundled checkpoint, early ones from their seed's initialisation. "
+                f"{HARDER_DATA}: {HARDER_MODEL}; late networks start from their seed's trained "
+                "network.",
                 epochs_remark(table),
                 _duration_remark(table, DATA),
                 _duration_remark(harder, HARDER_DATA),
@@ -166,11 +167,11 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
 
 
 def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
-    """Return, per seed, the accuracy advantage of late networks over a mode's at equal `column`.
+    """Return, per seed, the accuracy advantage of late networks over `mode` at equal `column`.
 
-    The curve of a seed's late networks over ω, which begins at the network that they start from,
-    is interpolated. Networks of one seed, under several ω or of several depths, are not
-    independent, so their mean is taken.
+    For each seed, the curve traced by its late networks as ω varies, beginning at the network they
+    start from, is interpolated. Networks with the same seed but different ω or depth are not
+    independent, so they are averaged.
     """
     gaps = []
     for seed, others in table[table["mode"] == mode].groupby("seed"):
@@ -197,7 +198,7 @@ def _format_points(gaps: NDArray[np.float64]) -> str:
 
 
 def _test_gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Verdict:
-    """Test whether late networks are more accurate than a mode's networks at equal path lengths."""
+    """Test whether late networks are more accurate than those of `mode` at equal path lengths."""
     gaps = _advantages(table, mode, "pathlength")
     low, high = network_interval(gaps)
     answer = True if low > 0 else None
@@ -208,10 +209,10 @@ def _test_gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -
         published,
         _format_points(gaps),
         None if is_short(table) else answer,
-        "networks against the curve of those of their seed made linear late, interpolated at their "
-        "path length; mean over a seed, then Student's 95 % interval over seeds; does not agree if "
-        f"the interval is below 0, nor below {100 * MIN_GAP:g} point where the most linear "
-        f"networks lose at least {100 * MIN_LINEAR_LOSS:g}: on an easier task nothing can be lost",
+        "each network compared with the curve of the late networks with its seed, interpolated at "
+        "its path length; mean over each seed, then the 95% t interval over seeds; disagrees if "
+        f"the interval lies below 0, or below {100 * MIN_GAP:g} point if the most linear networks "
+        f"lose at least {100 * MIN_LINEAR_LOSS:g} (on an easier task there is nothing to lose)",
     )
 
 
@@ -230,8 +231,8 @@ def _test_difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
         "",
         ours,
         answer,
-        f"{HARDER_MODEL} on {HARDER_DATA} against {MODEL} on {DATA}: Welch's 95 % interval of the "
-        "difference over seeds; task and architecture differ together",
+        f"{HARDER_MODEL} on {HARDER_DATA} vs. {MODEL} on {DATA}: 95% Welch interval for the "
+        "difference over seeds; the task and the architecture both differ",
     )
 
 
@@ -243,28 +244,28 @@ def _test_control(table: pd.DataFrame) -> Verdict:
         "",
         _format_points(gaps),
         above(network_interval(gaps)),
-        "networks with a random share of linear units, trained on as long, against the curve of "
-        "those of their seed chosen by the penalty; mean over a seed, then Student's 95 % interval "
-        "over seeds",
+        "networks with a random fraction of linear units, trained further for as long, compared "
+        "with the curve of the networks with the same seed whose units the penalty selected; mean "
+        "over each seed, then the 95% t interval over seeds",
     )
 
 
 def _duration_remark(table: pd.DataFrame, data: str) -> str:
-    """Return a remark on the epochs of late networks, in both phases, and of the others."""
+    """Return a remark on the number of epochs of late networks, over both phases, and of others."""
     epochs = table.groupby("mode").epochs.max()
     late = int(epochs.get("reference", 0) + epochs.get("post-training", 0))
     names = {"from-start": "early", "shallow": "shallow"}
     others = {names[mode]: int(epochs[mode]) for mode in names if mode in epochs}
-    listed = ", ".join(f"{name} ones {count}" for name, count in others.items())
+    listed = ", ".join(f"{name} ones for {count}" for name, count in others.items())
     is_longer = any(count < late for count in others.values())
     return (
-        f"{data}: late networks were trained for {late} epochs in all, {listed}."
+        f"{data}: late networks were trained for {late} epochs in total, {listed}."
         + is_longer * " An advantage of the late networks may be due to longer training."
     )
 
 
 def _answer_without_gap(table: pd.DataFrame) -> bool | None:
-    """Return False if the task is hard enough to show a gap, else None."""
+    """Return False if the task is hard enough to show a gap, otherwise None."""
     loss = float(as_trained(table).accuracy - by_omega(table).accuracy.min())
     return False if loss >= MIN_LINEAR_LOSS else None
 

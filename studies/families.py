@@ -42,7 +42,7 @@ COLOURS = dict(zip(FAMILIES, _PALETTE, strict=True))
 
 
 MAX_CHANGE = 0.05
-"""Largest difference of scores that counts as no change."""
+"""Maximum difference between scores that counts as no change."""
 
 
 class Families(Classifiers):
@@ -77,7 +77,7 @@ class Families(Classifiers):
                 "architectures of one family cluster",
                 families,
                 compared.distances,
-                "by chance {chance:.0%}; families of one network are left out",
+                "by chance {chance:.0%}; families with only one network are excluded",
             ),
             *_compare_with_alexnet(names, compared.distances),
             _vits_are_apart(families, compared.distances),
@@ -86,7 +86,7 @@ class Families(Classifiers):
         ]
         return Findings(
             [*undecided_if_untrained(run, verdicts), _families_of_the_zoo(runs)],
-            {"Distances of signatures": distances},
+            {"Distances between signatures": distances},
             {
                 "Dendrogram of the signatures (average linkage of DTW distances)": _dendrogram(
                     short_names, families, compared
@@ -101,7 +101,7 @@ def _families_of_the_zoo(runs: Runs) -> Verdict:
     """Compare signatures within and between families of trained networks of the zoo."""
     claim, published = "Trained networks of the zoo cluster by family", "families cluster"
     if "zoo" not in runs:
-        return Verdict(claim, published, remark="none at hand")
+        return Verdict(claim, published, remark="none available")
     verdicts = {}
     for state, rows in site_scores(runs["zoo"]).groupby("state", sort=False):
         table = dict(signatures(rows, "model"))
@@ -110,8 +110,8 @@ def _families_of_the_zoo(runs: Runs) -> Verdict:
             published,
             [short_name(name).partition("-")[0] for name in table],
             compare_signatures(list(table.values())).distances,
-            "nearest signature of the same family; by chance {chance:.0%}; each family has its own "
-            "data and activation, too",
+            "nearest signature is of the same family; by chance {chance:.0%}; families also differ "
+            "in their data and activation",
         )
     drawn = f"; initialised {verdicts['drawn'].ours}" if "drawn" in verdicts else ""
     return replace(verdicts["trained"], ours=f"{verdicts['trained'].ours}{drawn}")
@@ -129,7 +129,7 @@ def _compare_with_alexnet(names: Sequence[str], distances: NDArray[np.float64]) 
     classifiers = [CLASSIFIERS[name] for name in from_alexnet.index]
     years = np.array([classifier.year for classifier in classifiers])
     latest = from_alexnet[[classifier.group == "post-ViT" for classifier in classifiers]]
-    # AlexNet itself is left out, since its distance of 0 would dominate.
+    # AlexNet itself is excluded: its distance of 0 would dominate.
     tau = kendall(years[years < 2020], from_alexnet[years < 2020])
     middle = from_alexnet[(years >= 2018) & (years <= 2020)]
     are_known = len(latest) > 0 and len(middle) > 0
@@ -140,15 +140,15 @@ def _compare_with_alexnet(names: Sequence[str], distances: NDArray[np.float64]) 
             "increasingly dissimilar",
             correlation_text("τ", tau),
             correlates(tau),
-            "Kendall's τ of year and DTW distance to AlexNet; longer signatures are farther "
-            "away regardless of their scores",
+            "Kendall's τ between year and DTW distance to AlexNet; longer signatures are farther "
+            "away whatever their scores",
         ),
         Verdict(
             claims[1],
             "a U-turn",
             ours if are_known else "",
             ordered(latest, middle),
-            "agrees if all are nearer than every network of those years",
+            "agrees if all of them are nearer than every network from 2018 to 2020",
         ),
     ]
 
@@ -169,13 +169,13 @@ def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> 
         published,
         f"mean distance {means['ViT']:.2f}; {second} {means[second]:.2f}",
         ordered(list(others.values()), means["ViT"]),
-        "mean DTW distance to all networks of other families, the largest of all families",
+        "mean DTW distance to the networks of other families; agrees if larger than for any other",
     )
 
 
 def _compare_depths(sites: pd.DataFrame) -> list[Verdict]:
     """Compare the scores of VGGs, and of ResNets after additions, by depth."""
-    # A block calls its ReLU several times, the last time after the addition.
+    # A block calls its ReLU several times; the last call follows the addition.
     added = sites[sites.place.str.fullmatch(r"layer.*\.relu:\d")]
     added = added.assign(block=added.place.str.replace(r"\.relu:\d$", "", regex=True))
     last = added.groupby(["model", "block"], as_index=False).value.last()
@@ -200,7 +200,7 @@ def _compare_depths(sites: pd.DataFrame) -> list[Verdict]:
             "do not change (figure 14)",
             texts["VGG"].replace(" < ", ", "),
             within(vggs, float(np.mean(vggs)), MAX_CHANGE) if len(vggs) > 1 else None,
-            f"mean score of each network, within {MAX_CHANGE} of their mean",
+            f"mean score of each network; agrees if all are within {MAX_CHANGE} of their mean",
         ),
         Verdict(
             "The deeper a ResNet, the more linear its activations after additions",
@@ -223,7 +223,7 @@ def _compare_patches(table: Mapping[str, NDArray[np.float64]]) -> list[Verdict]:
                 "gradually more linear (figure 13)",
                 correlation_text("τ", tau).replace("networks", "layers"),
                 correlates(tau),
-                "ViT-L/16, Kendall's τ of layer and score",
+                "ViT-L/16, Kendall's τ between layer and score",
             )
         )
     if (large := table.get("torchvision/vit_l_32")) is not None:
@@ -234,7 +234,7 @@ def _compare_patches(table: Mapping[str, NDArray[np.float64]]) -> list[Verdict]:
                 "plateau, then a steep change (figure 13)",
                 f"quarters {', '.join(f'{mean:.2f}' for mean in (first, *middle, last))}",
                 ordered(abs(middle[1] - middle[0]), last - middle[1]),
-                "ViT-L/32: the rise to the last quarter of layers against the change before it",
+                "ViT-L/32: the rise to the last quarter of layers vs. the change before it",
             )
         )
     return verdicts

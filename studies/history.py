@@ -106,7 +106,7 @@ class History(Classifiers):
                 "Statistics of signatures": table,
                 "Mean standard deviation of scores over batches": stable,
             },
-            {"Least, median and largest affinity of each network, by year": _figure(table)},
+            {"Minimum, median and maximum affinity of each network, by year": _figure(table)},
             [*classifier_remarks(run), *zoo_remarks(runs, self.zoo)],
         )
 
@@ -125,7 +125,7 @@ def _trained_transformers(runs: Runs) -> Verdict:
         if lower and higher
         else "",
         ordered(lower, higher),
-        "a Transformer of text and one of molecules, against networks of images and sounds",
+        "Transformers for text and for molecules vs. networks for images and sounds",
     )
 
 
@@ -141,7 +141,7 @@ def _trend(before: pd.DataFrame, statistic: str) -> Verdict:
         "increasing",
         correlation_text("τ", tau),
         correlates(tau),
-        "Kendall's τ of year and score; networks of a family aren't independent, so the "
+        "Kendall's τ between year and score; networks of one family aren't independent, so the "
         "interval is too narrow",
     )
 
@@ -150,7 +150,7 @@ def _transformers(table: pd.DataFrame) -> Verdict:
     claim, published = "ViTs are the most nonlinear of all", "lowest scores"
     vits, others = table[table.family == "ViT"]["mean"], table[table.family != "ViT"]
     if vits.empty or others.empty:
-        return Verdict(claim, published, remark="none here")
+        return Verdict(claim, published, remark="none available")
     lowest = others.sort_values("mean").iloc[0]
     return Verdict(
         claim,
@@ -158,7 +158,7 @@ def _transformers(table: pd.DataFrame) -> Verdict:
         f"mean score {range_text(vits)}; the lowest other is "
         f"{short_name(lowest.network)} with {lowest['mean']:.2f}",
         ordered(vits, others["mean"]),
-        "every ViT's mean score below that of every other network",
+        "agrees if every ViT's mean score is below that of every other network",
     )
 
 
@@ -169,7 +169,7 @@ def _early_networks(table: pd.DataFrame) -> Verdict:
     return Verdict(
         "AlexNet's and VGG's scores are less spread than those of later networks until 2019",
         "very low spread",
-        f"{early.max():.2f} at most; the others {later.min():.2f} at least" if are_known else "",
+        f"at most {early.max():.2f}; the others at least {later.min():.2f}" if are_known else "",
         ordered(early, later),
     )
 
@@ -185,7 +185,7 @@ def _googlenet(table: pd.DataFrame) -> Verdict:
         published,
         f"{low:.2f} to {high:.2f}",
         low >= 0.55 and high <= 0.95,
-        "to the decimal of the published ends",
+        "rounded to one decimal, like the published ends",
     )
 
 

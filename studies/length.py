@@ -1,4 +1,4 @@
-"""Length distortion of random networks against the theory of Hanin and of Raghu."""
+"""Length distortion of random networks compared with the theories of Hanin and Raghu."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEPTH = 8
 PATHS = 4
 MAX_GROWTH = 1.05
-"""Largest factor per layer that counts as no growth."""
+"""Maximum factor per layer that counts as no growth."""
 VARIANCES = {"2": "He's initialisation", "4": "weights √2 times as large"}
 LENGTHS = Source(
     "B. Hanin, R. Jeong, D. Rolnick, Deep ReLU Networks Preserve Expected Length, ICLR 2022, and "
@@ -34,7 +34,7 @@ LENGTHS = Source(
 
 
 class Length(Study):
-    """Length distortion of random ReLU networks by depth, with its closed form."""
+    """Length distortion of random ReLU networks by depth, compared with its closed form."""
 
     question = "Does the image of a path grow exponentially with depth in a random network?"
     source = LENGTHS
@@ -85,14 +85,14 @@ class Length(Study):
                 f"{last['mean'] ** (1 / DEPTH):.3f} times a layer, "
                 f"interval {ends[0]:.3f} to {ends[1]:.3f}",
                 below(ends, MAX_GROWTH),
-                f"a factor below {MAX_GROWTH:g} a layer counts as no growth",
+                f"a factor below {MAX_GROWTH:g} per layer counts as no growth",
             ),
             Verdict(
                 "With larger weights it grows exponentially with depth",
                 "exponential",
                 f"{growth:.2f} times a layer",
                 rises(large["mean"]),
-                "variance 4; √2 is the factor of the weights",
+                "variance 4: the weights are larger by a factor of √2",
             ),
         ]
         figures = {"Length of the image relative to the path, by layer": _figure(table)}

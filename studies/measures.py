@@ -1,4 +1,4 @@
-"""The benchmark of measures: tests of every measure on planted nonlinearity."""
+"""The benchmark of measures, which tests every measure on planted nonlinearity."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ QUICK_PAIRS = 4
 REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
-"""Training accuracy from which labels count as learned."""
+"""Minimum training accuracy for the labels to count as learned."""
 BASELINES = (PARAMETERS, "elementwise_residual")
 FITS = "How well the trained networks fit"
 
@@ -62,7 +62,7 @@ FITS = "How well the trained networks fit"
 class Measures(Study):
     """Every measure on ladders of networks whose order is known in advance."""
 
-    question = "Which measures see nonlinearity that was planted, and what does it cost?"
+    question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
     needs = "trains 126 small networks; nothing if quick"
     minutes, quick_minutes = 25.0, 1.5
@@ -110,7 +110,7 @@ class Measures(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Assess order, exactness, invariance, reliability, agreement and cost."""
+        """Assess the order, exactness, invariance, agreement and cost of each measure."""
         cells, descriptions = cells_of(runs), descriptions_of(runs)
         orders = _orders(cells, descriptions)
         names = list(dict.fromkeys(measure for measure, _ in orders))
@@ -147,7 +147,7 @@ class Measures(Study):
 def requests_of(
     context: Context, ladder: Ladder, seeds: tuple[int, ...] = ()
 ) -> Iterable[dict[str, Any]]:
-    """Yield the fields of a ladder's requests, one per seed if networks are trained."""
+    """Yield the fields of a ladder's requests, one request per seed if networks are trained."""
     settings = {"lines.tolerance": 0.01, **ladder.settings}
     if ladder.data == "digits":
         settings["lines.number"] = IMAGES
@@ -158,7 +158,7 @@ def requests_of(
         settings["local-complexity.traced"] = 1
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
-        # A request measures every model with every set of weights.
+        # A request measures every model with all its weights, so trained rungs need one per seed.
         weights: dict[tuple[str, ...], list[str]] = {}
         for rung in ladder.rungs:
             file = weights_of(context, rung, group[0])
@@ -175,7 +175,7 @@ def requests_of(
 
 
 def applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
-    """Select the settings that apply to a run of these measures on this dataset."""
+    """Select the settings that apply to a run with the given measures and dataset."""
     probes = (load_measure(name).probe for name in measures)
     owners = {data.partition("/")[0], *measures, *probes}
     return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
@@ -184,7 +184,7 @@ def applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) 
 def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) -> Orders:
     """Compute the order of each measure on each ladder.
 
-    P-values are adjusted over a measure's planted ladders, and separately over its published ones.
+    P-values are adjusted over a measure's planted ladders and, separately, its published ones.
     """
     residuals = {name: residuals_of(cells, name) for name in LADDERS}
     known = cells[(cells.part == "") & cells.ladder.isin(LADDERS)]
@@ -198,7 +198,7 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
         kinds: dict[str, dict[str, Order]] = defaultdict(dict)
         for name, order in by_ladder.items():
             kinds[LADDERS[name].kind][name] = order
-        # Regimes have no order to test.
+        # The order of a regime is not known, so there is nothing to test.
         judged = {n: replace(o, mark=o.mark or "regime") for n, o in kinds["regime"].items()}
         judged |= adjusted(kinds["planted"]) | adjusted(kinds["published"])
         orders |= {(str(measure), name): judged[name] for name in by_ladder}
@@ -206,7 +206,7 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
 
 
 def _headline(questions: pd.DataFrame) -> list[str]:
-    """Name the measures that see the most ladders of each question, cheapest first."""
+    """For each question, name the measures that see the most ladders, cheapest first."""
     lines = []
     for question, words in QUESTIONS.items():
         counts = questions[question].str.extract(r"^(\d+) of (\d+)").astype(float)
@@ -242,8 +242,8 @@ def _exact_verdicts(exact: pd.DataFrame) -> Iterable[Verdict]:
             "",
             _count_exceptions(judged.loc[maps.index], wrong),
             not len(wrong),
-            "affine maps as activations of 16 skewed channels; affinity compares the laws of "
-            "input and output, and takes no map but a positive one for affine",
+            "affine maps as activations of 16 skewed channels; affinity compares the distributions "
+            "of input and output, and counts only positive semidefinite maps as affine",
         )
 
 
@@ -272,7 +272,7 @@ def _ladder_verdicts(orders: Orders) -> Iterable[Verdict]:
 
 
 _SEEDS_REMARK = (
-    "every network from another seed, trained the same number of epochs, on the same images; "
+    "every network with a different seed, trained for equally many epochs on the same images; "
     "exact trend test over networks, adjusted by Holm's method"
 )
 # Measure, ladder, claim and published result.
@@ -336,7 +336,7 @@ def _claim_verdicts(orders: Orders, cells: pd.DataFrame, fits: pd.DataFrame) -> 
             "0.00 to 1.00 of paths, by network (table 2)",
             f"τ {order.text}",
             {"recovers": False, "sees": False}.get(order.word),
-            f"{_SEEDS_REMARK}; that there is no rank can't be shown with few networks",
+            f"{_SEEDS_REMARK}; a few networks can't show that there is no order",
         )
     yield from _compare_with_affine(cells)
 
@@ -357,7 +357,7 @@ def _compare_with_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
         "",
         f"{values.mean():.3f} ({low:.3f} to {high:.3f})",
         above((low, high), 1),
-        f"{len(values)} networks, bootstrap; the same networks with slope 1 give 1",
+        f"{len(values)} networks, bootstrap interval; with slope 1, the same networks give 1",
     )
 
 
@@ -365,20 +365,20 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
     measured = cells[cells.ladder.isin(LADDERS)].groupby("ladder").seed.nunique()
     few, many = int(measured.min()), int(measured.max())
     remarks = [
-        f"Networks are the unit: {few if few == many else f'{few} to {many}'} seeds for each rung. "
+        f"The units are networks: {few if few == many else f'{few} to {many}'} seeds per rung. "
         f"Each network is measured on {SAMPLES} samples, along {PAIRS} segments between pairs of "
         f"them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 segments each.",
-        "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over the "
-        "planted, or the published, ladders of a measure; a recovered order takes at least five "
+        "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over a "
+        "measure's planted or published ladders; a recovered order requires at least five "
         "networks.",
         "Seconds depend on the machine and its load.",
     ]
     if shipped:
         remarks.append(
-            f"Not measured now, but shipped with nlbench from a full study: {', '.join(shipped)}."
+            f"Not measured in this run, but bundled from a full study: {', '.join(shipped)}."
         )
     if "fitted" in set(cells.ladder):
-        remarks.append(f"Fitted networks that explain less than {MIN_EXPLAINED:.0%} are left out.")
+        remarks.append(f"Fitted networks that explain less than {MIN_EXPLAINED:.0%} are excluded.")
     failed = cells[cells.status == "failed"]
     if len(failed):
         first = failed.iloc[0]

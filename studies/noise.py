@@ -32,7 +32,7 @@ class Noise(ClosedPaths):
     question = "Are networks that memorise wrong labels more nonlinear, along the same paths?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the networks' medians between settings."""
+        """Compare the medians of the networks between settings."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_measure = {name: medians(table) for name, table in values.items()}
         deviation, density = by_measure["absdev"], by_measure["density"]
@@ -70,8 +70,8 @@ class Noise(ClosedPaths):
             [
                 size_remark(values["absdev"]),
                 *unfitted_remarks(runs["paths"]),
-                "ResNet18 is compared at 40 % wrong labels alone, in paired: every share would "
-                "take 12 further networks, more than ten minutes on two cores.",
+                "ResNet18 is compared only at 40% wrong labels, in the study paired: all levels "
+                "would require 12 more networks, over ten minutes on two cores.",
             ],
         )
 
@@ -92,9 +92,9 @@ def is_lower(
         published,
         "; ".join(f"{name}: {over_seeds(by_network[name])}" for name in (*lower, *higher)),
         above(differences) if fewest >= MIN_NETWORKS else None,
-        "median over paths, mean ± deviation over networks; so ordered in "
-        f"{(differences > 0).sum()} of {len(differences)} pairs of networks; yes or no only where "
-        f"all pairs agree and each setting has at least {MIN_NETWORKS} networks",
+        "median over paths, mean ± standard deviation over networks; this order holds in "
+        f"{(differences > 0).sum()} of {len(differences)} pairs of networks; decided only if all "
+        f"pairs agree and each setting has at least {MIN_NETWORKS} networks",
     )
 
 

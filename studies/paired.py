@@ -1,4 +1,4 @@
-"""Shares of paths on which one network is more nonlinear than another."""
+"""Fractions of paths on which one network is more nonlinear than another."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Table 2, CIFAR-10: share of paths on which the first of a pair has the larger deviation, and the
-# larger density; mean ± standard deviation over three pairs.
+# Table 2, CIFAR-10: fraction of paths on which the first of a pair has the larger deviation, and
+# the larger density; mean ± standard deviation over three pairs.
 PUBLISHED = {
     "VGG8": {
         ("clean", "augmented"): ("0.98 ± 0.01", "0.66 ± 0.40"),
@@ -55,20 +55,20 @@ PUBLISHED = {
     },
 }
 NEARLY_ALL = 0.9
-"""Smallest share of paths that counts as nearly all; the published shares are 0.98 and more."""
+"""Minimum fraction of paths that counts as nearly all; published fractions are at least 0.98."""
 FEW = 1 - NEARLY_ALL
 OTHER_SEEDS = "different seeds"
 Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], Correlation]
-"""Shares keyed by pair of settings, measure, and True for networks of one seed."""
+"""Fractions of paths keyed by pair of settings, measure, and True for networks with one seed."""
 
 
 class Paired(ColumnPaths):
-    """Share of paths on which wrong labels, no augmentation and training raise a measure."""
+    """Fraction of paths on which wrong labels, no augmentation and training raise a measure."""
 
     question = "Is the harder task's network more nonlinear on nearly every path?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare networks path by path, of one seed and of different seeds."""
+        """Compare networks path by path, with the same seed and with different seeds."""
         verdicts, tables, remarks = [], [], []
         for part, network in NETWORKS.items():
             if part not in runs:
@@ -84,21 +84,21 @@ class Paired(ColumnPaths):
             verdicts,
             {"Share of paths on which the first has the larger value": table},
             {
-                "Share of paths: same seed (left), different seeds (right)": _figure(
+                "Fraction of paths: same seed (left), different seeds (right)": _figure(
                     table[table.network == "VGG8"]
                 ),
-                "Differences of networks of one seed, path by path (figure 9)": _differences(vgg8),
+                "Differences per path, networks with one seed (figure 9)": _differences(vgg8),
             },
             [
                 *remarks,
-                "Paths are the same for all networks. One untrained network (seed 0) is compared "
+                "All networks share the same paths. One untrained network (seed 0) is compared "
                 "with all trained ones.",
             ],
         )
 
 
 def path_shares(values: Mapping[str, pd.DataFrame]) -> Shares:
-    """Compute the shares of paths for all pairs of settings from each measure's `path_values`."""
+    """Compute the fractions of paths for all pairs of settings, given `path_values` by measure."""
     settings = sorted_settings(next(iter(values.values())).setting)
     return {
         (pair, name, same): share_of_paths(table, *pair, same_seed=same)
@@ -122,8 +122,8 @@ def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
             "",
             f"{share.text}, {share.groups} networks",
             share_above(share, NEARLY_ALL),
-            "each network of wrong labels against each clean one of a different seed, on "
-            "the same paths; Wilson's 95 % interval over networks",
+            "each network trained on wrong labels vs. each clean one with a different seed, on "
+            "the same paths; 95% Wilson interval over networks",
         )
         for (pair, name, same), share in shares.items()
         if pair[1] == "clean" and name == "density" and not same and share.n
@@ -142,7 +142,7 @@ def _table(network: str, shares: Shares) -> pd.DataFrame:
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of settings, with the one expected to be higher first."""
+    """Return pairs of settings, the one expected to be higher first."""
     trained = [name for name in names if name != "initialised"]
     noisy = [name for name in trained if name.startswith("noise")]
     pairs = [("clean", "augmented")] if "augmented" in names else []
@@ -153,7 +153,7 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 def _is_above(
     prefix: str, pair: tuple[str, str], measure: str, published: str, share: Correlation
 ) -> Verdict:
-    """Test whether the share is nearly 1, almost 0 or between, as published."""
+    """Test whether the fraction is nearly 1, almost 0 or in between, as published."""
     name = {"absdev": "Deviation", "density": "Density"}[measure]
     value = float(published.split()[0]) if published else 1.0
     if value >= NEARLY_ALL:
@@ -167,8 +167,8 @@ def _is_above(
         published,
         f"{share.text}, pairs of networks: {share.groups}",
         agrees,
-        "share of paths, mean over pairs of networks of one seed with Wilson's 95 % interval over "
-        f"the pairs; nearly all is at least {NEARLY_ALL}, almost none at most {FEW:g}",
+        "fraction of paths, mean over pairs of networks with the same seed, with the 95% Wilson "
+        f"interval over pairs; nearly all: at least {NEARLY_ALL}, almost none: at most {FEW:g}",
     )
 
 
@@ -191,7 +191,7 @@ def _figure(table: pd.DataFrame) -> Figure:
             xlim=(-0.03, 1.03),
             ylim=(len(names) - 0.5, -0.5),
             title=f"networks of {seeds}",
-            xlabel="share of paths",
+            xlabel="fraction of paths",
         )
         if part.empty:
             axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
@@ -212,7 +212,7 @@ def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
             style = {"color": COLOURS[number], "label": f"{higher} - {lower}"}
             draw_ecdf(axes, both.value - both.value_lower, **style)
         axes.axvline(0, color="#777777", linewidth=0.8)
-        axes.set_xlabel(f"difference of {AXIS_LABELS[measure]}")
-    panels[0].set_ylabel("share of paths")
+        axes.set_xlabel(f"difference in {AXIS_LABELS[measure]}")
+    panels[0].set_ylabel("fraction of paths")
     panels[0].legend(loc="lower right", fontsize=7.5)
     return figure

@@ -35,13 +35,13 @@ KINDS = {
 NOISE_LEVEL = 0.4
 SEPARATING_SHARE = 0.9
 MAX_UNIFORM_SPREAD = 0.5
-"""Largest spread over random paths, relative to closed ones, that counts as uniform."""
+"""Maximum relative spread over random paths, as a fraction of closed ones, to count as uniform."""
 
 
 class Paths(Study):
-    """Clean against wrong labels along closed, open and random paths."""
+    """Comparison of networks trained on clean and on wrong labels along several kinds of paths."""
 
-    question = "Does it matter along which paths networks are compared?"
+    question = "Does it matter which paths networks are compared on?"
     source = SOURCE
     needs = "trains 6 networks, shared with other studies"
     minutes, quick_minutes = 3.5, 0.2
@@ -53,7 +53,7 @@ class Paths(Study):
         return {kind: measure_paths(context, kind, networks) for kind in KINDS}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare networks of one seed path by path, for each kind of path."""
+        """Compare networks with the same seed, path by path, for each kind of path."""
         values = {
             (kind, name): path_values(run, name) for kind, run in runs.items() for name in MEASURES
         }
@@ -71,7 +71,7 @@ class Paths(Study):
         table = pd.DataFrame(rows, columns=["paths", "measure", *intervals])
         return Findings(
             [*verdicts, _is_uniform(spreads)],
-            {"Networks of one seed, path by path": table},
+            {"Networks with the same seed, path by path": table},
             {
                 f"Distribution over paths: {title}": distribution_figure(
                     {name: values[kind, name] for name in MEASURES}, _curves
@@ -83,7 +83,7 @@ class Paths(Study):
 
 
 def _relative_spreads(values: pd.DataFrame) -> pd.Series[float]:
-    """Return std / mean over paths of each trained network."""
+    """Return the standard deviation over paths divided by the mean, for each trained network."""
     trained = values[values.setting != "initialised"]
     by_network = trained.groupby(["setting", "seed"]).value
     return by_network.agg(lambda paths: paths.std(ddof=0) / paths.mean())
@@ -93,8 +93,8 @@ def _is_uniform(spreads: Mapping[tuple[str, str], pd.Series[float]]) -> Verdict:
     ratios = {name: spreads["random", name] / spreads["closed", name] for name in MEASURES}
     answers = [below(network_interval(ratio), MAX_UNIFORM_SPREAD) for ratio in ratios.values()]
     ours = (
-        f"{name}: {spreads['random', name].mean():.0%} against "
-        f"{spreads['closed', name].mean():.0%} on closed"
+        f"{name}: {spreads['random', name].mean():.0%} vs. "
+        f"{spreads['closed', name].mean():.0%} on closed paths"
         for name in MEASURES
     )
     return Verdict(
@@ -102,9 +102,9 @@ def _is_uniform(spreads: Mapping[tuple[str, str], pd.Series[float]]) -> Verdict:
         "almost uniform",
         "; ".join(ours),
         False if False in answers else None if None in answers else True,
-        "read as: nearly the same value on every path. Standard deviation over paths divided by "
-        "the mean; agrees if it is less than half of that on closed paths, by Student's 95 % "
-        "interval over networks",
+        "taken to mean that each measure is nearly constant across paths: agrees if the standard "
+        "deviation over paths divided by the mean is less than half of that on closed paths, by "
+        "the 95% t interval over networks",
     )
 
 
@@ -116,8 +116,8 @@ def _separates(kind: str, measure: str, share: Correlation) -> Verdict:
         "yes" if is_deviation else "hardly, near training data",
         f"{share.text}, pairs of networks: {share.groups}",
         (share_above if is_deviation else share_below)(share, SEPARATING_SHARE),
-        f"share of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value, Wilson's "
-        f"95 % interval over pairs of networks; separated if it is at least {SEPARATING_SHARE}",
+        f"fraction of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value, 95% "
+        f"Wilson interval over pairs of networks; separated if at least {SEPARATING_SHARE}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Affinity of powers of growing order."""
+"""Affinity of powers of increasing order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def closed_form(order: int) -> float:
 
 
 class Polynomials(Study):
-    """Affinity of x, x³, x⁵, … at evenly spaced points of [-1, 1]."""
+    """Affinity of x, x³, x⁵, … at evenly spaced points in [-1, 1]."""
 
     question = "Does the affinity score fall as the order of a power rises?"
     source = AFFINITY
@@ -41,7 +41,7 @@ class Polynomials(Study):
     minutes = quick_minutes = 0.1
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of odd powers up to 41; quick studies only the published ones."""
+        """Measure the affinity of odd powers up to 41, or in quick studies of published ones."""
         orders = PUBLISHED if context.quick else range(1, 42, 2)
         request = Request(
             ("affinity",),
@@ -55,7 +55,7 @@ class Polynomials(Study):
         return {"run": context.run(request)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare each order's score with the slides and the closed form."""
+        """Compare the score of each order with the slides and with the closed form."""
         table = summary_values(runs["run"])
         table["order"] = table.function.str.removeprefix("power-").astype(int)
         table = table.sort_values("order")
@@ -66,7 +66,7 @@ class Polynomials(Study):
                 f"{published:.2f}",
                 f"{scores[order]:.4f}",
                 within(scores[order], published, ROUNDING),
-                f"closed form {closed_form(order):.4f}; agrees if it rounds to what was published",
+                f"closed form {closed_form(order):.4f}; agrees if it rounds to the published score",
             )
             for order, published in PUBLISHED.items()
         ]
@@ -77,7 +77,7 @@ class Polynomials(Study):
                 "falls",
                 f"{(steps < 0).sum()} of {len(steps)} steps down",
                 falls(table.value),
-                "the points are fixed: nothing is drawn",
+                "the points are fixed, so there is no sampling error",
             )
         )
         shown = pd.DataFrame(

@@ -1,4 +1,4 @@
-"""Affinity of tensors averaged over positions against that of whole tensors."""
+"""Affinity of tensors averaged over positions compared with that of whole tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Mean and spread over pooling methods (slides).
+# Mean and standard deviation over pooling methods (slides).
 PUBLISHED = {
     "sigmoid": (0.91, 0.001),
     "tanh": (0.81, 0.001),
@@ -49,7 +49,7 @@ class Pooling(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure noise of many and of few channels, and a network, under both reductions."""
+        """Measure noise with many and with few channels, and a network, under both reductions."""
         data, weights = trained_vgg8(context)
         seeds = context.seeds_or(3)
         runs = {}
@@ -82,7 +82,7 @@ class Pooling(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the scores of pooled and of whole tensors."""
+        """Compare the scores of pooled and whole tensors."""
         noise = {
             channels: _noise_scores(runs, channels) for channels in (MANY_CHANNELS, FEW_CHANNELS)
         }
@@ -103,13 +103,13 @@ class Pooling(Study):
             _is_preserved(
                 f"Pooling preserves the score with {FEW_CHANNELS} channels of noise",
                 noise[FEW_CHANNELS],
-                "a pooled tensor has as many numbers as channels: in so few dimensions another "
-                "sample's output is nearer than its own, and the distance shrinks",
+                "a pooled tensor has one value per channel; with few values, an input may be "
+                "nearer to another sample's output than to its own, which reduces the distance",
             ),
             _is_preserved(
                 "Pooling preserves the scores of a trained network's activations",
                 network,
-                "vgg8's positions are not independent, as those of noise are",
+                "unlike those of noise, the positions in vgg8 are not independent",
             ),
         ]
         tables = {
@@ -121,7 +121,7 @@ class Pooling(Study):
             verdicts,
             {**tables, "vgg8": network.reset_index(names="site")},
             {"Affinity, pooled and whole": _figure(noise, network)},
-            [f"{SAMPLES} samples, the noise of 4x4 independent positions; draws: {draws}."],
+            [f"{SAMPLES} samples; noise with 4x4 independent positions; draws: {draws}."],
         )
 
 
@@ -148,9 +148,9 @@ def _is_preserved(claim: str, scores: pd.DataFrame, reason: str) -> Verdict:
         claim,
         "preserves",
         f"pooled - whole: {difference.min():+.3f} to {difference.max():+.3f}; {worst} "
-        f"{scores.pooled[worst]:.3f} against {scores.whole[worst]:.3f}",
+        f"{scores.pooled[worst]:.3f} vs. {scores.whole[worst]:.3f}",
         within(difference, 0, TOLERANCE),
-        f"agrees if none differs by more than {TOLERANCE}; {reason}",
+        f"agrees if no score differs by more than {TOLERANCE}; {reason}",
     )
 
 

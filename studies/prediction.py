@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """Training and attack of a dataset's networks.
+    """Training and attack settings for the networks of a dataset.
 
     Parameters
     ----------
     epochs, batch_size : int
     epsilon : float
-        Size of the attack, in units of the inputs, at which about half of the predictions change.
+        Attack size, in units of the inputs, at which about half of the predictions change.
     """
 
     epochs: int
@@ -56,7 +56,7 @@ LEARNING_RATE = 0.01
 ACTIVATIONS = ("relu", "gelu", "tanh")
 WIDTHS, DEPTHS = (8, 16, 32, 64), (1, 2, 3, 4)
 SHAPES = 5
-"""Number of pairs of width and depth for each task and activation."""
+"""Number of pairs of width and depth per task and activation."""
 NOISES, DECAYS = (0.0, 0.1, 0.2, 0.4), (0.0, 1e-4, 1e-3)
 SAMPLES, PAIRS = 512, 16
 SETTINGS = {"substitution.cost": "kl", "lines.paths": "pairs", "lines.tolerance": 0.01}
@@ -134,7 +134,7 @@ class Prediction(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate measures with outcomes, within tasks, given size and training loss."""
+        """Correlate measures with outcomes within tasks, given size and training loss."""
         table = network_table(runs)
         result = _associations(table)
         return Findings(
@@ -150,9 +150,9 @@ class Prediction(Study):
 
 
 def _networks(context: Context, task: str) -> dict[str, list[Path]]:
-    """Request the networks of a task, and return their checkpoints by model.
+    """Request the networks for a task, and return their checkpoints by model.
 
-    Shapes and weight decays are drawn with a fixed seed; each shape has all shares of wrong labels.
+    Shapes and weight decays are drawn with a fixed seed; every shape has every noise level.
     """
     random = np.random.default_rng([2026, list(TASKS).index(task)])
     checkpoints: dict[str, list[Path]] = {}
@@ -172,7 +172,7 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
 
 
 def _request_network(context: Context, task: str, model: str, seed: int, decay: float) -> Path:
-    """Request a network; its seed is the index of its share of wrong labels."""
+    """Request a network; its seed is the index of its fraction of wrong labels."""
     settings, noise = TASKS[task], NOISES[seed]
     return context.request_training(
         model,
@@ -214,7 +214,7 @@ def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]
 def network_table(runs: Runs) -> pd.DataFrame:
     """Return one row per network: task, shape, activation, baselines, measures and outcomes.
 
-    Measures with a direction are oriented so that larger means more nonlinear.
+    Measures with a direction have their sign chosen so that larger means more nonlinear.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for part, run in runs.items():
@@ -245,14 +245,14 @@ def _measures(table: pd.DataFrame) -> list[str]:
 def association(
     table: pd.DataFrame, measure: str, outcome: str, controls: Sequence[str] = CONTROLS
 ) -> Association:
-    """Correlate a measure with an outcome within tasks, given the other controls.
+    """Correlate a measure with an outcome within tasks, given the controls.
 
     Networks of the same shape form one cluster across tasks.
     """
     groups: list[Group] = []
     for task in TASKS:
         rows = table[table.task == task]
-        # Activations are coded as an indicator for each function but the first.
+        # Dummy coding: one indicator for each activation function except the first.
         controlled = [
             (rows[name] == word).astype(float) if word else rows[name]
             for name in controls
@@ -264,7 +264,7 @@ def association(
 
 
 def _associations(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the associations with each outcome and their adjusted p-values, strongest first."""
+    """Return the associations with each outcome, strongest first, and their adjusted p-values."""
     rows = []
     for outcome in OUTCOMES:
         partial = {name: association(table, name, outcome) for name in _measures(table)}
@@ -301,7 +301,7 @@ def _verdicts(table: pd.DataFrame, result: pd.DataFrame) -> list[Verdict]:
                 "",
                 f"{best.measure} τ = {best['τ']:.2f} ({best.low:.2f} to {best.high:.2f})",
                 _is_decided(best) or None,
-                f"Holm over {len(result[result.outcome == outcome])} predictors, one sign in all "
+                f"Holm over {len(result[result.outcome == outcome])} predictors, same sign in all "
                 f"tasks; decided: {', '.join(others) or 'none'}",
             )
         )
@@ -326,7 +326,7 @@ def _headline(result: pd.DataFrame) -> list[str]:
         known = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure in BASELINES]
         lines.append(
             f"Given size and training loss, {words} is predicted by {', '.join(named) or 'none'}; "
-            f"of the baselines, by {', '.join(known) or 'none'}."
+            f"among the baselines, by {', '.join(known) or 'none'}."
         )
     return lines
 
@@ -348,17 +348,17 @@ def _remarks(table: pd.DataFrame) -> list[str]:
         f"Perceptrons by task: {sizes}; widths {WIDTHS[0]} to {WIDTHS[-1]}, depths {DEPTHS[0]} to "
         f"{DEPTHS[-1]}, {', '.join(ACTIVATIONS)}, {NOISES[0]:g} to {NOISES[-1]:g} wrong labels, "
         f"weight decay 0 to {DECAYS[-1]:g}.",
-        "τ: Kendall's between residuals of normal scores given log parameters and training loss "
-        "(each of them given the other alone), mean over tasks. The unit is the shape, an "
-        "activation with a width and a depth, in all tasks: intervals and p-values are "
-        "cluster-robust. An association is decided if it is significant after Holm's correction "
-        "and all tasks have its sign.",
-        "A shape's networks differ in the share of wrong labels, each share with a seed of its "
-        "own, and in weight decay. Effects of the share and of the seed are not separated.",
-        "Measures are of training samples and oriented: larger is more nonlinear. Outcomes are of "
-        "test samples. The gap is training accuracy minus the expected accuracy on test labels "
-        "with as much noise.",
-        "Absolute deviation is over the range of the logits on the path.",
+        "τ: Kendall's τ between residuals of normal scores given log parameters and training loss "
+        "(each of these two given only the other), mean over tasks. Intervals and p-values are "
+        "cluster-robust; a cluster is a shape (an activation with a width and a depth) over all "
+        "tasks. An association is decided if it is significant after Holm's correction and has "
+        "the same sign in all tasks.",
+        "Networks of one shape differ in weight decay and in the fraction of wrong labels. Each "
+        "fraction has its own seed, so the effects of the fraction and the seed are confounded.",
+        "Measures are computed on training samples; larger means more nonlinear. Outcomes are "
+        "computed on test samples. The gap is training accuracy minus the expected accuracy on "
+        "test labels with equal noise.",
+        "Absolute deviation is divided by the range of the logits on the path.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The axes over which published code averages activations."""
+"""The axes over which the published code averages activations."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ OVER_POSITIONS, AS_PUBLISHED = "score over positions", "score as published"
 
 
 class PublishedAxes(Study):
-    """Affinity with tensors averaged over positions, or over the axes that published code takes."""
+    """Affinity with tensors averaged over positions or over the axes used by the published code."""
 
-    question = "Does it matter that published code always averages over the last axes?"
+    question = "Does it matter that the published code always averages over the last axes?"
     source = SOURCE
-    needs = "two small networks; two of torchvision, initialised"
+    needs = "two small networks; two from torchvision, initialised"
     minutes, quick_minutes = 0.3, 0.3
     takes = ("weights",)
 
@@ -76,7 +76,7 @@ class PublishedAxes(Study):
             tau = kendall(sites[OVER_POSITIONS], sites[AS_PUBLISHED]).value
             rows.append((model, layout, right, wrong, largest, tau))
             ours = (
-                f"{right:.3f} over positions, {wrong:.3f} as published, mean of {len(sites)} "
+                f"{right:.3f} over positions, {wrong:.3f} as published, mean over {len(sites)} "
                 f"sites; off by up to {largest:.2g}"
             )
             if layout == "channels first":
@@ -85,7 +85,7 @@ class PublishedAxes(Study):
                     "",
                     ours,
                     within(largest, 0, ROUNDING),
-                    f"{layout}; agrees where no site differs",
+                    f"{layout}; agrees if no site differs",
                 )
             else:
                 verdict = Verdict(
@@ -93,8 +93,8 @@ class PublishedAxes(Study):
                     "",
                     ours,
                     ordered(MIN_DIFFERENCE, largest),
-                    f"{layout}: published code takes the mean over channels; agrees where "
-                    f"a site differs by more than {MIN_DIFFERENCE}",
+                    f"{layout}: the published code averages over channels; agrees if some site "
+                    f"differs by more than {MIN_DIFFERENCE}",
                 )
             verdicts.append(verdict)
         columns = ["model", "layout", "over positions", "as published", "largest difference", "τ"]
@@ -109,7 +109,7 @@ class PublishedAxes(Study):
 def _weights_remark(run: Run) -> str:
     weights = {record.subject.model: record.subject.weights for record in run.records}
     listed = ", ".join(f"{model} ({name})" for model, name in weights.items())
-    return f"Weights: {listed}. Initialised networks show the axes as well as trained ones do."
+    return f"Weights: {listed}. Initialised networks show the effect as well as trained ones."
 
 
 def _sites(run: Run, column: str) -> pd.DataFrame:

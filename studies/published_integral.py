@@ -1,4 +1,4 @@
-"""Absolute deviation as defined against the integral that published code computes."""
+"""Absolute deviation as defined vs. the integral that the published code computes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 MIN_SEGMENTS = 20
-"""Number of segments that is enough to show a different order if there is one."""
+"""Minimum number of segments needed to detect a different order."""
 
 
 def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
-    r"""Integrate the distance to the chord like published code, which differs from the deviation.
+    r"""Integrate the distance to the chord as in published code, which differs from the deviation.
 
     On each region the distance is :math:`a + b t`, with t along the whole segment. The code
     integrates :math:`|a| + |b| t` instead of :math:`|a + b t|`, so cancelling terms add up.
@@ -39,7 +39,7 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
     Parameters
     ----------
     t : tensor of shape (n,)
-        Breakpoints in [0, 1], including both ends.
+        Breakpoints in [0, 1], including both endpoints.
     values : tensor of shape (n, k)
         Outputs of the network at `t`.
     length : float
@@ -47,7 +47,7 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
 
     Examples
     --------
-    The chord of |x| on [-1, 1] is 1; the distance to it is 2t up to the middle, then 2 - 2t.
+    The chord of |x| on [-1, 1] is 1; the distance to it is 2t up to the midpoint, then 2 - 2t.
 
     >>> import torch
     >>> t, y = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([[1.0], [0.0], [1.0]])
@@ -60,13 +60,13 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
 def estimate_as_published(estimate: SegmentEstimate) -> tuple[Tensor, Tensor]:
     """Estimate `integral_as_published` from the values at uniform steps.
 
-    Each step uses the mean slope of its regions, in which slopes of opposite sign cancel. The error
-    is of first order in the step and is removed by Richardson extrapolation.
+    Each step uses the mean slope of its regions, so slopes of opposite sign cancel. The error is
+    first-order in the step size and is removed by Richardson extrapolation.
 
     Returns
     -------
     integral, error : tensors of shape (k,)
-        The error is the difference from the sum over the steps.
+        The error is the difference between the extrapolated value and the sum over the steps.
     """
     t, values = estimate.t, estimate.values
     fine, coarse = (integral_as_published(t[::by], values[::by], estimate.length) for by in (1, 2))
@@ -74,7 +74,7 @@ def estimate_as_published(estimate: SegmentEstimate) -> tuple[Tensor, Tensor]:
 
 
 def _shares(t: Tensor, values: Tensor) -> Tensor:
-    """Return the contribution of each region, of shape (n - 1, k)."""
+    """Return the contribution of each region, shape (n - 1, k)."""
     chord = values[0] + t[:, None] * (values[-1] - values[0])
     distance = values - chord
     width = t.diff()[:, None]
@@ -134,11 +134,11 @@ class AbsdevAsPublished(Measure):
 
 
 class PublishedIntegral(Study):
-    """Absolute deviation as defined against the integral that published code computes."""
+    """Absolute deviation as defined vs. the integral that the published code computes."""
 
-    question = "How far is the deviation of published code from its definition?"
+    question = "How far is the deviation that published code computes from its definition?"
     source = SOURCE
-    needs = f"{DATA}, the shipped {MODEL}"
+    needs = f"{DATA}, the bundled {MODEL}"
     minutes, quick_minutes = 1.3, 0.3
 
     def measure(self, context: Context) -> Runs:
@@ -158,7 +158,7 @@ class PublishedIntegral(Study):
             settings={
                 "lines.paths": "closed",
                 "lines.number": number,
-                # An exact trace finds every region, and shorter segments cross fewer.
+                # An exact trace finds every region; shorter segments cross fewer of them.
                 "lines.anchors": 4 if context.quick else 8,
                 "lines.radius": 1.0 if context.quick else 4.0,
                 "lines.method": "exact",
@@ -193,23 +193,23 @@ class PublishedIntegral(Study):
                 f"{ratio.min():.1f} to {ratio.max():.1f} times, {ratio.mean():.1f} on average, "
                 f"{size}",
                 ordered(2, ratio.mean()),
-                "both integrals on the same exact traces, in closed form; the definition's "
-                "is checked against quadrature in the suite; agrees where the mean ratio is above "
-                "2; no ratio has been published",
+                "both integrals in closed form on the same exact traces; the test suite checks "
+                "the one that follows the definition against quadrature; agrees if the mean ratio "
+                "is above 2; no ratio has been published",
             ),
             Verdict(
                 "It ranks segments differently",
                 "another ranking",
                 f"Kendall's τ = {order.text}, {size}",
                 True if order.value < 1 else None if len(table) < MIN_SEGMENTS else False,
-                "1 would be the same order; a few segments don't decide",
+                "τ = 1 means the same order; undecided for few segments",
             ),
             Verdict(
                 "Leaving out the last region of a segment, as it also does, hardly matters",
                 "",
                 f"{100 * mean_lost:.3f} % less",
                 ordered(mean_lost, 0.01),
-                "agrees below 1 %",
+                "agrees if below 1%",
             ),
         ]
         return Findings(
@@ -217,7 +217,7 @@ class PublishedIntegral(Study):
             {"Segment by segment": table},
             {"Deviation of each segment, as defined and as published": _figure(table)},
             [
-                "The published integral is computed here for this comparison alone; the measure "
+                "The published integral is computed only for this comparison; the measure "
                 "absdev follows the definition.",
                 f"{len(defined.values)} closed paths through digits.",
             ],

@@ -1,4 +1,4 @@
-"""Matrix roots of the affinity score in float32, as in published code, and in float64."""
+"""Matrix roots in the affinity score, in float32 as in the published code, and in float64."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def score_by_roots(
     ----------
     x, y : tensor of shape (n, d)
     routine : {"eigh", "svd"}
-        Decomposition of the matrix roots.
+        Decomposition used for the matrix roots.
     precision : {"float32", "float64"}
 
     Returns
@@ -94,8 +94,8 @@ def _root(matrix: Tensor, routine: str) -> Tensor:
 class RootsInSinglePrecision(Measure):
     """The affinity score with matrix roots in float32.
 
-    The statistics of a site are ``value``, by a symmetric eigendecomposition; ``svd``, by a
-    singular value decomposition; and ``double``, by the same formula in float64.
+    The statistics of a site are ``value``, from a symmetric eigendecomposition; ``svd``, from a
+    singular value decomposition; and ``double``, from the same formula in float64.
     """
 
     name = "affinity-float32-roots"
@@ -110,7 +110,7 @@ class RootsInSinglePrecision(Measure):
         self._values: list[Value] = []
 
     def update(self, observation: Any) -> None:
-        """Compute the scores of a site, which has a single batch."""
+        """Compute the scores for a site, which has a single batch."""
         x, y = observation.x, observation.y
         statistics = {
             "value": score_by_roots(x, y),
@@ -134,7 +134,7 @@ class PublishedRoots(Study):
     minutes, quick_minutes = 0.4, 0.3
 
     def measure(self, context: Context) -> Runs:
-        """Measure ReLU on many and on few correlated heavy-tailed features."""
+        """Measure ReLU on many and on few correlated, heavy-tailed features."""
         import torch
 
         sizes = {"many": (2048, 512), "few": (2048, 8)}
@@ -176,22 +176,22 @@ class PublishedRoots(Study):
                 "",
                 ours["many"],
                 ordered(0.01, error["many"]),
-                f"{table['ReLU on']['many']}; features drawn here; agrees beyond 0.01",
+                f"{table['ReLU on']['many']}; features drawn here; agrees if off by over 0.01",
             ),
             Verdict(
                 "With few features it is the same",
                 "",
                 ours["few"],
                 within(error["few"], 0, 0.001),
-                f"{table['ReLU on']['few']}; agrees within 0.001",
+                f"{table['ReLU on']['few']}; agrees if within 0.001",
             ),
             Verdict(
                 "In float64 the paper's formula and that of the measure give the same score",
                 "",
                 f"off by at most {double_error:.0e}",
                 within(double_error, 0, 1e-4),
-                "two roots and an inverse against a Cholesky factor; the ridge is absolute "
-                "in the one and relative in the other; agrees within 1e-4",
+                "two roots and an inverse, with an absolute ridge, vs. a Cholesky factor, with a "
+                "relative ridge; agrees if within 1e-4",
             ),
         ]
         return Findings(verdicts, {"Scores": table})
@@ -200,8 +200,8 @@ class PublishedRoots(Study):
 def features(n: int, d: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Draw heavy-tailed features, of shape (n, d), with a spectrum like that of deep layers.
 
-    They are random mixtures of variables from Student's t with 5 degrees of freedom, the k-th
-    weighted by 1 / k.
+    They are random mixtures of variables that follow Student's t with 5 degrees of freedom; the
+    k-th has the weight 1 / k.
     """
     random = np.random.default_rng(11)
     tails = random.standard_t(5.0, (n, d))

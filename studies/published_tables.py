@@ -1,4 +1,4 @@
-"""Tables 1 and 2 judged by the deviation as defined and by published code's integral."""
+"""Tables 1 and 2 by the deviation as defined and by the integral in the published code."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 
 AS_PUBLISHED = "-as-published"
-"""Suffix of the parts measured with published code's integral."""
+"""Suffix for the parts measured with the integral in the published code."""
 INTEGRALS = ("as defined", "by published code")
 KEYS = ["setting", "seed", "place"]
 MIN_CLAIMS = 2
-"""Smallest number of claims decided alike for a table's verdicts to count as unchanged."""
+"""Minimum number of claims decided alike for a table's verdicts to count as unchanged."""
 
 
 class PublishedTables(ColumnPaths):
-    """Verdicts on tables 1 and 2 by the deviation as defined and by published code's integral."""
+    """Verdicts on tables 1 and 2 by the deviation as defined and by the published code."""
 
-    question = "Does the integral of published code change what tables 1 and 2 show?"
+    question = "Does the integral in the published code change what tables 1 and 2 show?"
     minutes, quick_minutes = 22.0, 0.3
 
     def measure(self, context: Context) -> Runs:
@@ -64,7 +64,7 @@ class PublishedTables(ColumnPaths):
         return {**runs, **published}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Judge each claim on deviation by both integrals."""
+        """Judge each claim about deviation by both integrals."""
         claims, tables, verdicts, remarks = [], [], [], []
         for part, network in NETWORKS.items():
             if part not in runs:
@@ -94,10 +94,10 @@ class PublishedTables(ColumnPaths):
             {"Rank correlation of density and deviation, mean over networks": _figure(tables)},
             [
                 *remarks,
-                "Whether published code's integral made the published figures is decided by the "
-                "paper's own networks alone; with --data cifar10 the study trains such VGG8s.",
+                "Only the paper's own networks can show whether its figures were made with the "
+                "published code's integral; with --data cifar10 the study trains VGG8s like them.",
             ],
-            [f"By the definition and by published code's integral {overall.ours}."],
+            [f"By the definition and by the published code's integral, {overall.ours}."],
         )
 
 
@@ -117,13 +117,13 @@ def _error_remark(network: str, published: Run) -> str:
         for value in record.result.values
     ]
     return (
-        f"{network}: published code's integral is extrapolated from values at uniform steps, by "
-        f"{np.median(errors):.1%} of a path's value in the median."
+        f"{network}: the published code's integral is extrapolated from values at uniform steps; "
+        f"the median correction is {np.median(errors):.1%} of a path's value."
     )
 
 
 def _judge(network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the claims of both tables with the verdicts by each integral."""
+    """Return the claims of both tables with the verdict by each integral."""
     first, second = [], []
     for values in deviations:
         correlations = correlate_measures(network, merge_measures(values, density))
@@ -139,7 +139,7 @@ def _judge(network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFram
 
 
 def _is_unchanged(name: str, claims: pd.DataFrame) -> Verdict:
-    """Test whether both integrals decide all decidable claims alike."""
+    """Test whether both integrals lead to the same verdict on all decidable claims."""
     first, second = (claims[f"{name}: agrees"] for name in INTEGRALS)
     differ = first != second
     decided = (first != "can't tell").astype(int) + (second != "can't tell")
@@ -149,10 +149,10 @@ def _is_unchanged(name: str, claims: pd.DataFrame) -> Verdict:
         f"{name}: published code's integral changes no verdict",
         "",
         f"{alike.sum()} of {len(claims)} claims are decided alike, {opposite.sum()} oppositely, "
-        f"{one} by one integral alone, {none} by neither",
+        f"{one} by only one integral, {none} by neither",
         False if opposite.any() else True if alike.sum() >= MIN_CLAIMS and not one else None,
         "the criteria of density-vs-deviation and paired on the same networks and paths; agrees if "
-        f"at least {MIN_CLAIMS} claims are decided alike, and none by one integral alone",
+        f"at least {MIN_CLAIMS} claims are decided alike and none by only one integral",
     )
 
 
@@ -193,7 +193,7 @@ def _is_nearer(network: str, table: pd.DataFrame) -> Verdict:
         f"mean distance {distances[1].mean():.2f}, {distances[0].mean():.2f} as defined; nearer by "
         f"{nearer.text}, seeds: {nearer.n}",
         above([nearer.low, nearer.high]),
-        "mean over the settings of each seed; Student's 95 % interval over seeds",
+        "mean over the settings for each seed; 95% t interval over seeds",
     )
 
 
@@ -205,7 +205,7 @@ def _enlarges_effect(network: str, table: pd.DataFrame) -> Verdict:
 
 
 def _measure(context: Context, part: str, run: Run) -> Run:
-    """Measure a run's networks along its paths with published code's integral."""
+    """Measure a run's networks along its paths with the published code's integral."""
     from torch import device
 
     from nlbench.subjects.load import load_subject

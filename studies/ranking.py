@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 _CRITERION = (
-    "Kendall's tau-b between the share of wrong labels and a network's median over paths, with "
-    "its 95 % interval over networks; undecided if that contains 0 or there are too few networks"
+    "Kendall's tau-b between the fraction of wrong labels and a network's median over paths, with "
+    "its 95% interval over networks; undecided if it contains 0 or there are too few networks"
 )
 
 
 class Ranking(ClosedPaths):
-    """Median density and deviation against the share of wrong labels."""
+    """Median density and deviation vs. the fraction of wrong labels."""
 
-    question = "Do density and deviation rank tasks by their share of wrong labels?"
+    question = "Do density and deviation rank tasks by their fraction of wrong labels?"
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate each measure's median over paths with the share of wrong labels."""
+        """Correlate each measure's median over paths with the fraction of wrong labels."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_level = {name: _medians_by_level(table) for name, table in values.items()}
         taus = {name: kendall(table.level, table.value) for name, table in by_level.items()}
@@ -64,13 +64,13 @@ class Ranking(ClosedPaths):
         return Findings(
             verdicts,
             {"Median over paths of each network": table},
-            {"Median over paths against the share of wrong labels": _figure(by_level)},
+            {"Median over paths vs. the fraction of wrong labels": _figure(by_level)},
             [size_remark(values["absdev"]), *unfitted_remarks(runs["paths"])],
         )
 
 
 def _medians_by_level(values: pd.DataFrame) -> pd.DataFrame:
-    """Return share of wrong labels and median of the networks trained without augmentation."""
+    """Return the noise level and the median of each network trained without augmentation."""
     table = medians(values).reset_index()
     table = table[table.setting.isin(["clean"]) | table.setting.str.startswith("noise")]
     levels = [0.0 if name == "clean" else float(name.split()[1]) for name in table.setting]
@@ -84,5 +84,5 @@ def _figure(by_level: Mapping[str, pd.DataFrame]) -> Figure:
         groups = table.groupby("level").value
         means = groups.mean()
         axes.errorbar(means.index, means, groups.std(ddof=0), color=COLOURS[0], capsize=2)
-        axes.set(xlabel="share of wrong labels", ylabel=f"median {AXIS_LABELS[name]}")
+        axes.set(xlabel="fraction of wrong labels", ylabel=f"median {AXIS_LABELS[name]}")
     return figure

@@ -1,4 +1,4 @@
-"""Affinity of random ReLU and tanh perceptrons under growing weights."""
+"""Affinity of random ReLU and tanh perceptrons with weights of different size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GRID_SIDE = 32
 
-# Model by panel, with the mean and standard deviation over one network's layers (slides).
+# Model, and mean and standard deviation over the layers of one network (slides), by panel.
 PANELS = {
     ("ReLU", "× 1", "original"): ("redshift-mlp", 0.90, 0.04),
     ("tanh", "× 1", "original"): ("redshift-mlp-tanh", 0.96, 0.02),
@@ -33,7 +33,7 @@ PANELS = {
     ("tanh", "× 6", "shifted"): ("redshift-mlp-shifted-tanh-x6", 0.74, 0.05),
 }
 
-# Each claim is that a signed sum of panels is positive (paper, section 3.2).
+# Each claim states that a signed sum of panels is positive (paper, section 3.2).
 _ORIGINAL, _SHIFTED = "original", "shifted"
 CONTRASTS = {
     "Larger weights lower ReLU's scores": [
@@ -74,7 +74,7 @@ class Redshift(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of eight kinds of random perceptron, five of each."""
+        """Measure the affinity of eight kinds of random perceptrons, with several seeds each."""
         request = Request(
             ("affinity",),
             tuple(model for model, _, _ in PANELS.values()),
@@ -100,7 +100,7 @@ class Redshift(Study):
                     f"{published:.2f} ± {spread:.2f}",
                     mean_and_spread(ours),
                     within(ours.mean(), published, spread),
-                    "agrees if within the published spread over layers",
+                    "agrees if within one published standard deviation over layers",
                 )
             )
         verdicts += [_contrast(claim, signs, means) for claim, signs in CONTRASTS.items()]
@@ -109,9 +109,9 @@ class Redshift(Study):
         return Findings(
             verdicts,
             {"Mean affinity": table},
-            {"Published (bars) and here (dots): mean affinity": _figure(table)},
+            {"Mean affinity, published (bars) and measured here (dots)": _figure(table)},
             [
-                "The published figures are of one network each, ± over its layers; here: ± over "
+                "The published values are for one network each, ± over its layers; here: ± over "
                 f"{scores.seed.nunique()} seeds, the {GRID_SIDE**2:,} points of the grid in one "
                 "batch."
             ],
@@ -134,8 +134,8 @@ def _contrast(
         f"{published:+.2f}",
         f"{mean:+.3f}" + (f" ± {half:.3f}" if n > 1 else ""),
         above((mean - half, mean + half)),
-        "difference of mean affinities, 95 % interval over networks of the same draws; "
-        "can't tell if 0 is in it",
+        "difference in mean affinity, 95% interval over networks with the same seeds; "
+        "undecided if it contains 0",
     )
 
 

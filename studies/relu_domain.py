@@ -1,4 +1,4 @@
-"""Affinity of ReLU on windows of inputs that slide over its kink."""
+"""Affinity of ReLU on input windows that slide across its kink."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Scores in the authors' notebook by index of the window's centre, each from one draw.
+# Scores in the authors' notebook, each from one draw, by window index.
 PUBLISHED = {5: 0.1339, 8: 0.5263, 11: 0.7921, 13: 0.9401, 15: 1.0000}
 CENTRES = np.linspace(-4, 4, 20)
 HALF_WIDTH = 2
@@ -31,7 +31,7 @@ ROUNDING = 1e-6
 
 
 def window(index: int) -> str:
-    """Return the name of a window's dataset.
+    """Return the dataset name for a window.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class ReluDomain(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of ReLU on 1,000 points of each window, drawn for each seed."""
+        """Measure the affinity of ReLU on 1,000 points in each window, drawn for each seed."""
         windows = tuple(map(window, PUBLISHED if context.quick else range(len(CENTRES))))
         request = Request(
             ("affinity",),
@@ -93,8 +93,8 @@ class ReluDomain(Study):
                 "0.2929, by the published code",
                 f"{negative.isna().sum()} of {len(negative)} windows undefined: constant output",
                 bool(negative.notna().all()) if len(negative) else None,
-                "a constant output has no score; a ridge added to both sides of the fraction makes "
-                "it 1 - 1/√2 = 0.2929",
+                "the score of a constant output is undefined; a ridge added to the numerator and "
+                "the denominator makes it 1 - 1/√2 = 0.2929",
             ),
         ]
         return Findings(
@@ -106,7 +106,7 @@ class ReluDomain(Study):
 
 
 def _compare_with_draws(scores: pd.DataFrame, index: int, published: float) -> Verdict:
-    """Test whether a published score is a plausible draw."""
+    """Test whether a published score is plausible for one draw."""
     from scipy.stats import t
 
     ours = scores[scores.data == window(index)].value
@@ -118,8 +118,8 @@ def _compare_with_draws(scores: pd.DataFrame, index: int, published: float) -> V
         f"{published:.4f}",
         f"{mean:.4f} ± {spread:.4f}",
         within(mean if n >= 3 else math.nan, published, margin + PUBLISHED_ROUNDING),
-        f"closed form {_closed_form(index):.4f}; agrees if the published score is a likely "
-        f"draw of {POINTS:,} points (99 % prediction interval ± {margin:.4f})",
+        f"closed form {_closed_form(index):.4f}; agrees if the published score is plausible for a "
+        f"draw of {POINTS:,} points (99% prediction interval ± {margin:.4f})",
     )
 
 

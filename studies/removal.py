@@ -1,4 +1,4 @@
-"""Criteria for removing activations, compared with the cost of their removal."""
+"""Criteria for removing activations, compared with the cost of removing them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Removal(Study):
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure criteria on training samples, costs on test samples, and removal curves."""
+        """Measure criteria on training samples, costs on test samples, and the removal curves."""
         networks = {
             (task, seed): _request_network(context, task, seed)
             for task in TASKS
@@ -113,10 +113,10 @@ class Removal(Study):
         return runs
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate criteria with costs within networks, and compare areas between criteria."""
+        """Correlate criteria with costs within networks, and compare areas under the curves."""
         correlations, areas = _correlations(runs), _areas(runs)
         table = _summary(correlations, areas)
-        # Substitution is the cost itself on other samples, and so an upper bound.
+        # Substitution is the cost itself on other samples, so its correlation is an upper bound.
         order = [name for name in table.criterion if name != "substitution"]
         families = [["substitution", *order], order]
         separations = [_separations(correlations, family) for family in families]
@@ -192,7 +192,7 @@ def _curves(
 
 
 def _places(run: Run, measure: str, file: str = "", statistic: str = "value") -> dict[str, float]:
-    """Return a statistic of a network, keyed by place."""
+    """Return a statistic of one network, keyed by place."""
     for record in run.records:
         is_file = not file or record.subject.weights == file.rpartition("/")[2]
         if record.measure.name == measure and is_file:
@@ -203,7 +203,7 @@ def _places(run: Run, measure: str, file: str = "", statistic: str = "value") ->
 def _criteria(
     runs: Mapping[str, Run], task: str, seed: int, file: str
 ) -> dict[str, dict[str, float]]:
-    """Return every criterion of a network's calls; a larger value predicts a larger cost."""
+    """Return every criterion for the calls of a network; larger values predict larger costs."""
     measured = runs[f"criteria-{task}"]
     table = {name: _places(measured, name, file) for name in (*SITE_MEASURES, "substitution")}
     table["identity"] = _places(measured, "substitution", file, "identity")
@@ -230,7 +230,7 @@ def _mask_places(run: Run, seed: int) -> dict[str, float]:
 
 
 def _networks(runs: Runs) -> list[tuple[str, int, str]]:
-    """Return task, seed and checkpoint of each network."""
+    """Return the task, seed and checkpoint of each network."""
     networks = []
     for task in TASKS:
         for record in runs[f"cost-{task}"].records:
@@ -265,7 +265,7 @@ def _areas(runs: Runs) -> pd.DataFrame:
 
 
 def _interval(frame: pd.DataFrame, column: str) -> tuple[float, float, float]:
-    """Return a column's mean over networks with its interval."""
+    """Return the mean of a column over networks with its interval."""
     values = frame[column].to_numpy(dtype=np.float64)
     return (float(values.mean()), *bootstrap_mean(values))
 
@@ -296,7 +296,7 @@ def _by_task(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
 def _differences(
     frame: pd.DataFrame, first: str, second: str, column: str = "spearman"
 ) -> NDArray[np.float64]:
-    """Return the differences of two criteria over the networks that have both."""
+    """Return the differences between two criteria for the networks that have both."""
     wide = frame.pivot_table(index=["task", "seed"], columns="criterion", values=column)
     if first not in wide or second not in wide:
         return np.empty(0)
@@ -315,7 +315,7 @@ def signed_rank_p(values: NDArray[np.float64]) -> float:
 
 
 def is_positive(values: NDArray[np.float64]) -> bool | None:
-    """Test whether a mean over networks is above 0; False if it is below, None if undecided.
+    """Test whether the mean over networks is positive; False if negative, None if undecided.
 
     The bootstrap interval and Wilcoxon's test must agree; the latter needs six networks.
 
@@ -330,7 +330,7 @@ def is_positive(values: NDArray[np.float64]) -> bool | None:
 def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     """Test the first criterion against each of the others by Wilcoxon's signed-rank test.
 
-    Holm's correction is over the others.
+    The p-values are adjusted for these tests by Holm's method.
     """
     first = order[0]
     differences = {other: _differences(correlations, first, other) for other in order[1:]}
@@ -347,14 +347,14 @@ def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
     def predicts(claim: str, criterion: str) -> Verdict:
         values = correlations[correlations.criterion == criterion].spearman.to_numpy()
         ours = f"{_with_interval(values)}, {len(values)} networks"
-        return Verdict(claim, "", ours, is_positive(values), "mean Spearman above 0")
+        return Verdict(claim, "", ours, is_positive(values), "mean Spearman correlation above 0")
 
     def compare(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
         frame = correlations if column == "spearman" else areas
         values = _differences(frame, first, second, column)
         ours = _with_interval(values)
-        kind = "Spearman" if column == "spearman" else "area under the curve of accuracy"
-        return Verdict(claim, "", ours, is_positive(values), f"paired difference of {kind}")
+        kind = "Spearman correlation" if column == "spearman" else "area under the accuracy curve"
+        return Verdict(claim, "", ours, is_positive(values), f"paired difference in {kind}")
 
     return [
         *(predicts(f"{LABELS.get(c, c)} predicts the cost", c) for c in SCALE_FREE),
@@ -404,7 +404,7 @@ def _headline(table: pd.DataFrame, separations: pd.DataFrame) -> tuple[str, ...]
         f"{LABELS.get(best, best)} predicts the cost best: Spearman {row.spearman:.2f} "
         f"({row.low:.2f} to {row.high:.2f}) within a network, over {row.networks:.0f} networks; "
         f"the cost measured on other samples reaches {ceiling.spearman:.2f}. "
-        f"Not separable from it: {names}.",
+        f"Not significantly different from it: {names}.",
     )
 
 
@@ -424,12 +424,12 @@ def _remarks(runs: Runs) -> list[str]:
             for task, values in accuracies.items()
         )
         + ".",
-        "The cost of a call is KL(f ‖ f_s) on test samples with the call replaced by the best map "
-        "per channel; criteria are computed on training samples. Intervals are over networks.",
-        "The networks are trainings of one architecture for each task: intervals are over "
-        "trainings, and the table by task shows what belongs to a task.",
-        "Learned masks: the share of units that stay nonlinear after a short training under SNL's "
-        "prior. SENet's sensitivity is computed with weight magnitudes in place of its pruning.",
+        "The cost of a call is KL(f ‖ f_s) on test samples with the call replaced by the best "
+        "affine map per channel; criteria are computed on training samples.",
+        "Each task has one architecture, trained with several seeds. Intervals are over these "
+        "networks, and the table by task shows how the results differ between tasks.",
+        "Learned masks: the fraction of units that stay nonlinear after short training under SNL's "
+        "prior. SENet's sensitivity is computed from weight magnitudes instead of its pruning.",
     ]
 
 
@@ -438,8 +438,8 @@ def _figure(table: pd.DataFrame) -> Figure:
     figure, (left, right) = page_figure(0.6 + 0.24 * len(rows), columns=2, sharey=True)
     y = np.arange(len(rows))
     for axes, columns, label in (
-        (left, ("spearman", "low", "high"), "Spearman with the cost"),
-        (right, ("area", "area low", "area high"), "area under the curve of accuracy"),
+        (left, ("spearman", "low", "high"), "Spearman correlation with the cost"),
+        (right, ("area", "area low", "area high"), "area under the accuracy curve"),
     ):
         value, low, high = (rows[column].to_numpy(dtype=np.float64) for column in columns)
         axes.errorbar(value, y, xerr=np.abs([value - low, high - value]), fmt="o", capsize=2)

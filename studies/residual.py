@@ -31,7 +31,7 @@ NAMES = {"resnet20": "ResNet20", "plain20": "plain20"}
 
 
 def separation(first: ArrayLike, second: ArrayLike) -> float:
-    """Compute Ashman's D of two groups, √2 |μ1 - μ2| / √(σ1² + σ2²).
+    """Compute Ashman's D for two groups, √2 |μ1 - μ2| / √(σ1² + σ2²).
 
     References
     ----------
@@ -49,7 +49,7 @@ def separation(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def bic_gain(values: ArrayLike) -> float:
-    """Compute the gain in BIC of two normal distributions over one; positive for two modes.
+    """Compute the gain in BIC from fitting two normal distributions instead of one.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class Residual(Study):
         return {"run": measure_networks(context, seeds, drawn=seeds)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare scores after the addition of each block with scores inside the block."""
+        """Compare the scores after the addition in each block with those inside the block."""
         table = _block_sites(site_scores(runs["run"]))
         trained, drawn = table[table.state == "trained"], table[table.state == "drawn"]
         rows = [
@@ -111,7 +111,7 @@ class Residual(Study):
             {"Affinity of the first and second ReLUs of blocks, trained": _figure(trained)},
             [
                 f"Trained on digits for a few epochs, {seeds} seed{'s'[: seeds != 1]} each; the "
-                "published figure is of CIFAR."
+                "published figure is for CIFAR."
                 if seeds
                 else "No network was trained."
             ],
@@ -119,7 +119,7 @@ class Residual(Study):
 
 
 def _block_sites(table: pd.DataFrame) -> pd.DataFrame:
-    """Select the sites of blocks, with their role in the block: ``relu1`` or ``relu2``."""
+    """Select the sites in blocks, with their role in the block: ``relu1`` or ``relu2``."""
     role = table.place.str.rpartition(".")[2]
     is_in_block = role.isin(["relu1", "relu2"]) & table.value.notna()
     return table.assign(role=role).loc[is_in_block]
@@ -141,7 +141,7 @@ def _test_separation(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[V
             "two modes",
             f"D = {_format_values(residual)}",
             above(network_interval(residual), MIN_SEPARATION),
-            "Ashman's D, above 2 two modes are separated: Student's 95 % interval over networks",
+            "Ashman's D, above 2 if two modes are separated; 95% t interval over networks",
         ),
         Verdict(
             "Without shortcuts they are one",
@@ -166,8 +166,8 @@ def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
                 published,
                 f"BIC for two: {', '.join(f'{gain:+.0f}' for gain in gains)}",
                 above(np.multiply(sign, network_interval(gains))),
-                "a mixture of two normal distributions against one, for each network; Student's "
-                "95 % interval of the difference of BIC over networks",
+                "a mixture of two normal distributions vs. one, for each network; 95% t interval "
+                "of the difference in BIC over networks",
             )
         )
     return verdicts
@@ -182,7 +182,7 @@ def _is_near_one(trained: pd.DataFrame) -> Verdict:
         "centred near 1",
         f"median {np.mean(medians):.3f}, {outer.min():.2f} to {outer.max():.2f}",
         above(network_interval(medians), NEAR_ONE),
-        f"near 1: a median of at least {NEAR_ONE}; Student's 95 % interval over networks",
+        f"near 1: a median of at least {NEAR_ONE}; 95% t interval over networks",
     )
 
 
@@ -201,7 +201,7 @@ def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
         "",
         f"{shares['resnet20'].text} of blocks; without additions {shares['plain20'].text}",
         share_above(shares["resnet20"]),
-        "share of blocks, mean over networks with Wilson's 95 % interval over networks",
+        "fraction of blocks, mean over networks with the 95% Wilson interval over networks",
     )
 
 
@@ -215,7 +215,7 @@ def _comes_with_training(by_network: Mapping[tuple[str, str], np.ndarray], drawn
         "",
         f"D before training {_format_values(before) or '–'}, after {_format_values(after)}",
         answer if len(before) == len(after) >= MIN_NETWORKS else None,
-        "before training D is below 2, after it above, in each of at least "
+        "D is below 2 before training and above 2 after it, in each of at least "
         f"{MIN_NETWORKS} networks; batch norm's statistics before training are those of the "
         "samples",
     )

@@ -1,4 +1,4 @@
-"""Published linearity of language models' blocks against the cost of replacing the blocks."""
+"""Published linearity scores of language-model blocks vs. the cost of replacing the blocks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 DATA = "text/python"
 PUBLISHED_SCORE = 0.99
 RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
-"""Held-out R² of the most and the least linear MLPs of one published network (Whipp 2026)."""
+"""Held-out R² of the most and the least linear MLP in one published network (Whipp 2026)."""
 MAX_PERPLEXITY_COST = 0.037
-"""Published cost of the best affine map of any MLP of GPT-2 Large (Balogh 2026)."""
+"""Maximum published cost of replacing an MLP of GPT-2 Large by an affine map (Balogh 2026)."""
 MIN_STANDARD_ERRORS = 2.0
-"""Standard errors by which two costs must differ for one to count as larger."""
+"""Number of standard errors by which two costs must differ for one to count as larger."""
 
 COLUMNS = {
     "published": ("linearity", "in_sample"),
@@ -62,19 +62,19 @@ PREDICTORS = {
     "influence": 1,
     "relative change": 1,
 }
-"""Columns that predict the cost of a block, with the sign of the relation."""
+"""Columns used to predict the cost of a block, with the expected sign of the relation."""
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A network and the text that it is measured on.
+    """A network and the text it is measured on.
 
     Parameters
     ----------
     windows, length : int
-        Number and length of the windows; half of them are for fitting maps.
+        Number and length of the windows; half of them are used to fit the maps.
     judged : int
-        Maximum number of windows to evaluate maps on; 0 for the whole other half.
+        Maximum number of windows to evaluate the maps on; 0 for all of the other half.
     cost : {"kl", "squared"}
         ``squared`` for encoders, which have no token probabilities.
     """
@@ -92,14 +92,14 @@ class _Subject:
             "sites.of": of,
             "replacement.of": of,
             "replacement.judged": self.judged,
-            # A change of the loss is a change of the perplexity.
+            # The loss is the logarithm of the perplexity.
             "substitution.cost": self.cost if of == "blocks" else "loss",
         }
 
 
 GPT, SMOLLM2 = "gpt-small", "zoo/smollm2-135m"
 MLP = " mlp"
-"""Suffix of the keys of runs on MLPs."""
+"""Key suffix for runs on MLPs."""
 MLP_COLUMNS = ("published", "held out", "error per token", "top share", "cost", "error")
 
 SUBJECTS = {
@@ -107,7 +107,7 @@ SUBJECTS = {
     "zoo/minilm-l6": _Subject("MiniLM-L6", 160, 64, cost="squared"),
     SMOLLM2: _Subject("SmolLM2-135M", 128, 128, judged=12),
 }
-"""Subjects by model. SmolLM2 has fewer evaluation windows: each takes a second per block."""
+"""Subjects by model. SmolLM2 uses fewer evaluation windows: each takes a second per block."""
 
 Training: TypeAlias = tuple[dict[str, int], dict[str, Any]]
 TRAINING: Training = (
@@ -121,21 +121,21 @@ QUICK_TRAINING: Training = (
 
 
 class SecretlyLinear(Study):
-    """Linearity of language models' blocks and MLPs, and the cost of replacing them."""
+    """Linearity of the blocks and MLPs of language models, and the cost of replacing them."""
 
-    question = "Are blocks of Transformers as linear as their published score says?"
+    question = "Are Transformer blocks as linear as their published score suggests?"
     source = Source(
         "A. Razzhigaev, M. Mikhalchuk, E. Goncharova, N. Gerasimenko, I. Oseledets, D. Dimitrov "
         "and A. Kuznetsov. Your Transformer is Secretly Linear. ACL, 2024. MLPs: S. Whipp. How "
         "Linear Is a Transformer Feed-Forward Block? arXiv:2606.19379, 2026; P. Balogh. Half the "
         "Nonlinearity Is Wasted. arXiv:2603.03459, 2026."
     )
-    needs = "trains 3 small GPTs; SmolLM2 and MiniLM of the zoo; neither if quick"
+    needs = "trains 3 small GPTs; SmolLM2 and MiniLM from the zoo; neither if quick"
     minutes, quick_minutes = 8, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure a small GPT trained and initialised, and the language models of the zoo."""
+        """Measure a small GPT, trained and untrained, and the language models of the zoo."""
         zoo = [] if context.quick else [n for n in list(SUBJECTS)[1:] if not _member(n).problem]
         runs = {name: _run(context, name, ("trained",), (0,)) for name in zoo}
         if SMOLLM2 in runs:
@@ -155,7 +155,7 @@ class SecretlyLinear(Study):
         return {**drawn, **runs}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Compare the order of blocks by each score with the order by cost."""
+        """Compare the order of the blocks by each score with their order by cost."""
         tables = {
             key: place_table(run, MLP_COLUMNS if key.endswith(MLP) else tuple(COLUMNS))
             for key, run in runs.items()
@@ -219,7 +219,7 @@ def _run(
 
 
 def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFrame:
-    """Return the selected `COLUMNS`, one row per block or MLP of each network."""
+    """Return the selected `COLUMNS`, with one row per block or MLP of each network."""
     keys = ["model", "state", "seed", "place"]
     table = None
     for name in columns:
@@ -233,7 +233,7 @@ def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFra
 
 
 def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
-    """Count the pairs of blocks that a score orders differently from their cost.
+    """Count the pairs of blocks that each score orders differently from their cost.
 
     A pair counts if its costs differ by more than two standard errors.
     """
@@ -257,7 +257,7 @@ class _CostOrder:
     p : float
         P-value of Kendall's test over the blocks of a single network; NaN for several networks.
     low, high : float
-        Student's 95 % interval over networks; NaN for fewer than three, or if all have one τ.
+        95% t interval over networks; NaN for fewer than three or if τ is the same for all.
     """
 
     networks: int
@@ -268,7 +268,7 @@ class _CostOrder:
 
     @property
     def agrees(self) -> bool | None:
-        """True if more linear places cost less, False if more; None if undecided."""
+        """True if more linear places cost less, False if they cost more; None if undecided."""
         is_equal = self.networks >= MIN_NETWORKS and math.isnan(self.low) and abs(self.tau) > 0
         p = sign_test(self.networks, self.networks) if is_equal else self.p
         return bool(self.tau > 0) if p < SIGNIFICANCE else above([self.low, self.high])
@@ -286,10 +286,10 @@ class _CostOrder:
     def criterion(self) -> str:
         if self.networks == 1:
             return (
-                "Kendall's test over the places of this network, as if they were independent: it "
-                "can't show that other networks have this order"
+                "Kendall's test over the places of this network, treated as independent: it can't "
+                "show that the same holds for other networks"
             )
-        return "Student's 95 % interval over networks, where they differ; otherwise a sign test"
+        return "95% t interval over networks if their values differ, otherwise a sign test"
 
 
 def _order_by_cost(places: pd.DataFrame, name: str, sign: int) -> _CostOrder:
@@ -298,7 +298,7 @@ def _order_by_cost(places: pd.DataFrame, name: str, sign: int) -> _CostOrder:
         for _, network in places.groupby("seed")
     ]
     taus = [float(test.statistic) for test in tests]
-    # Equal values would give an interval of zero width, which does not mean certainty.
+    # Equal values would give an interval of zero width, which would suggest certainty.
     has_width = np.ptp(taus) > 1e-9
     interval = np.clip(network_interval(taus), -1, 1) if has_width else (math.nan, math.nan)
     p = float(tests[0].pvalue) if len(tests) == 1 else math.nan
@@ -324,9 +324,9 @@ def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) 
         f"{range_text(blocks[column].dropna(), '.3f')}, median {blocks[column].median():.3f}"
         f"{of_networks}",
         above(interval, PUBLISHED_SCORE),
-        "mean, smallest and largest over blocks; agrees if the mean is above "
+        "mean, minimum and maximum over blocks; agrees if the mean is above "
         f"{PUBLISHED_SCORE}"
-        + (", by Student's 95 % interval over networks; " if of_networks else ", of one network; ")
+        + (", by the 95% t interval over networks; " if of_networks else ", for one network; ")
         + ("in sample" if column == "published" else "held out, after the next block's norm"),
     )
 
@@ -336,20 +336,20 @@ def _branch_is_less_linear(label: str, blocks: pd.DataFrame) -> Verdict:
     if len(differences) > 1:
         low, high = network_interval(differences)
         ours, agrees = f"by {low:.3f} to {high:.3f}", above([low, high])
-        criterion = "mean over blocks, Student's 95 % interval over networks"
+        criterion = "mean over blocks with the 95% t interval over networks"
     else:
         share = paired_share(blocks.published - blocks.branch)
         ours, agrees = f"{share_text(share)} of blocks", share_above(share)
         criterion = (
-            "share of blocks of this network with Wilson's 95 % interval, as if they were "
-            "independent: it can't show anything of other networks"
+            "fraction of the blocks of this network with the 95% Wilson interval, treating them as "
+            "independent: it can't show anything about other networks"
         )
     return Verdict(
         f"Blocks of {label} are less linear without the residual stream",
         "less linear",
         f"{ours}; branches {range_text(blocks.branch.dropna(), '.3f')}",
         agrees,
-        f"in sample, the output minus the input; {criterion}",
+        f"in-sample linearity of the output minus the input; {criterion}",
     )
 
 
@@ -359,10 +359,10 @@ def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
     return Verdict(
         f"Blocks of {label} with a higher published score cost less to replace",
         "the most linear blocks can be replaced",
-        f"{order.text}; {row.changed} of {row.pairs} pairs in another order",
+        f"{order.text}; {row.changed} of {row.pairs} pairs ordered differently",
         order.agrees,
-        f"τ of the score's order with that of the cost of the best affine map; {order.criterion}; "
-        f"pairs whose costs differ by more than {MIN_STANDARD_ERRORS:g} standard errors",
+        f"τ between the score and the cost of the best affine map; {order.criterion}; "
+        f"only pairs whose costs differ by more than {MIN_STANDARD_ERRORS:g} standard errors count",
     )
 
 
@@ -380,7 +380,7 @@ def _training_lowers(blocks: pd.DataFrame) -> Verdict:
         "lower",
         f"{means.drawn.mean():.4f} initialised, {means.trained.mean():.4f} trained",
         below(network_interval(differences)),
-        "the small GPT, mean over blocks; Student's 95 % interval over networks",
+        "the small GPT, mean over blocks; 95% t interval over networks",
     )
 
 
@@ -397,20 +397,20 @@ def _mlp_verdicts(label: str, mlps: pd.DataFrame) -> list[Verdict]:
             f"held-out R² above {RECOVERABLE} and below {NOT_RECOVERABLE} in one network",
             f"{range_text(mlps['held out'], '.3f')}; {rises.mean():.0%} of steps in depth rise",
             all(is_wide),
-            "mean, smallest and largest; of GPT-2, Pythia-160m and llama-160m (Whipp)",
+            "mean, minimum and maximum; published for GPT-2, Pythia-160m and llama-160m (Whipp)",
         ),
         Verdict(
             f"MLPs of {label} with a higher held-out R² cost less to replace",
             "a targeted compression signal",
             order.text,
             order.agrees,
-            "τ with minus the change of the loss by the best affine map (Whipp); "
+            "τ with minus the change in loss caused by the best affine map (Whipp); "
             f"{order.criterion}",
         ),
         Verdict(
             f"No MLP of {label} costs more than 3.7 % of the perplexity as an affine map",
             f"at most {MAX_PERPLEXITY_COST:.1%}",
-            f"median {perplexity.median():.1%}, largest {perplexity.max():.0%}",
+            f"median {perplexity.median():.1%}, maximum {perplexity.max():.0%}",
             bool(perplexity.max() <= MAX_PERPLEXITY_COST),
             "of GPT-2 Large; Pythia's cost more (Balogh)",
         ),
@@ -423,10 +423,10 @@ def _spread_is_learned(mlps: pd.DataFrame) -> Verdict:
     return Verdict(
         "Training makes the MLPs of a network differ in linearity",
         "learned, not architectural",
-        f"largest minus smallest {spread.drawn.mean():.3f} initialised, "
+        f"maximum minus minimum {spread.drawn.mean():.3f} initialised, "
         f"{spread.trained.mean():.3f} trained",
         above(network_interval((spread.trained - spread.drawn).to_numpy())),
-        "the small GPT, held-out R²; Student's 95 % interval over networks (Whipp)",
+        "the small GPT, held-out R²; 95% t interval over networks (Whipp)",
     )
 
 
@@ -434,25 +434,25 @@ def _headline(label: str, pairs: pd.DataFrame) -> str:
     row = _row_of(label, "published", pairs)
     of_label = pairs[(pairs.network == label) & (pairs.state == "trained")]
     best = of_label.iloc[int(of_label.tau.to_numpy().argmax())]
-    closest = f"; the closest order is that of {best.score} ({best.changed}, τ {best.tau:+.2f})"
+    closest = f"; the closest order is by {best.score} ({best.changed}, τ {best.tau:+.2f})"
     return (
-        f"{label}: the published score puts {row.changed} of {row.pairs} pairs of blocks in "
-        f"another order than the cost of replacing them (τ {row.tau:+.2f})"
+        f"{label}: the published score orders {row.changed} of {row.pairs} pairs of blocks "
+        f"differently from the cost of replacing them (τ {row.tau:+.2f})"
         f"{closest if best.tau > row.tau else ''}."
     )
 
 
 def _remarks(runs: Runs) -> list[str]:
     remarks = [
-        "The cost is KL(f ‖ f_s) in nats a token with a block replaced by its best affine map, "
-        "fitted and judged on different text; for MiniLM the relative squared change.",
+        "The cost is KL(f ‖ f_s) in nats per token with a block replaced by its best affine map, "
+        "fitted and evaluated on different text; for MiniLM it is the relative squared change.",
         "The text is the source of Python's standard library, in windows without a start token.",
-        "Claims are those of the papers' abstracts. What they say of fine-tuning, of gates that "
-        "choose between an MLP and its map, and of retrained networks is not tested. The cost of "
-        "an MLP is the change of the loss in nats a token.",
-        "Blocks, or MLPs, are the unit where a claim is about one network: they share its text and "
-        "its stream, so p-values and intervals over them are too small, and a verdict is on this "
-        "network and not on others of its kind.",
+        "The claims are those of the papers' abstracts. Their claims about fine-tuning, gates that "
+        "choose between an MLP and its map, and retrained networks are not tested. The cost of "
+        "an MLP is the change in loss in nats per token.",
+        "Where a claim is about one network, the units are its blocks or MLPs. They share its text "
+        "and its residual stream, so p-values and intervals over them are too small, and the "
+        "verdict holds for this network only.",
     ]
     for name in list(SUBJECTS)[1:]:
         member = _member(name)

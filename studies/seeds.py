@@ -1,4 +1,4 @@
-"""Differences between the signatures of networks trained with different seeds."""
+"""Differences between signatures of networks trained with different seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Seeds(Study):
-    """Distances between signatures of one architecture and between architectures."""
+    """Distances between signatures, within one architecture and between architectures."""
 
     question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY
@@ -79,17 +79,17 @@ class Seeds(Study):
             ],
             {
                 "Mean, lowest and highest score of each training": means,
-                "Distances of signatures": pairs,
+                "Distances between signatures": pairs,
             },
             {
-                "Signatures of all trainings, and their distances": _figure(
+                "Signatures of all trained networks, and their distances": _figure(
                     names, list(trained.values()), pairs, colours
                 ),
                 "A map of the signatures": signature_points,
             },
             [
-                f"{names.count('vgg8')} trainings of VGG8 on digits; the published ones are nine "
-                "of VGG16 on CIFAR10."
+                f"VGG8 is trained {names.count('vgg8')} times on digits; in the paper, VGG16 is "
+                "trained nine times on CIFAR10."
             ],
         )
 
@@ -112,8 +112,8 @@ def _is_steady(means: pd.DataFrame) -> Verdict:
         "robust to the seed",
         f"{ours.mean():.3f} ± {spread:.3f} over {len(ours)}",
         ordered(spread, gap / 2) if means.network.value_counts().min() >= MIN_NETWORKS else None,
-        f"hardly: ± is less than half of the distance, {gap:.3f}, to the mean score of the nearest "
-        f"other architecture; at least {MIN_NETWORKS} networks of each",
+        f"hardly: ± is less than half of the distance, {gap:.3f}, to the nearest mean score of "
+        f"another architecture; at least {MIN_NETWORKS} networks of each",
     )
 
 
@@ -125,8 +125,8 @@ def _is_nearer(pairs: pd.DataFrame, names: Sequence[str]) -> Verdict:
         "",
         f"{range_text(within)} within, {range_text(between)} between",
         ordered(within, between) if fewest >= MIN_NETWORKS else None,
-        "DTW distances; the farthest pair within against the nearest pair between, of "
-        f"architectures with at least {MIN_NETWORKS} networks each",
+        "DTW distances; the farthest pair within one architecture vs. the nearest pair between "
+        f"two, for architectures with at least {MIN_NETWORKS} networks each",
     )
 
 
@@ -145,7 +145,7 @@ def _moves_less_than_training(
         f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained",
         share_above(share),
         f"this holds for {share_text(share)} networks (Wilson interval): DTW distance to their own "
-        "signature before training against the mean distance to those of other seeds",
+        "signature before training vs. the mean distance to those of other seeds",
     )
 
 

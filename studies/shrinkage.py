@@ -1,4 +1,4 @@
-"""Affinity with the Ledoit-Wolf and with the sample covariance, by dimensions and samples."""
+"""Affinity with Ledoit-Wolf and sample covariances, by numbers of dimensions and samples."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 
-# Right ends of the slides' curves without shrinkage, where labels are legible.
+# Rightmost values of the curves without shrinkage in the slides, where labels are legible.
 ENDS = {"sigmoid": 0.95, "tanh": 0.90, "hardtanh": 0.88, "hardswish": 0.83, "gelu": 0.78}
 TOLERANCE = 0.02
 SHRINKAGES = ("ledoit-wolf", "none")
 
 
 class Shrinkage(Study):
-    """Affinity of nine activations on many normal inputs, with and without shrinkage."""
+    """Affinity of nine activations on normally distributed inputs, with and without shrinkage."""
 
-    question = "Does shrinkage make the affinity independent of samples and dimensions?"
+    question = "Does shrinkage make affinity independent of the number of samples and dimensions?"
     source = AFFINITY
     needs = "nothing"
     minutes, quick_minutes = 0.4, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure affinity with each covariance at several numbers of samples and dimensions."""
+        """Measure affinity with both covariances for several numbers of samples and dimensions."""
         if context.quick:
             grid = [(128, 16), (128, 64), (128, 256), (32, 64)]
         else:
@@ -87,8 +87,8 @@ class Shrinkage(Study):
                     f"{published:.2f}",
                     f"{ours.min():.3f} to {ours.max():.3f}",
                     within(ours, published, TOLERANCE),
-                    f"in theory {normal_score(name):.4f}; agrees if all {len(ours)} sizes "
-                    f"are within {TOLERANCE} of what was published",
+                    f"in theory {normal_score(name):.4f}; agrees if the scores at all {len(ours)} "
+                    f"sizes are within {TOLERANCE} of the published one",
                 )
             )
         rising = {name: by_dimensions[name, "none"] for name in PAPER_ACTIVATIONS}
@@ -101,8 +101,8 @@ class Shrinkage(Study):
                 "; ".join(f"{name} to {end:.2f}" for name, end in ENDS.items()),
                 _ends_text(rising),
                 rises(list(rising.values())),
-                f"{max_samples} samples of {sizes.min()} to {sizes.max()} dimensions; the slides' "
-                "sizes can't be read",
+                f"{max_samples} samples with {sizes.min()} to {sizes.max()} dimensions; the sizes "
+                "in the slides are illegible",
             ),
             Verdict(
                 "Without it all scores depend on the number of samples",

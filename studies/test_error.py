@@ -1,4 +1,4 @@
-"""Correlation of density and deviation with the test error."""
+"""Correlations of density and deviation with the test error."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_CRITERION = "Spearman's ρ over networks with its 95 % interval"
+_CRITERION = "Spearman's ρ over networks with its 95% interval"
 MAX_UNRELATED = 0.5
-"""Largest absolute correlation in an interval that counts as no correlation."""
+"""Maximum absolute value of an interval's ends that counts as no correlation."""
 
 
 class TestError(ClosedPaths):
-    """Test error of networks against their medians of density and deviation over paths."""
+    """Test error of networks vs. their median density and deviation over paths."""
 
-    __test__ = False  # To pytest, the name looks like a test class.
+    __test__ = False  # The name would make pytest collect the class.
 
     question = "Does deviation along training images predict a network's error on others?"
 
@@ -50,7 +50,7 @@ class TestError(ClosedPaths):
         return {**super().measure(context), "accuracy": context.run(request, "accuracy")}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Correlate the test error with each measure's median over networks."""
+        """Correlate the test error with the medians of each measure, over networks."""
         error = 1 - network_values(runs["accuracy"], "accuracy")
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_measure = {name: medians(table) for name, table in values.items()}
@@ -70,18 +70,17 @@ class TestError(ClosedPaths):
                 "any density goes with very different errors",
                 correlation_text("ρ", rho["density"]),
                 _is_unrelated(rho["density"]),
-                _CRITERION + "; does not agree if the interval excludes 0",
+                _CRITERION + "; disagrees if the interval excludes 0",
             ),
         ]
         return Findings(
             verdicts,
             {"Test error and medians over paths": table},
-            {"Test error against the median over paths": _figure(table)},
+            {"Test error vs. the median over paths": _figure(table)},
             [
                 size_remark(values["absdev"]),
                 *unfitted_remarks(runs["paths"]),
-                "The error is the share of wrong answers on the test split; the paper uses the "
-                "loss.",
+                "The error is the error rate on the test split; the paper uses the loss.",
             ],
         )
 

@@ -44,7 +44,7 @@ class Training(Study):
         return {"run": measure_networks(context, trained, drawn=drawn)}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Test signatures for a trend over depth before training, and for changes after it."""
+        """Test signatures for a trend over depth before training and for changes due to it."""
         table = site_scores(runs["run"])
         by_network = {
             (str(state), str(model), int(seed)): values
@@ -70,9 +70,9 @@ class Training(Study):
             {"Before and after training": pd.DataFrame(rows, columns=columns)},
             {"Signatures before (dashed) and after training": _figure(by_network, pairs)},
             [
-                "The published figure is of VGG16, drawn and trained on ImageNet, on CIFAR10; here "
-                "VGG16 is as it is drawn, and smaller networks are trained on digits. Batch norm's "
-                "statistics before training are those of the samples.",
+                "The published figure shows VGG16 on CIFAR10, initialised and trained on ImageNet; "
+                "here VGG16 is only initialised, and smaller networks are trained on digits. "
+                "Before training, batch norm uses the statistics of the samples.",
             ],
         )
 
@@ -91,7 +91,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
             "increasing",
             "τ = " + ", ".join(f"{t.value:.2f}" for t in taus),
             above(network_interval([t.value for t in taus])),
-            "Kendall's τ of score and depth over the sites, for each seed; Student's 95 % interval "
+            "Kendall's τ between score and depth over the sites, for each seed; 95% t interval "
             "over seeds",
         ),
         Verdict(
@@ -99,7 +99,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
             "almost 1",
             f"{last.mean():.3f} over the last three ({last.min():.3f} to {last.max():.3f})",
             above(network_interval(last), NEARLY_LINEAR),
-            f"almost 1: above {NEARLY_LINEAR}; Student's 95 % interval over seeds",
+            f"almost 1: above {NEARLY_LINEAR}; 95% t interval over seeds",
         ),
     ]
 
@@ -120,8 +120,8 @@ def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
                 "more nonlinear",
                 f"mean score {range_text(changes, '+.3f')}",
                 below(changes) if len(changes) >= MIN_NETWORKS else None,
-                f"the same seed before and after, lower in {(changes < 0).sum()} of "
-                f"{len(changes)}; all of at least {MIN_NETWORKS} have to agree",
+                f"same seed before and after; lower in {(changes < 0).sum()} of {len(changes)} "
+                f"networks; decided only if all agree and there are at least {MIN_NETWORKS}",
             )
         )
     return verdicts
@@ -136,7 +136,7 @@ def _is_not_monotone(pairs: Pairs) -> Verdict:
         "non-monotone",
         f"{sum(turns)} of {len(turns)} networks; {share:.0%} of the steps are upwards",
         all(turns) if len(turns) >= MIN_NETWORKS else None,
-        "difference of both signatures, from site to site",
+        "difference between the two signatures, from site to site",
     )
 
 
@@ -154,5 +154,5 @@ def _figure(by_network: Signatures, pairs: Pairs) -> Figure:
         axes.set(title=network, ylabel="affinity")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid[-1]:
-        axes.set_xlabel("site, in order of call")
+        axes.set_xlabel("site, in call order")
     return figure

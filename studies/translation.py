@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 MODEL, DATA = "transformer-tiny", "number-words"
 # Above the largest penalty all units are linear.
 OMEGAS, QUICK_OMEGAS = (0.00001, 0.00003, 0.0001), (0.001, 0.01)
-# Enough sentences to learn to translate. Quick studies have fewer and shorter ones, since most of
-# their time is the final translation.
+# Enough sentences to learn to translate. Quick studies use fewer and shorter ones, since they spend
+# most of their time on the final translation.
 FULL_DATA = {"train": 2000, "test": 256}
 QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
 
 
 class Translation(Study):
-    """Accuracy of a small Transformer for number words as its units are linearised."""
+    """Accuracy of a small Transformer that translates number words, as units are linearised."""
 
     question = "How much of a translation model can be linearised?"
     source = SOURCE
@@ -82,7 +82,7 @@ class Translation(Study):
                     for omega, row in means.iterrows()
                 ),
                 stays_accurate(table),
-                f"accuracy of single tokens, {whole.accuracy:.1%} as trained; agrees if "
+                f"accuracy per token, {whole.accuracy:.1%} as trained; agrees if "
                 f"{MIN_LINEAR_SHARE:.0%} linear cost no more than {100 * MAX_ACCURACY_LOSS:g} "
                 "points",
             ),
@@ -95,11 +95,11 @@ class Translation(Study):
         return Findings(
             verdicts,
             {"Networks": table},
-            {"Accuracy against the share of linear units": _figure(table)},
+            {"Accuracy vs. the fraction of linear units": _figure(table)},
             [
-                f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}. The paper uses a "
+                f"Small-scale: {MODEL} on {DATA}, seeds: {table.seed.nunique()}. The paper uses a "
                 "Transformer of base size on WMT14, and BLEU.",
-                "Only the ReLUs of the feed-forward parts can be linearised; attention stays.",
+                "Only the ReLUs in the feed-forward layers are linearised; attention is unchanged.",
                 epochs_remark(table),
             ],
         )
@@ -110,6 +110,6 @@ def _figure(table: pd.DataFrame) -> Figure:
     for seed, rows in table.groupby("seed"):
         ordered = rows.sort_values("linear-units")
         axes.plot(100 * ordered["linear-units"], 100 * ordered.accuracy, "o-", label=f"seed {seed}")
-    axes.set(xlabel="linear units, %", ylabel="accuracy of tokens, %")
+    axes.set(xlabel="linear units, %", ylabel="accuracy per token, %")
     axes.legend(loc="lower left")
     return figure

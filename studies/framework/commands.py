@@ -21,42 +21,40 @@ if TYPE_CHECKING:
     from .study import Findings, Runs, Study
 
 MAX_SERIAL_MINUTES = 0.3
-"""Studies up to this duration run in one process, since starting workers takes seconds."""
+"""Studies up to this duration run in a single process, since starting workers takes seconds."""
 
 
 Names = Annotated[
     list[str],
     typer.Argument(
-        help="Studies: names or globs, comma-separated.", autocompletion=name_completer("studies")
+        help="Comma-separated names or globs of studies.", autocompletion=name_completer("studies")
     ),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Run a smaller version: fewer seeds, networks, paths.")
+    bool, typer.Option("--quick", help="Run a smaller version: fewer seeds, networks and paths.")
 ]
 Folder = Annotated[
-    Path, typer.Option(help="Folder of all studies, which share its cells and checkpoints.")
+    Path, typer.Option(help="Output folder; its studies share cells and checkpoints.")
 ]
-Data = Annotated[
-    str, typer.Option(help="Dataset instead of the study's own, if the study allows it.")
-]
+Data = Annotated[str, typer.Option(help="Dataset to use instead of the default, if supported.")]
 Weights = Annotated[
     str, typer.Option(help="init or trained, for studies of networks with published weights.")
 ]
-StudySeeds = Annotated[list[str] | None, typer.Option(help="Seeds instead of the study's own.")]
+StudySeeds = Annotated[list[str] | None, typer.Option(help="Seeds to use instead of the default.")]
 Measures = Annotated[
     list[str] | None,
     typer.Option(
         "--measures",
         "--measure",
-        help="Measures instead of the study's own.",
+        help="Measures to use instead of the default.",
         autocompletion=name_completer("measures"),
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="Number of networks trained or measured at a time. [number of cores; 1 on a GPU "
-        "or for a study of a few seconds]",
+        help="Number of networks trained or measured in parallel. [number of cores; 1 on a GPU "
+        "or for a study that takes a few seconds]",
         min=1,
         max=1024,
     ),
@@ -137,7 +135,7 @@ def study(
 def _execution_options(
     study: "Study", workers: int | None, device: str, *, quick: bool
 ) -> ExecutionOptions:
-    """Return options with one thread per worker, so that results don't depend on the workers."""
+    """Return options with one thread per worker, so that results don't depend on their number."""
     from nlbench.execution.devices import resolve_device
 
     if workers is None:
@@ -150,7 +148,7 @@ def _execution_options(
 
 
 def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
-    """Load studies by name or glob, and check that they accept the chosen settings."""
+    """Load studies by name or glob, and check that they accept the given flags."""
     from .study import Study
 
     studies: dict[str, Study] = {}
@@ -178,7 +176,7 @@ def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
 def _report(
     name: str, study: "Study", findings: "Findings", runs: "Runs", context: "Context"
 ) -> None:
-    """Print the verdicts, and write them together with the tables and the page."""
+    """Print the verdicts and write them, the tables and the page."""
     from .page import add_verdicts, verdict_table, write_findings
 
     print(f"{name}: {study.question}")

@@ -1,4 +1,4 @@
-"""The context of a study: its folder, its settings and the networks that it trains."""
+"""The context of a study: its folder, its settings and the networks it trains."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ class Context:
     Parameters
     ----------
     folder : Path
-        Folder of all studies. Each study has its own subfolder and reuses the cells that other
-        studies recorded.
+        Output folder. Each study has its own subfolder and reuses cells recorded by other studies.
     study : str
     quick : bool
-        True for a smaller version: fewer seeds, networks and paths.
+        True for a smaller version with fewer seeds, networks and paths.
     data, weights, seeds, measures
         Settings chosen by the user, which replace the study's own; empty if none.
     device : str
     progress : Progress, optional
     execution : ExecutionOptions
-        By default serial with one PyTorch thread, which gives bitwise the same cells as several
+        By default serial with one PyTorch thread, which gives bitwise the same results as several
         workers.
     command : str
     pending : dict of Path to TrainingRequest
@@ -78,7 +77,7 @@ class Context:
         return " ".join(["quick" if self.quick else "full", *flags])
 
     def seeds_or(self, full: int, quick: int = 1) -> tuple[int, ...]:
-        """Return the chosen seeds, or the first ``full`` or ``quick`` ones.
+        """Return the chosen seeds or, by default, the first ``full`` or ``quick`` ones.
 
         Examples
         --------
@@ -88,7 +87,7 @@ class Context:
         return self.seeds or tuple(range(quick if self.quick else full))
 
     def run(self, request: Request, part: str = "run") -> Run:
-        """Run a request, reusing cells recorded here or by another study.
+        """Run a request, reusing cells recorded by this or another study.
 
         Requested networks are trained first.
 
@@ -96,7 +95,7 @@ class Context:
         ----------
         request : Request
         part : str
-            Name of the run's folder; quick studies and chosen data have folders of their own.
+            Name of the run's folder; quick studies and chosen datasets have separate folders.
             Several requests may extend one part if their options are equal.
         """
         from nlbench.runner import run
@@ -123,7 +122,7 @@ class Context:
         settings: Mapping[str, OptionValue | str] | None = None,
         name: str | None = None,
     ) -> Run:
-        """Evaluate measures or models that are not registered.
+        """Evaluate measures or models that may be unregistered.
 
         Takes the arguments of `nlbench.evaluate`; `part` names the run's folder. The
         evaluation is always repeated, and the folder holds the latest result.
@@ -146,7 +145,7 @@ class Context:
         return run
 
     def _folder_of(self, part: str) -> Path:
-        # Cells of a quick run or of other data would otherwise appear in the full run's table.
+        # Otherwise cells of a quick run or for other data would appear in the full run's table.
         parts = (part, self.data, "quick" if self.quick else "")
         return self.folder / self.study / "-".join(filter(None, parts))
 
@@ -163,32 +162,32 @@ class Context:
         options: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
-        """Request a network, trained once for all studies, and return its checkpoint.
+        """Request a network, trained only once for all studies, and return its checkpoint path.
 
-        Requested networks are trained before the next run or by `train_pending`, several at a time,
-        each after the network that it starts from.
+        Requested networks are trained in parallel, before the next run or by `train_pending`, each
+        after the network it starts from.
 
         Parameters
         ----------
         model, data, recipe : str
-            Registered names; ``auto`` is the model's own recipe.
+            Registered names; the recipe ``auto`` is the model's own.
         seed : int
         label_noise : float, optional
-            Overrides the recipe's.
+            Overrides the recipe's label noise.
         weights : str
             Initial weights: a name, or the checkpoint of another requested network.
         name : str
-            Part of the checkpoint's file name; equal training requests need equal names.
+            Part of the checkpoint's file name; identical training requests must use the same name.
         options : mapping, optional
-            Options of the dataset.
+            Dataset options.
         **changes
-            Fields of the recipe to override.
+            Recipe fields to override.
 
         Raises
         ------
         nlbench.RequestError
-            If the recipe or one of its fields does not exist, or if a different training run has
-            the same name.
+            If the recipe or one of its fields does not exist, or if a different training request
+            has the same name.
         """
         from nlbench.models.training.training_request import (
             TrainingRequest,
@@ -215,14 +214,14 @@ class Context:
         return file
 
     def train_pending(self) -> None:
-        """Train the requested networks, as many at a time as there are workers.
+        """Train the requested networks in parallel, one per worker.
 
         Raises
         ------
         nlbench.RequestError
-            If a checkpoint exists that was trained differently.
+            If an existing checkpoint was trained differently.
         nlbench.NlbenchError
-            If a training run fails, once the others have finished.
+            If a training run fails; raised after the others have finished.
         """
         if not self.pending:
             return

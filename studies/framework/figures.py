@@ -1,4 +1,4 @@
-"""Size, colours and common plots of the studies' figures."""
+"""Size, colours and common plots for the figures of studies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
-"""Okabe and Ito, "Color Universal Design", 2008, with grey instead of black."""
+"""From Okabe and Ito, "Color Universal Design", 2008, with grey instead of black."""
 
 
 def page_figure(
     height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, Any]:
-    """Create a figure and its panels, as wide as the page and with a height in inches.
+    """Create a figure as wide as the page with the given height in inches, and its panels.
 
-    The options are passed to matplotlib's ``subplots``.
+    Additional options are passed to matplotlib's ``subplots``.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def page_figure(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    # The page sets labels in its own font, which may be wider.
+    # Leave room for the page's own font, which may be wider.
     figure = Figure(figsize=(7.2, height), layout=ConstrainedLayoutEngine(w_pad=0.12))
     return figure, figure.subplots(rows, columns, **options)
 
@@ -75,7 +75,7 @@ def draw_groups(
     colours: Mapping[str, str] | Sequence[str] = COLOURS,
     **style: Any,
 ) -> None:
-    """Draw one column against another, with a colour for each group of the column `by`."""
+    """Plot one column vs. another, with one colour for each group in the column `by`."""
     for number, (group, rows) in enumerate(table.groupby(by, sort=False)):
         if isinstance(colours, Mapping):
             colour = colours[str(group)]
@@ -87,8 +87,8 @@ def draw_groups(
 def draw_intervals(
     axes: Axes, table: pd.DataFrame, value: str, places: ArrayLike, **style: Any
 ) -> None:
-    """Draw a column with the intervals from ``low`` to ``high`` at vertical positions."""
-    # Rounding may put a bound on the wrong side of the value.
+    """Plot a column, with intervals from ``low`` to ``high``, at the given vertical positions."""
+    # Rounding may place a bound on the wrong side of the value.
     width = [(table[value] - table.low).clip(0), (table.high - table[value]).clip(0)]
     axes.errorbar(table[value], places, xerr=width, **style)
 
@@ -99,7 +99,7 @@ def draw_theory(
     published: tuple[ArrayLike, ArrayLike],
     spread: ArrayLike | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw theoretical, measured and published affinities, each as positions and scores."""
+    """Plot theoretical, measured and published affinities, each given as positions and scores."""
     figure, axes = page_figure(2.7)
     axes.plot(*theory, color="0.6", label="closed form")
     axes.errorbar(*measured, yerr=spread, fmt="o", color="C0", label="here")
@@ -114,7 +114,7 @@ def draw_signature_map(
     colours: Mapping[str, str],
     height: float = 2.7,
 ) -> tuple[Figure, Axes]:
-    """Draw a map of signatures, given as points of shape (n, 2), coloured by group."""
+    """Plot a map of signatures, given as points of shape (n, 2), coloured by group."""
     figure, axes = page_figure(height)
     for group in dict.fromkeys(groups):
         rows = [row for row, name in enumerate(groups) if name == group]

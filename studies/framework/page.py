@@ -26,7 +26,7 @@ _TEMPLATE = Path(__file__).with_name("templates") / "study.html.j2"
 
 
 def analyse_in_style(study: Study, runs: Runs) -> Findings:
-    """Analyse the runs of a study, with figures in the page's style."""
+    """Analyse the runs of a study, drawing its figures in the page's style."""
     with matplotlib.style.context(["default", STYLE]):
         findings = study.analyse(runs)
         for figure in findings.figures.values():
@@ -48,7 +48,7 @@ def verdict_table(findings: Findings) -> pd.DataFrame:
 
 
 def write_findings(name: str, study: Study, findings: Findings, runs: Runs, folder: Path) -> Path:
-    """Write a study's page, verdicts, tables and figures, and return the path of the page."""
+    """Write a study's page, verdicts, tables and figures, and return the path to the page."""
     make_folder(folder)
     write_atomically(folder / "verdicts.csv", verdict_table(findings).to_csv(index=False))
     for title, table in findings.tables.items():
@@ -62,7 +62,7 @@ def write_findings(name: str, study: Study, findings: Findings, runs: Runs, fold
 
 
 def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> None:
-    """Add a study's verdicts to the common file, replacing those of the same version.
+    """Add a study's verdicts to the common file, replacing those for the same version.
 
     The columns are ``study, version`` and those of `verdict_table`.
     """

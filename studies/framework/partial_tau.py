@@ -14,11 +14,11 @@ from .trends import SIGNIFICANCE
 
 MIN_NETWORKS = 4
 RESIDUAL_DECIMALS = 10
-"""Decimals kept of residual scores, which are of order 1, so that rounding errors become ties."""
+"""Number of decimals to which residual scores (of order 1) are rounded, to restore exact ties."""
 
 Array = NDArray[np.float64]
 Group = tuple[ArrayLike, ArrayLike, Sequence[ArrayLike], Sequence[Hashable]]
-"""Two variables, the controls and the networks' clusters, all of shape (n,)."""
+"""Two variables, the controls and the cluster of each network, all of shape (n,)."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Association:
     Parameters
     ----------
     value, low, high : float
-        The mean and its 95 % interval.
+        The mean and its 95% interval.
     p : float
-        Two-sided p-value under no association; 1 if there are too few clusters.
+        Two-sided p-value for no association; 1 if there are too few clusters.
     by_group : tuple of float
-        NaN for a group that was left out.
+        NaN for a group that was excluded.
     """
 
     value: float
@@ -48,10 +48,10 @@ def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> fl
     """Compute Kendall's tau-b of two variables, adjusted for controls.
 
     All variables are replaced by normal scores Φ⁻¹(rank / (n + 1)), then x and y by their residuals
-    from the linear regression on the controls. The result is invariant under increasing maps of any
+    from a linear regression on the controls. The result is invariant under increasing maps of any
     variable. Under a Gaussian copula it tends to 0 if x and y are independent given the controls,
-    whereas Kendall's own partial coefficient keeps part of the confounding. In small samples the
-    noise of the ranks attenuates it.
+    whereas Kendall's partial coefficient retains part of the confounding. In small samples it is
+    attenuated by noise in the ranks.
 
     Parameters
     ----------
@@ -77,9 +77,9 @@ def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> fl
 
 
 def _tau_with_influence(variables: Array) -> tuple[float, Array]:
-    """Return the partial tau of two variables, and its gradient with respect to the weights.
+    """Return the partial tau of two variables and its gradient with respect to network weights.
 
-    Every network has weight 1; the residuals are treated as constant.
+    Every weight is 1; the residuals are treated as constant.
     """
     ranks = stats.rankdata(variables, axis=-1)
     scores = special.ndtri(ranks / (ranks.shape[-1] + 1))
@@ -99,15 +99,15 @@ def _tau_with_influence(variables: Array) -> tuple[float, Array]:
 
 
 def associate(groups: Sequence[Group]) -> Association:
-    """Compute the mean partial tau of groups, with its interval and its p-value.
+    """Compute the mean partial tau over groups, with its interval and p-value.
 
-    Networks of one cluster may depend on each other, within and between groups. The interval and
-    the p-value are Student's, with one degree of freedom less than clusters. The standard error is
-    cluster-robust, with a factor c / (c - 1 - controls) for the c clusters of a group. It is at
-    least that of independent networks without association. If a group has too few clusters for
-    that factor, the interval is NaN and the p-value 1.
+    Networks in the same cluster may depend on each other, within and between groups. The interval
+    and the p-value use the t distribution with one degree of freedom fewer than clusters. The
+    standard error is cluster-robust, with a factor c / (c - 1 - controls) for the c clusters of a
+    group, and no smaller than for independent networks without association. If a group has too few
+    clusters for that factor, the interval is NaN and the p-value is 1.
 
-    Networks with a non-finite value are left out, as are groups with fewer than four networks or a
+    Networks with a non-finite value are excluded, as are groups with fewer than four networks or a
     constant variable.
 
     References
@@ -138,7 +138,7 @@ def associate(groups: Sequence[Group]) -> Association:
         spare = count - 1 - len(controls)
         has_interval &= spare > 0
         influences.append(influence * math.sqrt(count / max(spare, 1)))
-        # Kendall's variance, with the degrees of freedom left by the controls.
+        # Kendall's variance, with the degrees of freedom reduced by the controls.
         freedom = max(len(finite) - len(controls), 2)
         null_variance += 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
     mean = float(np.nanmean(values)) if labels else math.nan

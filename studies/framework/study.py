@@ -1,4 +1,4 @@
-"""The base class of studies and the results that a study returns."""
+"""The base class for studies and the results that a study returns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .verdicts import Verdict
 
 Runs: TypeAlias = "Mapping[str, Run]"
-"""Runs of a study, keyed by part."""
+"""The runs of a study, keyed by part."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of a study.
+    """The results of a study.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class Findings:
     figures : mapping of str to matplotlib.figure.Figure
         Keyed by title.
     remarks : sequence of str
-        Caveats for the reader: random weights, small data.
+        Caveats for the reader, such as random weights or small data.
     headline : sequence of str
-        The answer in prose. If given, figures and the first table precede the verdicts.
+        The answer in prose. If given, the figures and the first table precede the verdicts.
     """
 
     verdicts: Sequence[Verdict]
@@ -47,7 +47,7 @@ class Findings:
 
 
 class Study(ABC):
-    """One question, the runs that answer it and the published results.
+    """A question, the runs that answer it and the published results.
 
     A study is registered in the group ``nlbench.studies``; ``nlbench list studies`` prints the
     first line of its docstring. Importing its module must not import PyTorch.
@@ -55,15 +55,15 @@ class Study(ABC):
     Attributes
     ----------
     question : str
-        A sentence with a question mark.
+        A sentence that ends with a question mark.
     source : Source
-        Publication of the numbers to compare with.
+        Publication of the results to compare with.
     needs : str
-        Requirements in a few words: ``digits``, ``trains 9 networks``, ``pretrained weights``.
+        Brief requirements, such as ``digits``, ``trains 9 networks`` or ``pretrained weights``.
     minutes, quick_minutes : float
-        Duration on two idle cores.
+        Durations of the full and the quick version on two idle cores.
     takes : tuple of str
-        Settings that the user can choose, of ``data``, ``weights``, ``seeds`` and ``measures``.
+        Settings that users can choose: any of ``data``, ``weights``, ``seeds``, ``measures``.
     """
 
     question: ClassVar[str]
@@ -76,14 +76,14 @@ class Study(ABC):
     def missing(self) -> str:
         """Return the missing requirements and how to install them; empty if there are none.
 
-        Studies chosen by a glob are then skipped.
+        If any are missing, a study chosen by a glob is skipped.
         """
         return ""
 
     @abstractmethod
     def measure(self, context: Context) -> Runs:
-        """Run the measurements that the question needs, and return the runs by part."""
+        """Run the measurements needed to answer the question; return the runs, keyed by part."""
 
     @abstractmethod
     def analyse(self, runs: Runs) -> Findings:
-        """Answer the question from the cells recorded by `measure` alone."""
+        """Answer the question using only the cells recorded by `measure`."""

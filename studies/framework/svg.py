@@ -1,4 +1,4 @@
-"""SVG elements of matplotlib figures, for pages with several of them."""
+"""Conversion of matplotlib figures to SVG elements, for pages with several figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nlbench.reports.notebook_figure import STYLE
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
-# CSS variable of each colour in figures; page.css has a light and a dark value for it.
+# CSS variable for each colour in figures; page.css defines its light and dark values.
 _VARIABLES = {
     "#000000": "ink",
     "#ffffff": "paper",
@@ -55,8 +55,8 @@ def in_page_colours(svg: str) -> str:
     Returns
     -------
     str
-        SVG with variables for black, white, greys and the colours of series; colours that encode
-        a value stay.
+        SVG with variables for black, white, greys and series colours; colours that encode values
+        are unchanged.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def in_page_colours(svg: str) -> str:
         name = _VARIABLES.get(colour)
         return f"{attribute}: var(--{name}, {colour})" if name else match.group()
 
-    # Black text and marks have no explicit colour.
+    # Black text and markers have no explicit colour.
     caps = "stroke-linecap: butt"
     svg = svg.replace(caps, f"{caps}; fill: var(--ink, #000000)", 1)
     return _COLOUR.sub(variable, svg)
@@ -81,7 +81,7 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
     Parameters
     ----------
     prefix : str
-        Letters, digits and hyphens to put before every id; unique on the page.
+        Prefix for every id, unique on the page: letters, digits and hyphens.
     title : str
         Text for screen readers.
 
@@ -127,7 +127,7 @@ def _prefix_ids(element: ET.Element, prefix: str) -> None:
 
 
 def _move_style_to_root(root: ET.Element) -> None:
-    """Move matplotlib's style sheet to the root, so that it does not affect the page."""
+    """Move the rules of matplotlib's style sheet to the root, so they don't affect the page."""
     for parent in list(root.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
             parent.remove(sheet)

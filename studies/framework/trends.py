@@ -23,7 +23,7 @@ from nlbench.reports.leaderboard import mean_interval
 SIGNIFICANCE = 0.05
 RESAMPLES = 4000
 MIN_NETWORKS = 3
-"""Smallest number of networks, or of pairs of them, with which an interval can decide a claim."""
+"""Minimum number of networks, or of pairs of them, for an interval to decide a claim."""
 
 Name = TypeVar("Name", bound=Hashable)
 Interval = tuple[float, float]
@@ -31,15 +31,15 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Trend:
-    """The trend of values over ordered rungs, in several independent blocks.
+    """A trend in values over ordered rungs, within several independent blocks.
 
     Parameters
     ----------
     taus : tuple of float
-        Kendall's tau-b of each block; 0 where all its values are equal.
+        Kendall's tau-b in each block; 0 if all its values are equal.
     p_rises, p_falls : float
         One-sided exact p-values: the probability of at least as many concordant, or discordant,
-        pairs if all orders of a block's values are equally likely.
+        pairs if all orders of the values within a block are equally likely.
     """
 
     taus: tuple[float, ...]
@@ -62,7 +62,7 @@ def trend_test(blocks: Sequence[ArrayLike]) -> Trend:
     Parameters
     ----------
     blocks : sequence of arrays of shape (k_i,)
-        Values in the order of the positions; each block has its own length.
+        Values in the order of the positions; blocks may differ in length.
 
     References
     ----------
@@ -149,10 +149,11 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def bootstrap_mean(values: ArrayLike) -> Interval:
-    """Compute the 95 % bootstrap interval of a mean over networks; NaN for fewer than three.
+    """Compute a 95% bootstrap interval for a mean over networks; NaN for fewer than three.
 
-    For normal values it is as wide as Student's, see `nlbench.reports.leaderboard.resampled_means`.
-    Equal values give zero width, which does not mean certainty; see `sign_test`.
+    For normally distributed values it is as wide as a t interval; see
+    `nlbench.reports.leaderboard.resampled_means`. For equal values use `sign_test`: a width of zero
+    does not mean certainty.
 
     Examples
     --------
@@ -166,7 +167,7 @@ def bootstrap_mean(values: ArrayLike) -> Interval:
 
 
 def network_interval(values: ArrayLike) -> Interval:
-    """Compute Student's 95 % interval of a mean over networks; NaN for fewer than three.
+    """Compute the 95% t interval for a mean over networks; NaN for fewer than three.
 
     Examples
     --------
@@ -182,15 +183,15 @@ def network_interval(values: ArrayLike) -> Interval:
 
 
 def network_share(shares: ArrayLike, networks: int) -> Correlation:
-    """Average shares of paths or places of several networks, with Wilson's interval over networks.
+    """Average fractions of paths or places over networks, with a Wilson interval over networks.
 
     Each network counts as one observation, as if all its paths agreed, which gives the widest
-    interval. Fewer than three networks have no interval.
+    interval. With fewer than three networks there is no interval.
 
     Parameters
     ----------
     shares : array of shape (n,)
-        One per network, or per compared pair of networks.
+        One value per network, or per pair of networks that are compared.
     networks : int
         Number of independent networks or pairs.
 
@@ -213,7 +214,7 @@ def network_share(shares: ArrayLike, networks: int) -> Correlation:
 
 
 def intraclass(table: ArrayLike) -> tuple[float, float, float]:
-    """Compute the intraclass correlation ICC(1), the share of variance between groups.
+    """Compute the intraclass correlation ICC(1), the fraction of variance between groups.
 
     Parameters
     ----------
@@ -223,8 +224,8 @@ def intraclass(table: ArrayLike) -> tuple[float, float, float]:
     Returns
     -------
     value, low, high : float
-        At most 1, with its 95 % interval for normal values. Negative if groups differ less than
-        their members; NaN without variance or with one member per group.
+        ICC(1), at most 1, and its 95% interval for normally distributed values. Negative if groups
+        differ less than their members; NaN if there is no variance or one member per group.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Verdicts on claims with published and measured values, and the criteria that decide them.
+"""Verdicts on claims, with published and measured values, and the criteria that decide them.
 
 A criterion is a pure function of numbers that returns True, False, or None if undecided.
 """
@@ -31,9 +31,9 @@ class Verdict:
     ours : str
         Our value with its interval.
     agrees : bool or None
-        None if the data do not decide.
+        None if undecided.
     remark : str
-        The criterion, and how the value was obtained.
+        The criterion and how the value was obtained.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def within(values: ArrayLike, target: float, tolerance: ArrayLike) -> bool | Non
 def above(values: ArrayLike, bound: float = 0.0) -> bool | None:
     """Test whether all values, or both ends of an interval, lie above a bound.
 
-    The answer is False if all lie below the bound, and None otherwise.
+    The result is False if all lie below the bound, and None otherwise.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def below(values: ArrayLike, bound: float = 0.0) -> bool | None:
 
 
 def between(interval: tuple[float, float], limits: tuple[float, float]) -> bool | None:
-    """Test whether an interval lies between limits; undecided if it contains one of them.
+    """Test whether an interval lies between two limits; undecided if it contains either.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def between(interval: tuple[float, float], limits: tuple[float, float]) -> bool 
 
 
 def ordered(lower: ArrayLike, higher: ArrayLike) -> bool | None:
-    """Test whether every value of one group lies below every value of another.
+    """Test whether every value in one group lies below every value in another.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def ordered(lower: ArrayLike, higher: ArrayLike) -> bool | None:
 
 
 def rises(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
-    """Test whether a curve, or each of several of equal length, rises at every step.
+    """Test whether a curve, or each of several curves of equal length, rises at every step.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def rises(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
 
 
 def falls(values: ArrayLike) -> bool | None:
-    """Test whether a curve, or each of several of equal length, falls at every step.
+    """Test whether a curve, or each of several curves of equal length, falls at every step.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def falls(values: ArrayLike) -> bool | None:
 
 
 def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
-    """Test whether the whole interval of a correlation has a given sign.
+    """Test whether the whole interval of a correlation has the given sign.
 
     Examples
     --------
@@ -154,9 +154,9 @@ def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
 
 
 def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
-    """Test whether the interval of a share lies above a bound.
+    """Test whether the interval of a fraction lies above a bound.
 
-    The answer is None for so few networks that not even full agreement would be significant.
+    The result is None if even full agreement of so few networks would not be significant.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
 
 
 def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
-    """Test whether the interval of a share lies below a bound, like `share_above`.
+    """Test whether the interval of a fraction lies below a bound; see `share_above`.
 
     Examples
     --------
@@ -182,7 +182,7 @@ def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
 
 
 def _if_enough(answer: bool, chance: float, share: Correlation) -> bool | None:
-    """Return the answer if all networks are unlikely to agree by chance (two-sided), else None."""
+    """Return the answer if full agreement by chance is unlikely (two-sided), otherwise None."""
     return answer if 2 * chance ** (share.groups or share.n) < SIGNIFICANCE else None
 
 
@@ -211,7 +211,7 @@ def correlation_text(symbol: str, correlation: Correlation) -> str:
 
 
 def share_text(share: Correlation) -> str:
-    """Format a share with its interval in percent.
+    """Format a fraction and its interval in percent.
 
     Examples
     --------
@@ -225,7 +225,7 @@ def share_text(share: Correlation) -> str:
 
 
 def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
-    """Format a mean, with the standard deviation if there are several values.
+    """Format a mean, and the standard deviation if there are several values.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
 
 
 def range_text(values: ArrayLike, form: str = ".2f") -> str:
-    """Format a mean with the smallest and the largest value.
+    """Format a mean with the minimum and the maximum.
 
     Examples
     --------

@@ -15,7 +15,7 @@ BLOCKS, TOKENS = 4, 6
 
 
 def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Draw a layer that keeps the variance of its inputs."""
+    """Randomly initialise a linear layer that preserves the variance of its inputs."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     if bias:
@@ -37,7 +37,7 @@ def _rotation(size: int) -> Tensor:
 
 
 def _mixing(inputs: int) -> nn.Linear:
-    """Draw a rotation of the outputs, which preserves their closed forms."""
+    """Build a random rotation of the outputs, for which the closed forms still hold."""
     return _assign(_rotation(inputs), torch.zeros(inputs))
 
 
@@ -67,7 +67,7 @@ def _sine(inputs: int, _: str, k: float) -> nn.Module:
 
 
 def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
-    """Build a map that turns the points of each plane by an angle proportional to their radius."""
+    """Build a map that rotates points in each plane by an angle proportional to their radius."""
 
     class Spiral(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
 
 
 def _product(inputs: int, _: str, k: float) -> nn.Module:
-    """Build products of k neighbouring inputs, which are parities if the inputs are signs."""
+    """Build products of k neighbouring inputs; for inputs of ±1 these are parities."""
 
     class Product(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _product(inputs: int, _: str, k: float) -> nn.Module:
 
 
 def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
-    """Build zigzags of [-1, 1] between -1 and 1 with evenly spaced kinks, from ReLUs."""
+    """Build, from ReLUs, zigzags on [-1, 1] between -1 and 1 with evenly spaced kinks."""
     pieces = int(kinks) + 1
     signs = 2 * (-1.0) ** torch.arange(pieces)
     signs[0] = 1
@@ -111,7 +111,7 @@ def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
 
 
 def _tents(inputs: int, _: str, times: float) -> nn.Module:
-    """Build iterated tent maps of [0, 1] from ReLUs, with 2ⁿ linear pieces for each input."""
+    """Build, from ReLUs, n-times iterated tent maps on [0, 1], each with 2ⁿ linear pieces."""
     layers: list[nn.Module] = []
     eye, zeros = torch.eye(inputs), torch.zeros(inputs)
     for _step in range(int(times)):
@@ -134,7 +134,7 @@ def _residual(inputs: int, _: str, share: float) -> nn.Module:
 
 
 def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
-    """Build one attention head over tokens; sharpness 0 averages the tokens."""
+    """Build one attention head over tokens; with sharpness 0 it averages the tokens."""
     size = inputs // TOKENS
 
     class Attention(nn.Module):
@@ -153,7 +153,7 @@ def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
 
 
 def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
-    """Build (1 - t) x + t |x| from the same ReLUs of x and -x for any amount t."""
+    """Build (1 - t) x + t |x| from ReLUs of x and -x, which are the same for any amount t."""
     eye = torch.eye(inputs)
     first = _assign(torch.cat([eye, -eye]), torch.zeros(2 * inputs))
     last = _rotation(inputs) @ torch.cat([eye, (2 * share - 1) * eye], 1)
@@ -161,7 +161,7 @@ def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
 
 
 def _map(inputs: int, _: str, number: float) -> nn.Module:
-    """Build an affine map as an activation, one of `planted.MAPS`."""
+    """Build one of the affine maps in `planted.MAPS`, used in place of an activation."""
     permutation = torch.eye(inputs)[torch.randperm(inputs)]
     maps: tuple[Callable[[], nn.Module], ...] = (
         lambda: Formula("degree", 1),
@@ -185,4 +185,4 @@ BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
     "sums": _two_sums,
     "map": _map,
 }
-"""Builders, called with inputs, kind and amount, keyed by the kinds of `planted.CONSTRUCTED`."""
+"""Builders, called with inputs, kind and amount, keyed by the kinds in `planted.CONSTRUCTED`."""

@@ -25,7 +25,7 @@ _NAME = re.compile(r"depth([1-9]\d?)-variance(\d+(?:\.\d+)?)")
 class Drawn(Family):
     """ReLU networks without biases, with weights from N(0, variance / fan-in)."""
 
-    description = "ReLU networks without biases, normal weights; variance 2 is He initialization"
+    description = "ReLU networks without biases, Gaussian weights; variance 2: He initialization"
 
     def names(self) -> Sequence[str]:
         """Return examples of names; other numbers are also valid."""
@@ -54,6 +54,6 @@ class Drawn(Family):
         return model(source=Source("", "ours, for the theory of random networks"))(build)
 
     def describe(self, name: str) -> str:
-        """Describe a network in one line."""
+        """Return a one-line description of a network."""
         depth, _, variance = name.removeprefix("depth").partition("-variance")
         return f"{depth} layers of {WIDTH} ReLUs without biases, weights N(0, {variance} / fan-in)"

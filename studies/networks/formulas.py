@@ -1,4 +1,4 @@
-"""Activations with a known amount of nonlinearity, which the probes recognise as sites."""
+"""Activations with a known amount of nonlinearity that the probes recognise as sites."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Curve: TypeAlias = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
 def _blend(curve: Curve) -> Curve:
-    """Return (1 - t) x + t φ(x) for the amount t, with its derivative."""
+    """Return (1 - t) x + t φ(x) for the amount t, and its derivative."""
 
     def blended(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
         value, slope = curve(x, 1.0)
@@ -40,7 +40,7 @@ def _tanh(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
 
 
 def _hermite(x: Tensor, degree: float) -> tuple[Tensor, Tensor]:
-    """Return He_k(x) / √k!, which has unit variance on normal inputs, and its derivative."""
+    """Return He_k(x) / √k!, which has unit variance for normal inputs, and its derivative."""
     before, value = torch.zeros_like(x), torch.ones_like(x)
     for k in range(int(degree)):
         before, value = value, x * value - k * before
@@ -49,14 +49,14 @@ def _hermite(x: Tensor, degree: float) -> tuple[Tensor, Tensor]:
 
 
 def _cubic(x: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Return √(1 - s) x + √s He₃(x) / √6, which has the affine residual s."""
+    """Return √(1 - s) x + √s He₃(x) / √6, which has the affine residual s, and its derivative."""
     value, slope = _hermite(x, 3)
     affine, cubic = math.sqrt(1 - share), math.sqrt(share)
     return affine * x + cubic * value, affine + cubic * slope
 
 
 def _tent(x: Tensor, times: float) -> tuple[Tensor, Tensor]:
-    """Return the iterated tent map of [0, 1], with 2ⁿ pieces."""
+    """Return the n-times iterated tent map on [0, 1], with 2ⁿ pieces, and its derivative."""
     phase = x * 2 ** (times - 1)
     falls = phase.frac() >= 0.5
     return 2 * (phase - phase.round()).abs(), torch.where(falls, -(2**times), 2.0**times).to(x)
@@ -72,11 +72,11 @@ FORMULAS: Mapping[str, Curve] = {
     "tent": _tent,
     "negation": lambda x, _: (-x, -torch.ones_like(x)),
 }
-"""Elementwise functions by name, which return value and derivative for an amount."""
+"""Elementwise functions by name; each returns its value and derivative, given an amount."""
 
 
 class _Formula(torch.autograd.Function):
-    # A separate operation, so that the probes see one activation instead of its parts.
+    # A single autograd operation, so that the probes see one activation instead of its parts.
     generate_vmap_rule = True
 
     @staticmethod
@@ -130,7 +130,7 @@ class _SampleShift(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save nothing: there is no backward pass."""
+        """Save nothing, since there is no backward pass."""
 
 
 class Formula(nn.Module):

@@ -1,4 +1,4 @@
-"""Networks of a single activation: ``functions/relu``, ``functions/power-3``, …."""
+"""Networks that consist of one activation: ``functions/relu``, ``functions/power-3``, …."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_ORDER = 999
 
 
 class Functions(Family):
-    """Networks of one activation without weights, for inputs of any shape.
+    """Networks that consist of one activation, for inputs of any shape.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class Functions(Family):
         return model()(build)
 
     def describe(self, name: str) -> str:
-        """Describe a network in one line."""
+        """Return a one-line description of a network."""
         if name in ACTIVATIONS:
             return f"{ACTIVATIONS[name]} of each element"
         return f"each element to the power of {name.rpartition('-')[2]}"

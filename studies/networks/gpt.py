@@ -10,12 +10,12 @@ from nlbench.subjects.model import model
 
 
 class SmallGPT(nn.Module):
-    """Transformer blocks with layer norm before attention and MLP, as in GPT-2.
+    """Transformer with layer norm before attention and MLP, as in GPT-2.
 
     Parameters
     ----------
     tokens, length : int
-        Size of the vocabulary and maximum length of an input.
+        Vocabulary size and maximum input length.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class SmallGPT(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (n, t, tokens) of the next token for tokens (n, t)."""
+        """Compute next-token logits, of shape (n, t, tokens), for tokens of shape (n, t)."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -50,7 +50,7 @@ class _Block(nn.Module):
         self.attention = _Attention(width, heads)
         widen, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
-        # As in GPT-2, layers that write to the residual stream are scaled by depth.
+        # As in GPT-2, initial weights of layers that write to the residual stream depend on depth.
         shrinkage = (2 * depth) ** -0.5
         layers = {self.attention.joined: 1.0, self.attention.out: shrinkage}
         for linear, scale in {**layers, widen: 1.0, narrow: shrinkage}.items():
@@ -92,8 +92,8 @@ def gpt_small(num_classes: int = 256, input_shape: tuple[int, ...] = (64,)) -> S
     Parameters
     ----------
     num_classes : int
-        Size of the vocabulary.
+        Vocabulary size.
     input_shape : tuple of int
-        (length,), the number of tokens in a window.
+        (length,), the number of tokens per window.
     """
     return SmallGPT(num_classes, *input_shape)

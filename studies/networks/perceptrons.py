@@ -1,4 +1,4 @@
-"""Random perceptrons of the neural-redshift experiment, for the dataset ``grid``."""
+"""Random perceptrons from the neural-redshift experiment, for the dataset ``grid``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def perceptron(
 
 
 def vector_length(shape: tuple[int, ...]) -> int:
-    """Return the length of input vectors; raise a RequestError for other shapes."""
+    """Return the length of the input vectors; raise a RequestError if inputs aren't vectors."""
     if len(shape) != 1:
         raise RequestError(f"expected vectors, such as the points of the dataset grid, got {shape}")
     return shape[0]

@@ -43,7 +43,7 @@ CONSTRUCTED: Mapping[str, str] = {
     "cubic": "√(1 - s) x + √s He₃(x)/√6 of each input",
     "degree": "Hermite polynomial of degree k of each input",
     "sine": "sin(πkx) of each input",
-    "spiral": "turns of each plane, t at radius 1",
+    "spiral": "rotation of each plane by t turns at radius 1",
     "product": "products of k inputs",
     "zigzag": "zigzag of k kinks of each input, from ReLUs",
     "tents": "tent map of each input, iterated n times, from ReLUs",
@@ -51,7 +51,7 @@ CONSTRUCTED: Mapping[str, str] = {
     "sums": "(1 - t) x + t |x| from the same ReLUs",
     "map": f"affine map as an activation: {', '.join(MAPS)}",
 }
-"""Descriptions of networks with an amount of nonlinearity, by kind; `constructed` builds them."""
+"""Descriptions by kind of the networks built by `constructed`, which have an amount parameter."""
 OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
@@ -65,7 +65,7 @@ EXTRA_PAIRS = 16
 class Ladders(Family):
     """Networks with planted nonlinearity."""
 
-    description = "networks of planted nonlinearity, for the benchmark of measures"
+    description = "networks with planted nonlinearity, for the benchmark of measures"
 
     def names(self) -> Sequence[str]:
         """Return the names of the benchmark's networks; other numbers are also valid."""
@@ -97,7 +97,7 @@ class Ladders(Family):
         raise RequestError(f"there is no model 'ladders/{name}'{hint}")
 
     def describe(self, name: str) -> str:
-        """Describe a network in one line."""
+        """Return a one-line description of a network."""
         if name == "cnn":
             return "small network of convolutions, average pooling and ReLUs"
         if match := _SLOPE.fullmatch(name):
@@ -187,7 +187,7 @@ def _scale(layer: Any, factor: float) -> None:
 
 
 def _duplicate_units(*layers: Any) -> list[Any]:
-    """Duplicate every hidden unit and halve its outgoing weights, which keeps the function."""
+    """Duplicate every hidden unit and halve its outgoing weights, preserving the function."""
     from torch import nn
 
     doubled = []
@@ -205,7 +205,7 @@ def _duplicate_units(*layers: Any) -> list[Any]:
 
 
 def _cancelling(layer: Any, last: Any) -> list[Any]:
-    """Add pairs of equal hidden units with opposite outgoing weights, which keeps the function."""
+    """Add pairs of equal hidden units with opposite outgoing weights, preserving the function."""
     import torch
     from torch import nn
 

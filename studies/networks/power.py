@@ -1,4 +1,4 @@
-"""Powers as activations, which the probes recognise as sites."""
+"""Powers as activations that the probes recognise as sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nlbench import register_op
 
 
 class _Power(torch.autograd.Function):
-    # A separate operation, because squares and cubes elsewhere in a network are not activations.
+    # A separate operation, since squares and cubes elsewhere in a network are not activations.
     generate_vmap_rule = True
 
     @staticmethod
@@ -50,7 +50,7 @@ class Power(nn.Module):
         self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raise each number to the power."""
+        """Raise each element to the power."""
         raised: Tensor = _Power.apply(x, self.order)
         return raised
 

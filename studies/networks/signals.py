@@ -11,7 +11,7 @@ from .perceptrons import vector_length
 if TYPE_CHECKING:
     from torch import nn
 
-# Channels and stride of each convolution.
+# Number of channels and stride of each convolution.
 LAYERS = ((24, 1), (24, 1), (32, 2), (32, 1), (32, 1), (48, 2), (48, 1), (64, 2), (64, 1))
 
 
@@ -22,7 +22,7 @@ def signal_cnn(input_shape: tuple[int, ...] = (40,), num_classes: int = 10) -> n
     Parameters
     ----------
     input_shape : tuple of int
-        (length,) of the signals.
+        (length,), the length of the signals.
 
     Examples
     --------

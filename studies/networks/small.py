@@ -59,6 +59,6 @@ class Small(Family):
         return model(source=Source("", "ours, for the study of prediction"), recipe="adam")(build)
 
     def describe(self, name: str) -> str:
-        """Describe a network in one line."""
+        """Return a one-line description of a network."""
         match = _NAME.fullmatch(name)
         return f"{match[3]} hidden layers of {match[2]} units, {match[1]}" if match else ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     independent_sites=True,
 )
 def elementwise_residual(x: Tensor, y: Tensor) -> Tensor:
-    """Share of an activation's output that no affine map of each channel explains.
+    """Fraction of an activation's output not explained by any affine map per channel.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def elementwise_residual(x: Tensor, y: Tensor) -> Tensor:
     0.064
     """
     if len(x) < 3 or x.shape != y.shape:
-        raise Undefined("expected at least 3 samples, and outputs of the shape of the inputs")
+        raise Undefined("expected at least 3 samples, and outputs of the same shape as the inputs")
     x, y = x.double(), y.double()
     x, y = x - x.mean(0), y - y.mean(0)
     total = y.square().sum()

@@ -1,4 +1,4 @@
-"""The figure of the benchmark of measures: criteria by measures."""
+"""The figure for the benchmark of measures: criteria by measures."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
-    """Average each measure's tau over the ladders of a question on which it is judged.
+    """Average each measure's tau over those ladders of a question on which it is judged.
 
     Returns
     -------
     DataFrame
-        Columns ``tau, low, high`` by measure. The half width is the average of the ladders', which
-        is conservative: ladders share networks and samples.
+        Columns ``tau, low, high`` by measure. The half-width is the mean over the ladders, which is
+        conservative because ladders share networks and samples.
     """
     names = [name for name, ladder in LADDERS.items() if ladder.question == question]
     judged = order[order.ladder.isin(names) & order["what it does"].isin(WORDS)]
@@ -34,9 +34,9 @@ def mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
 def benchmark_figure(
     order: pd.DataFrame, precision: pd.DataFrame, measured: Collection[str]
 ) -> Figure:
-    """Draw each measure's mean tau by question with its interval, and its cost.
+    """Plot each measure's mean tau and its interval for each question, and its cost.
 
-    Shipped results, of measures that this study did not run, are drawn hollow.
+    Bundled results, for measures that this study did not run, have hollow markers.
     """
     by_question = {question: mean_orders(order, question) for question in QUESTIONS}
     taus = pd.DataFrame({question: means.tau for question, means in by_question.items()})

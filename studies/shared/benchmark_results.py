@@ -1,4 +1,4 @@
-"""Shipped results of the benchmark of measures."""
+"""Bundled results of the benchmark of measures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TABLES = {
 
 
 def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the shipped orders of measures that were not measured, and all shipped precisions.
+    """Return the bundled orders for measures that were not run, and all bundled precisions.
 
-    The tables come from `order_table` and `precision_table`.
+    The tables are those of `order_table` and `precision_table`.
     """
     stored = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
     orders, precision = (
@@ -41,7 +41,7 @@ def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def save_results(study: Path, file: Path) -> None:
-    """Store the tables in a full study's folder as the shipped results."""
+    """Save the tables in a full study's folder as the bundled results."""
     stored = {}
     for name, (table, columns) in _TABLES.items():
         rows = pd.read_csv(study / table)[columns]

@@ -1,4 +1,4 @@
-"""The published classifiers that the affinity-score paper compares."""
+"""The published classifiers compared in the affinity-score paper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A published classifier; the paper compares groups of families."""
+    """A published classifier; the paper compares groups, which consist of families."""
 
     year: int
     family: str
@@ -60,38 +60,38 @@ CLASSIFIERS: Mapping[str, Classifier] = {
 
 
 class Classifiers(Study):
-    """Base class of studies of every classifier's affinity, which share their cells."""
+    """Base class for studies of the affinity of all classifiers, which share their cells."""
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
     minutes, quick_minutes = 3.5, 0.8
     takes = ("data", "weights")
     zoo: ClassVar[tuple[str, ...]] = ()
-    """Networks of the zoo, for claims that go beyond these classifiers."""
+    """Networks from the zoo, for claims that go beyond these classifiers."""
     zoo_weights: ClassVar[tuple[str, ...]] = ("trained",)
 
     def measure(self, context: Context) -> Runs:
-        """Measure the affinity of every classifier, and of networks of the zoo."""
+        """Measure the affinity of every classifier and of networks from the zoo."""
         run = measure_classifiers(context, ("affinity",))
         return {"run": run, **measure_zoo(context, self.zoo, weights=self.zoo_weights)}
 
 
 _QUICK = "alexnet googlenet resnet18 resnet34 mnasnet0_5 vit_b_32 swin_t convnext_tiny"
 _TRAINED_ONLY = ("torchvision/vit_h_14",)
-"""Left out with random weights: 632 million parameters, and image sides divisible by 14."""
+"""Excluded with random weights: 632 million parameters, and image sides must be divisible by 14."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
 _IMAGE_SIDE = 96  # Smallest side that all but one network accept, given patches of 32 pixels.
 
 
 def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
-    """Measure the classifiers with trained weights if they are available, else with random ones.
+    """Measure the classifiers with trained weights if available, otherwise with random ones.
 
-    Trained networks are measured on ImageNet with the published reduction of tensors, untrained
-    ones on small synthetic images.
+    Trained networks are measured on ImageNet, reducing tensors as in the paper, untrained ones on
+    small synthetic images.
 
     The context's weights are ``trained``, ``init`` or ``calibrated``. By default they are
-    ``trained`` if the images and the weights of any network are available, else ``init``.
+    ``trained`` if the images and the weights of at least one network are available, else ``init``.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 
 def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
-    """Return the networks with available weights; none if their dataset is missing."""
+    """Return the networks whose weights are available; none if the dataset is missing."""
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info
@@ -179,7 +179,7 @@ def classifier_remarks(run: Run) -> list[str]:
     if _is_untrained(run):
         remarks.append(
             "Random weights: the networks are not trained, so claims about trained networks can't "
-            "be decided; each verdict's remark gives the answer for the random weights."
+            "be decided; each verdict's remark gives the answer for random weights."
         )
     hashes = {
         short_name(r.subject.model): str(r.subject.weights_hash)[:8]
@@ -192,7 +192,7 @@ def classifier_remarks(run: Run) -> list[str]:
     counts = {str(r.probe.facts["samples"]) for r in run.records if "samples" in r.probe.facts}
     remarks.append(
         f"{len(models)} of the {len(CLASSIFIERS)} networks, on {data}, "
-        f"{', '.join(sorted(counts))} samples; the published figures are of trained networks on "
+        f"{', '.join(sorted(counts))} samples; the published values are for trained networks on "
         "the 50,000 images of ImageNet's validation split."
     )
     missing = {
@@ -201,7 +201,7 @@ def classifier_remarks(run: Run) -> list[str]:
         if (model := record.subject.model) not in models
     }
     if missing:
-        remarks.append(f"No value of {', '.join(missing.values())}.")
+        remarks.append(f"No value for {', '.join(missing.values())}.")
     return remarks
 
 

@@ -1,4 +1,4 @@
-"""Cells of the benchmark of measures as one table."""
+"""The cells of the benchmark of measures in one table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL_LADDERS: Mapping[str, Ladder] = {
 
 
 def _values(record: Record) -> Iterable[tuple[str, float]]:
-    """Yield name and value of a cell's measure, and of its normalised variants."""
+    """Yield the name and value of a cell's measure, and of each normalised variant."""
     name, summary = record.measure.name, record.result.summary
     yield name, summary.get("value", math.nan)
     if name == "absdev":
@@ -38,8 +38,8 @@ def _values(record: Record) -> Iterable[tuple[str, float]]:
 def cells_of(runs: Runs) -> pd.DataFrame:
     """Return the cells of all ladders as a table.
 
-    A part is named after its ladder, with a variant after a dot. Rungs count from 0 for the least
-    nonlinear. Fitted networks that explain too little of their target are left out.
+    Parts are named after their ladder, optionally followed by a dot and a variant. Rung 0 is the
+    least nonlinear. Fitted networks that explain too little of their target are excluded.
     """
     rows = []
     for part, run in runs.items():
@@ -66,7 +66,7 @@ def cells_of(runs: Runs) -> pd.DataFrame:
 
 
 def descriptions_of(runs: Runs) -> dict[str, Mapping[str, Any]]:
-    """Return the recorded description of each measure; variants share that of their measure."""
+    """Return the recorded description of each measure; variants share their measure's."""
     descriptions: dict[str, Mapping[str, Any]] = {}
     for run in runs.values():
         for record in run.records:
@@ -77,7 +77,7 @@ def descriptions_of(runs: Runs) -> dict[str, Mapping[str, Any]]:
 
 
 def residuals_of(cells: pd.DataFrame, ladder: str) -> pd.Series[Any]:
-    """Return the affine residuals of a ladder's networks by seed and rung."""
+    """Return the affine residuals of the networks on a ladder, by seed and rung."""
     rows = cells[(cells.ladder == ladder) & (cells.measure == "affine-residual")]
     rows = rows[(rows.part == "") & (rows.status == "ok")]
     return rows.set_index(["seed", "rung"]).value

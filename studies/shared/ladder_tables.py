@@ -1,4 +1,4 @@
-"""Tables of the benchmark of measures, computed from its cells."""
+"""Tables for the benchmark of measures, computed from its cells."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Descriptions = Mapping[str, Mapping[str, Any]]
 Orders = Mapping[tuple[str, str], Order]
 
 MAX_DEPARTURE = 1e-6
-"""Largest relative departure of values on affine networks that counts as exact."""
+"""Maximum relative deviation of values on affine networks that counts as exact."""
 MAX_CHANGE = 1e-3
-"""Largest relative change of a value that counts as invariance."""
+"""Maximum relative change in a value that counts as invariance."""
 TARGET_ERROR = 0.02
-"""Standard error at which costs are compared, as a share of the ladder's spread."""
+"""Standard error at which costs are compared, as a fraction of the ladder's spread."""
 ORDER_COLUMNS = ["measure", "ladder", "tau", "low", "high", "seeds", "recovered", "p"]
 ICC_COLUMNS = ["tau against affine residual", "ICC", "ICC low", "ICC high"]
 
 
 def order_table(orders: Orders) -> pd.DataFrame:
-    """Return the order of each measure on each ladder, one per row."""
+    """Return the order of each measure on each ladder, one row per order."""
     rows = []
     for (measure, ladder), o in orders.items():
         tests = (o.seeds, o.recovered, min(o.p_rises, o.p_falls))
@@ -63,7 +63,7 @@ def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame
 
 
 def _count_text(words: pd.Series[Any]) -> str:
-    """Summarise verdicts as text: ladders seen, recovered, inverted and not judged."""
+    """Summarise verdicts as text: numbers of ladders seen, recovered, inverted and not judged."""
     counts = Counter(words)
     total = sum(counts[word] for word in WORDS)
     if not total:
@@ -75,7 +75,7 @@ def _count_text(words: pd.Series[Any]) -> str:
 
 
 def ladder_table(cells: pd.DataFrame, orders: Orders) -> pd.DataFrame:
-    """Return each ladder with the measured affine residuals of its rungs."""
+    """Return one row per ladder, with the measured affine residuals of its rungs."""
     rows = []
     for name, ladder in LADDERS.items():
         residual = cells[(cells.ladder == name) & (cells.measure == "affine-residual")]
@@ -103,10 +103,10 @@ def rung_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """Compare measures by cost at equal precision, and by precision at equal cost.
+    """Compare measures by cost at equal precision and by precision at equal cost.
 
-    The standard error comes from networks measured twice on different samples, the seconds from
-    runs of a single measure. The error falls with the square root of the cost.
+    Standard errors are estimated from networks measured twice on different samples, times from
+    runs of a single measure. Errors are assumed to fall with the square root of the cost.
     """
     rows = []
     on_ladders = cells[cells.ladder.isin(LADDERS)]
@@ -117,7 +117,7 @@ def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
         spread = first.groupby("rung").mean().std()
         if len(both) < 2 or not spread > 0:
             continue
-        # The difference of two draws has twice the variance of one.
+        # The difference between two draws has twice the variance of one.
         error = math.sqrt(((both["first"] - both["again"]) ** 2).mean() / 2) / spread
         seconds = float(again.seconds.median())
         needed = seconds * (error / TARGET_ERROR) ** 2
@@ -127,7 +127,7 @@ def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
-    """Compare each measure's values on affine networks, and on affine maps as activations."""
+    """Compare each measure's values on affine networks and for affine maps as activations."""
     ends = [name for name, ladder in LADDERS.items() if ladder.is_affine]
     known = cells[(cells.status == "ok") & (cells.part == "")]
     all_maps = known[known.ladder == AFFINE_MAPS.name]
@@ -161,7 +161,7 @@ def _affine_bound(description: Mapping[str, Any], sense: int) -> float | None:
 
 
 def invariance_table(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
-    """Compare values on variants of one function, in batches and on half the samples."""
+    """Compare values across variants of one function, in batches, and on half of the samples."""
     twins = cells[cells.ladder == TWIN_LADDER.name]
     kinds = [rung.label for rung in TWIN_LADDER.rungs[1:]]
     rows = []
@@ -183,7 +183,7 @@ def invariance_table(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFra
 
 
 def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 0.0) -> str:
-    """Format whether values are kept, with their largest relative change."""
+    """Report whether values are preserved, and their maximum relative change."""
     both = pd.concat([plain, other], axis=1, keys=["plain", "other"]).dropna()
     if not len(both):
         return ""
@@ -195,9 +195,9 @@ def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 
 
 
 def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
-    """Correlate the ranks of each pair of measures within ladder and seed, with 95 % intervals.
+    """Correlate the ranks of each pair of measures within ladder and seed, with 95% intervals.
 
-    The bootstrap resamples the networks of one ladder and seed together.
+    The bootstrap resamples networks with the same ladder and seed together.
     """
     known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok") & (cells.part == "")]
     all_senses = {name: sense_of(description) for name, description in descriptions.items()}
@@ -217,7 +217,7 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
 
 
 def _rank_correlation(groups: Iterable[pd.DataFrame]) -> str:
-    """Return the pooled rank correlation within groups, with its interval, as text."""
+    """Format the pooled within-group rank correlation with its interval."""
     moments = []
     for both in groups:
         if len(both) > 2 and not any(is_constant(both[name]) for name in both):
@@ -236,7 +236,7 @@ def _rank_correlation(groups: Iterable[pd.DataFrame]) -> str:
 
 
 def fit_table(runs: Runs) -> pd.DataFrame:
-    """Return the explained variance of fitted networks and the accuracies of trained ones."""
+    """Return the explained variance of fitted networks and the accuracy of trained ones."""
     rows: dict[tuple[str, int, int], tuple[Any, ...]] = {}
     names = ("train_accuracy", "test_accuracy", "explained", "linear_share")
     for part, run in runs.items():

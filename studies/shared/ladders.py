@@ -1,7 +1,7 @@
-"""Ladders of the benchmark of measures: networks whose order is known in advance.
+"""Ladders for the benchmark of measures: networks whose order is known in advance.
 
-docs/benchmark.md explains how it is known. Every rung is an ordinary subject; a recorded cell is
-assigned to its ladder, rung and seed by its model, weights and seed.
+docs/benchmark.md explains how it is known. Every rung is an ordinary subject; recorded cells are
+assigned to ladders, rungs and seeds by model, weights and seed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Kind = Literal["planted", "regime", "published"]
 
 CONSTRUCTED_SEEDS, TRAINED_SEEDS, QUICK_SEEDS = tuple(range(8)), tuple(range(5)), (0, 1, 2)
 PUBLISHED_SEEDS, TENT_SEEDS = tuple(range(8)), tuple(range(12))
-"""Ladders of two rungs need more seeds: fewer can't be significant after Holm's correction."""
+"""Ladders with two rungs need this many seeds to be significant after Holm's correction."""
 POINTS = 100_000
-"""Points from which a seed draws its samples; two seeds share half a percent of them."""
+"""Number of points from which each seed draws its samples; two seeds share half a percent."""
 CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
 MIN_EXPLAINED = 0.99
-"""Share of a target's variance that a fitted network must explain."""
+"""Minimum fraction of a target's variance that a fitted network must explain."""
 
-# Memorising wrong labels takes about 100 epochs; the networks they are compared with are trained
-# for just as long.
+# Memorising wrong labels takes about 100 epochs; the networks compared with these are trained for
+# equally long.
 EPOCHS = {"plain": 100, "noise": 100, "shifted": 100, "sine": 600, "omega": 20, "random": 5}
 
 QUICK = ("relu", "gelu", "cubic", "sine", "zigzag", "residual", "attention", "sums", "tent")
-"""Ladders of a quick study."""
+"""Ladders in a quick study."""
 
 QUESTIONS: Mapping[str, str] = {
     "activations": "How nonlinear are a network's activations?",
@@ -41,7 +41,7 @@ QUESTIONS: Mapping[str, str] = {
     "network": "How much of a network is nonlinear: its branches, attention, units?",
     "pairs": "Does the measure follow the function where the activations alone are misleading?",
 }
-"""Questions that a measure may answer, by the name of the ladders' group."""
+"""Questions that a measure may answer, by group of ladders."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Rung:
     Parameters
     ----------
     label : str
-        The amount, as in docs/benchmark.md.
+        Amount of nonlinearity, as in docs/benchmark.md.
     model : str
         Registered name.
     weights : str
-        ``init`` or the name of a training run, see `weights_of`.
+        ``init`` or the name of a training run; see `weights_of`.
     """
 
     label: str
@@ -63,7 +63,7 @@ class Rung:
     weights: str = "init"
 
     def contains(self, subject: SubjectFacts) -> bool:
-        """Return True if a recorded subject is on this rung, with any seed."""
+        """Return True if a recorded subject is on this rung, regardless of its seed."""
         if subject.model != self.model:
             return False
         if self.weights == "init":
@@ -74,7 +74,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Rungs from the least to the most nonlinear.
+    """Rungs in order, from the least to the most nonlinear.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Ladder:
         return any(rung.weights != "init" for rung in self.rungs)
 
     def rung_of(self, subject: SubjectFacts) -> int:
-        """Return the number of a recorded subject's rung, from 0 for the least nonlinear."""
+        """Return the index of a recorded subject's rung; 0 is the least nonlinear."""
         for number, rung in enumerate(self.rungs):
             if rung.contains(subject):
                 return number
@@ -114,10 +114,10 @@ class Ladder:
 
 
 def weights_of(context: Context, rung: Rung, seed: int) -> str:
-    """Return the weights of a rung's network, and request their training if needed.
+    """Return the weights for a network on a rung, requesting their training if needed.
 
-    Trained weights are ``plain`` (on the digits), ``noise0.4`` (on wrong labels), ``shifted`` (with
-    translated images), ``omega0.01`` or ``random0.5`` (linearised from the plain ones) and
+    Trained weights are ``plain`` (on digits), ``noise0.4`` (on wrong labels), ``shifted`` (on
+    translated images), ``omega0.01`` or ``random0.5`` (linearised, starting from plain ones) and
     ``sine3`` (fitted).
     """
     if rung.weights == "init":
@@ -140,7 +140,7 @@ def weights_of(context: Context, rung: Rung, seed: int) -> str:
 
 
 def drawn_points(shape: int) -> dict[str, Any]:
-    """Return the options of a distribution from which each seed draws its own points."""
+    """Return options for a distribution from which each seed draws its own points."""
     return {"shape": str(shape), "spacing": "random", "count": POINTS}
 
 

@@ -1,8 +1,8 @@
 """The networks, paths and tables of "Are All Linear Regions Created Equal?".
 
-One architecture is trained on clean, augmented and wrongly labelled data with several seeds. The
-studies measure density and absolute deviation of all these networks along the same closed paths,
-and share every network and cell.
+Each architecture is trained on clean, augmented and wrongly labelled data with several seeds. The
+studies measure the density and absolute deviation of all networks along the same closed paths, and
+share their networks and cells.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NETWORKS = {"paths": "VGG8", "resnet18": "ResNet18"}
 """Networks of the published tables, keyed by part."""
 MEASURES = ("absdev", "density")
 LEVELS = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""Shares of wrong labels."""
-# Recipes of plain training, augmented training and wrong labels. Photographs use the paper's own
-# recipes.
+"""Fractions of wrong labels."""
+# Recipes for plain training, augmented training and training on wrong labels. For photographs they
+# are the paper's own.
 RECIPES = ("vanilla", "augmented", "noisy-labels")
-# A tolerance of 1 % gives errors of about 0.4 % at a tenth of the cost of a tolerance of 0.1 %.
+# A tolerance of 1% gives errors of about 0.4% at a tenth of the cost of a tolerance of 0.1%.
 LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
 QUICK_PATHS = 8
 MIN_TRAIN_ACCURACY = 0.95
@@ -50,7 +50,7 @@ AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}
 
 
 class ClosedPaths(Study):
-    """Base class of studies of networks trained on clean, augmented and wrongly labelled data.
+    """Base class for studies of networks trained on clean, augmented and wrongly labelled data.
 
     These studies share their networks and cells, so the first one takes most of the time.
     """
@@ -66,13 +66,13 @@ class ClosedPaths(Study):
 
 
 class ColumnPaths(ClosedPaths):
-    """Base class of studies of both columns of the published tables: VGG8 and ResNet18."""
+    """Base class for studies of both columns of the published tables, VGG8 and ResNet18."""
 
     needs = "trains 30 networks, of which 21 are shared with five other studies"
     minutes, quick_minutes = 19.0, 0.2
 
     def measure(self, context: Context) -> Runs:
-        """Measure VGG8s and, in full studies of digits, ResNet18s along closed paths."""
+        """Measure VGG8s and, in full studies on digits, ResNet18s along closed paths."""
         runs = dict(super().measure(context))
         if not context.quick and (context.data or DATA) == DATA:
             networks = [file for seed in context.seeds_or(3) for file in _resnets(context, seed)]
@@ -103,8 +103,8 @@ def trained_networks(
 ) -> tuple[Path, ...]:
     """Request the trained networks, shared by all studies, and return their checkpoints.
 
-    The levels are shares of wrong labels. A quick study of digits uses the two shipped
-    networks, trained on clean labels and on 40 % wrong ones.
+    The levels are fractions of wrong labels. Quick studies on digits use the two bundled
+    networks, trained on clean labels and on 40% wrong ones.
     """
     data = context.data or DATA
     if context.quick and data == DATA:
@@ -118,7 +118,7 @@ def trained_networks(
         trainings: list[tuple[str, str, float | None]] = [
             (plain, "quick" if context.quick else "", None)
         ]
-        # Digits are shifted but not mirrored: a mirrored digit is not a digit.
+        # Digits are shifted but not mirrored, since a mirrored digit is not a digit.
         trainings += [(other, f"{prefix}shifted", None)] if augmented else []
         trainings += [(noisy, f"{prefix}noise{level:g}", level) for level in levels]
         for recipe, name, level in trainings:
@@ -132,7 +132,7 @@ def trained_networks(
 
 
 def shipped_networks() -> tuple[Path, Path]:
-    """Return the shipped checkpoints, trained on clean labels and on 40 % wrong ones."""
+    """Return the bundled checkpoints, trained on clean labels and on 40% wrong ones."""
     from nlbench import registry
     from nlbench.subjects.model import model_info
 
@@ -238,11 +238,11 @@ def over_seeds(numbers: Iterable[float]) -> str:
 def size_remark(values: pd.DataFrame, network: str = "VGG8") -> str:
     """Return a remark on the size of the experiment."""
     seeds, paths = values.seed.nunique(), values.place.nunique()
-    return f"Small data: {network} on few images, seeds of each setting: {seeds}, paths: {paths}."
+    return f"Small-scale: {network} on few images; seeds per setting: {seeds}, paths: {paths}."
 
 
 def unfitted_remarks(run: Run) -> list[str]:
-    """Return remarks on networks that did not fit their training labels."""
+    """Return a remark on the networks that did not fit their training labels, if any."""
     accuracies = {}
     for record in run.records:
         accuracy = (record.subject.weights_metadata or {}).get("train_accuracy")
@@ -252,7 +252,7 @@ def unfitted_remarks(run: Run) -> list[str]:
         return []
     listed = "; ".join(f"{name}: {accuracy:.0%}" for name, accuracy in accuracies.items())
     return [
-        "Some networks did not fit their training labels, so the verdicts are not conclusive. "
+        "Some networks did not fit their training labels, so the verdicts are inconclusive. "
         f"Training accuracy: {listed}."
     ]
 
@@ -260,11 +260,11 @@ def unfitted_remarks(run: Run) -> list[str]:
 def share_of_paths(
     values: pd.DataFrame, higher: str, lower: str, *, same_seed: bool = True
 ) -> Correlation:
-    """Compute the share of paths on which one setting's networks exceed another's.
+    """Compute the fraction of paths on which values for one setting exceed those for another.
 
-    Compares networks of the same seed or, if `same_seed` is False, of different seeds. The single
-    untrained network counts as having the same seed. The values come from `path_values`. The
-    interval is over networks, not paths.
+    Compares networks with the same seed or, if `same_seed` is False, with different seeds. The
+    single untrained network counts as having the same seed. The values come from `path_values`.
+    The interval is over networks, not paths.
     """
     first, second = (
         values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
@@ -285,15 +285,15 @@ def distribution_figure(
     values: Mapping[str, pd.DataFrame],
     curves: Callable[[pd.DataFrame], Iterator[tuple[pd.Series, dict[str, Any]]]],
 ) -> Figure:
-    """Draw distributions of `path_values` over paths, one panel per measure.
+    """Plot the distributions of `path_values` over paths, one panel per measure.
 
-    `curves` yields the values and the style of each curve of a panel.
+    `curves` yields the values and the style of each curve in a panel.
     """
     figure, panels = page_figure(2.9, columns=2)
     for axes, (measure, table) in zip(panels, values.items(), strict=True):
         for numbers, style in curves(table):
             draw_ecdf(axes, numbers, **style)
         axes.set_xlabel(AXIS_LABELS[measure])
-    panels[0].set_ylabel("share of paths")
+    panels[0].set_ylabel("fraction of paths")
     panels[0].legend(loc="lower right", fontsize=7.5)
     return figure

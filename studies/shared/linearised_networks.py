@@ -1,7 +1,7 @@
-"""Partly linearised networks of "Nonlinear Advantage".
+"""Partly linearised networks as in "Nonlinear Advantage".
 
-Each network is trained once for all studies under a penalty ω, which its checkpoint records. All
-networks are measured by accuracy, path length and the share of linear units.
+Each network is trained only once for all studies, with a penalty ω that its checkpoint records.
+The measures are accuracy, path length and the fraction of linear units.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
-    "Might Not Be As Complex as You Think. ICML, 2023; claims as the abstract words them.",
+    "Might Not Be As Complex as You Think. ICML, 2023; claims as worded in the abstract.",
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
 OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
-# Few epochs need a larger penalty and larger steps to linearise units.
+# With few epochs, linearising units requires a larger penalty and larger steps.
 QUICK_OMEGAS = {"post-training": (0.03, 0.1), "from-start": (0.01,)}
 QUICK_EPOCHS = {"post-training": 1, "from-start": 2}
 QUICK_LEARNING_RATE = 0.01
 MIN_CONCLUSIVE_EPOCHS = 10
 MAX_ACCURACY_LOSS = 0.02
 MIN_LINEAR_SHARE = 0.3
-"""Smallest share of linear units that counts as many."""
+"""Minimum fraction of linear units that counts as many."""
 _TRAINING_COLUMNS = ["model", "mode", "omega", "seed", "noise", "epochs"]
 
 
 def omegas(context: Context, mode: str) -> tuple[float, ...]:
-    """Return the penalties of a mode, ``post-training`` or ``from-start``."""
+    """Return the penalties for a mode, ``post-training`` or ``from-start``."""
     return (QUICK_OMEGAS if context.quick else OMEGAS)[mode]
 
 
@@ -60,7 +60,7 @@ def linearise(
 
     The mode is a recipe, ``post-training`` or ``from-start``; only the former starts from
     ``weights``. The name distinguishes the checkpoint from the plain one. The changes override
-    fields of the recipe.
+    recipe fields.
     """
     if context.quick:
         quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": QUICK_LEARNING_RATE}
@@ -80,7 +80,7 @@ def measure_networks(
     settings: Mapping[str, Any] | None = None,
     part: str = "run",
 ) -> Run:
-    """Measure each model with all its weights in one run."""
+    """Measure each model, with each of its weights, in one run."""
     for model, files in weights.items():
         request = Request(
             MEASURES, (model,), (data,), tuple(map(str, files)), samples=0, settings=settings or {}
@@ -92,9 +92,9 @@ def measure_networks(
 def network_table(run: Run) -> pd.DataFrame:
     """Return one row per network.
 
-    The columns are ``model, mode, omega, seed, noise, epochs`` and the measures. A network that was
-    not linearised has the mode ``reference`` and the omega NaN, one with linear units drawn at
-    random the mode ``control``.
+    The columns are ``model, mode, omega, seed, noise, epochs`` and the measures. For networks that
+    were not linearised, the mode is ``reference`` and omega is NaN; for networks with randomly
+    chosen linear units, the mode is ``control``.
     """
     networks: dict[tuple[Any, ...], dict[str, float]] = {}
     for record in run.records:
@@ -110,7 +110,7 @@ def network_table(run: Run) -> pd.DataFrame:
 
 
 def layer_table(run: Run) -> pd.DataFrame:
-    """Return the nonlinear units of each activation call, one row per call and network."""
+    """Return the number of nonlinear units, with one row per activation call and network."""
     rows = [
         (*_training(record.subject), value.place, value.statistics["nonlinear"],
          value.statistics["units"])
@@ -136,10 +136,10 @@ def _training(subject: SubjectFacts) -> tuple[str, str, float, int, float, int]:
 
 
 def epochs_remark(table: pd.DataFrame) -> str:
-    """Return a remark on the epochs of linearisation, and on whether they can refute a claim."""
+    """Return a remark on the number of linearisation epochs and whether it can refute a claim."""
     epochs = table[table["mode"] != "reference"].groupby("mode").epochs.max()
     listed = " and ".join(f"{count} epochs ({mode})" for mode, count in epochs.items())
-    return f"Made linear in {listed}." + is_short(table) * " So few can't refute anything."
+    return f"Linearised for {listed}." + is_short(table) * " So few epochs can't refute a claim."
 
 
 def is_short(table: pd.DataFrame) -> bool:
@@ -148,25 +148,25 @@ def is_short(table: pd.DataFrame) -> bool:
 
 
 def conclusive(table: pd.DataFrame, agrees: bool | None) -> bool | None:
-    """Turn a negative answer into an undecided one if linearisation took too few epochs."""
+    """Return None instead of False if linearisation took too few epochs to refute a claim."""
     return None if agrees is False and is_short(table) else agrees
 
 
 def as_trained(table: pd.DataFrame) -> pd.Series:
-    """Compute the means of the measures over networks that were not linearised."""
+    """Compute the mean of each measure over networks that were not linearised."""
     means: pd.Series = table[table["mode"] == "reference"][list(MEASURES)].mean()
     return means
 
 
 def by_omega(table: pd.DataFrame) -> pd.DataFrame:
-    """Compute the means of the measures over networks linearised after training, by ω."""
+    """Compute the mean of each measure over networks linearised after training, by ω."""
     return table[table["mode"] == "post-training"].groupby("omega")[list(MEASURES)].mean()
 
 
 def stays_accurate(table: pd.DataFrame) -> bool | None:
-    """Test whether some ω linearises many units at a small loss of accuracy.
+    """Test whether some ω linearises many units with a small loss in accuracy.
 
-    Many means at least `MIN_LINEAR_SHARE` of the units, small at most `MAX_ACCURACY_LOSS`.
+    Many means at least `MIN_LINEAR_SHARE` of the units, small means at most `MAX_ACCURACY_LOSS`.
     """
     means, least = by_omega(table), as_trained(table).accuracy - MAX_ACCURACY_LOSS
     linear = means[means["linear-units"] >= MIN_LINEAR_SHARE]

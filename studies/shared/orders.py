@@ -23,7 +23,7 @@ from nlbench.studies.framework.trends import (
 )
 
 MIN_TAU = 0.9
-"""Kendall's tau from which the order of one seed's networks counts as recovered."""
+"""Minimum Kendall's tau for the order of one seed's networks to count as recovered."""
 SIGNIFICANT_DIGITS = 9
 WORDS = ("recovers", "sees", "can't tell", "inverts")
 CONSTANT, NO_DIRECTION = "the same on every rung", "no direction"
@@ -36,19 +36,19 @@ class Order:
     Parameters
     ----------
     tau : float
-        Kendall's tau-b between rung and value, mean over seeds; NaN without values.
+        Kendall's tau-b between rung and value, mean over seeds; NaN if there are no values.
     low, high : float
-        Bootstrap 95 % interval over seeds, within [-1, 1].
+        95% bootstrap interval over seeds, within [-1, 1].
     seeds, recovered : int
-        Number of seeds, and of those with a tau of at least `MIN_TAU`.
+        Number of seeds, and number of seeds with a tau of at least `MIN_TAU`.
     p_rises, p_falls : float
         Exact p-values of `trend_test`; see `adjusted`.
     residual_tau : float
         Kendall's tau-b between the affine residual and the value, mean over seeds.
     icc, icc_low, icc_high : float
-        Intraclass correlation of values: rungs against seeds, with its interval.
+        Intraclass correlation of values, with rungs as groups and seeds as members; its interval.
     mark : str
-        Reason why the order is not judged; empty if it is.
+        Reason why the order is not judged; empty if it is judged.
 
     Examples
     --------
@@ -71,10 +71,10 @@ class Order:
 
     @property
     def word(self) -> str:
-        """One of `WORDS`, or the mark if not judged.
+        """One of `WORDS`, or `mark` if not judged.
 
         A measure sees a ladder if its values rise significantly. It also recovers the ladder if
-        significantly more than half of the seeds recover the order, which takes at least five
+        significantly more than half of the seeds recover the order, which requires at least five
         seeds. It inverts the ladder if its values fall significantly.
         """
         if self.mark:
@@ -103,16 +103,16 @@ class Order:
 def order_of(
     cells: pd.DataFrame, description: Mapping[str, Any], residuals: pd.Series[Any] | None = None
 ) -> Order:
-    """Compute the order in which one measure ranks one ladder.
+    """Compute the order in which a measure ranks a ladder.
 
     Parameters
     ----------
     cells : DataFrame
         The measure's cells on the ladder, with columns ``rung, seed, value, status, reason``.
     description : mapping
-        Description of the measure, as recorded.
+        Recorded description of the measure.
     residuals : Series, optional
-        Affine residuals of the ladder's networks by ``seed, rung``.
+        Affine residuals of the networks on the ladder, by ``seed, rung``.
 
     Examples
     --------
@@ -154,10 +154,10 @@ def order_of(
 
 
 def adjusted(orders: Mapping[str, Order]) -> dict[str, Order]:
-    """Adjust the p-values of one measure's orders, keyed by ladder, for all ladders and both sides.
+    """Adjust the p-values of a measure's orders for the number of ladders and both directions.
 
-    Ladders that are not judged don't count. Each measure is a family of its own, so that adding a
-    measure changes no verdict.
+    Orders are keyed by ladder; ladders that are not judged don't count. Each measure forms its own
+    family of tests, so adding a measure changes no verdict.
     """
     judged = {name: order for name, order in orders.items() if not order.mark}
     smaller = holm({n: min(1, 2 * min(o.p_rises, o.p_falls)) for n, o in judged.items()})
@@ -188,7 +188,7 @@ def _most_frequent(reasons: Sequence[str]) -> str:
 
 
 def round_digits(value: float) -> float:
-    """Round to nine significant digits; to 0 below 1e-9."""
+    """Round to nine significant digits, or to 0 below 1e-9."""
     is_zero = abs(value) <= 10.0**-SIGNIFICANT_DIGITS
     return 0.0 if is_zero else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 

@@ -1,4 +1,4 @@
-"""Outcomes of trained classifiers: generalisation gap, robustness, and removable units."""
+"""Outcomes for trained classifiers: generalisation gap, robustness, and removable units."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from nlbench.subjects.load import load_dataset
 from .removal_criteria import gradients_at_calls
 
 ACCURACY_COST = 0.01
-"""Largest loss of accuracy that removal may cause."""
+"""Maximum loss in accuracy that removal may cause."""
 REMOVED_SHARES = tuple(number / 20 for number in range(21))
 FITTING_SAMPLES = 512
 
 
 @dataclass(frozen=True)
 class TaskSamples:
-    """Both splits of a dataset, normalised.
+    """Both splits of a dataset, with normalised inputs.
 
     Parameters
     ----------
@@ -57,20 +57,20 @@ class TaskSamples:
 
 
 def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, classes: int) -> float:
-    """Compute training accuracy minus the expected accuracy on equally noisy test labels.
+    """Compute the training accuracy minus the expected accuracy on equally noisy test labels.
 
     Parameters
     ----------
     train_accuracy : float
-        On the training labels, including wrong ones.
+        Accuracy on the training labels, including wrong ones.
     accuracy : float
-        On correct test labels.
+        Accuracy on correct test labels.
     noise : float
-        Share of training labels that were replaced, each by another class drawn uniformly.
+        Fraction of training labels replaced, each by another class drawn uniformly.
 
     Examples
     --------
-    A network that predicts the correct label throughout doesn't overfit:
+    A network that always predicts the correct label doesn't overfit:
 
     >>> generalisation_gap(0.6, 1.0, 0.4, 10)
     0.0
@@ -79,11 +79,11 @@ def generalisation_gap(train_accuracy: float, accuracy: float, noise: float, cla
 
 
 def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: float) -> float:
-    """Compute the share of correctly classified inputs that stay correct under an FGSM attack.
+    """Compute the fraction of correctly classified inputs that stay correct under an FGSM attack.
 
-    The attack follows m = log Σ exp z_j - z_y over the wrong classes j. The cross-entropy is
-    softplus(m): its gradient has the same sign, but vanishes for confident predictions. The result
-    is 0 if no input is classified correctly.
+    The attack ascends m = log Σ exp z_j - z_y, with the sum over the wrong classes j. The
+    cross-entropy is softplus(m); its gradient has the same sign but vanishes for confident
+    predictions. The result is 0 if no input is classified correctly.
 
     References
     ----------
@@ -110,10 +110,10 @@ def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: f
 
 
 def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
-    """Compute the share of units that must stay nonlinear to lose at most a point of accuracy.
+    """Compute the fraction of units that must stay nonlinear to lose at most a point of accuracy.
 
-    Units are channels of activation calls. They are replaced by affine maps in the order of their
-    Fisher term E(g·(ŷ - y))², in steps of 5 % of all units; the maps of a step are fitted in the
+    Units are channels of activation calls. They are replaced by affine maps in order of their
+    Fisher term E(g·(ŷ - y))², in steps of 5% of all units; the maps for a step are fitted in the
     network with all earlier calls replaced. Between steps the accuracy is interpolated.
     """
     inputs, labels = (tensor[:FITTING_SAMPLES] for tensor in samples.train)
@@ -159,7 +159,7 @@ def _fit_and_apply(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:
 
 
 def first_loss(shares: Sequence[float], accuracies: Sequence[float], cost: float) -> float:
-    """Return the share, interpolated, at which accuracy has fallen by `cost` for the first time.
+    """Return the interpolated fraction at which accuracy has first fallen by `cost`.
 
     Examples
     --------
@@ -177,16 +177,16 @@ def first_loss(shares: Sequence[float], accuracies: Sequence[float], cost: float
 def outcomes_measure(
     samples: TaskSamples, trainings: Mapping[int, tuple[float, int]]
 ) -> type[Measure]:
-    """Return a measure of the outcomes of trained networks.
+    """Return a measure of the outcomes for trained networks.
 
     Parameters
     ----------
     trainings : mapping of int to (float, int)
-        Share of wrong labels and seed of each network's training, keyed by its ``id``.
+        Fraction of wrong labels and training seed for each network, keyed by its ``id``.
     """
 
     class NetworkOutcomes(Measure):
-        """Accuracies, training loss and outcomes of a network.
+        """Accuracies, training loss and outcomes for a network.
 
         ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
         cross-entropy on the training labels; ``gap``, ``fragility`` (1 -

@@ -24,13 +24,13 @@ TARGETS = ("sine", "kinks")
 
 
 def target_values(x: Tensor, target: str, k: int) -> Tensor:
-    """Compute a target function at points of [-1, 1].
+    """Compute a target function at points in [-1, 1].
 
     Parameters
     ----------
     target : {"sine", "kinks"}
-        sin(π k x), or the zigzag between -1 and 1 that starts with -1 at x = -1 and has `k` evenly
-        spaced kinks; k = 0 is the straight line x.
+        sin(π k x), or the zigzag between -1 and 1 that starts at -1 for x = -1 and has `k` evenly
+        spaced kinks; for k = 0 it is the straight line x.
 
     Examples
     --------
@@ -52,16 +52,16 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
     }
 )
 def curves(target: str = "sine", k: int = 1) -> Dataset:
-    """Points of [-1, 1] with a target function to learn: a sine or a zigzag.
+    """Points in [-1, 1] with a target function to learn: a sine or a zigzag.
 
-    There are 512 evenly spaced points to train on, and 512 between them to test on. The inputs do
-    not depend on the target, see `target_values`. There are no labels; networks are trained with
-    the mean squared error.
+    There are 512 evenly spaced points for training, and 512 between them for testing. The inputs
+    do not depend on the target; see `target_values`. There are no labels; networks are trained
+    with the mean squared error.
 
     Raises
     ------
     nlbench.RequestError
-        If the target is a sine without a period, which is constant.
+        If the target is a sine with ``k=0``, which is constant.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
     from nlbench.models.datasets.regression import RegressionDataset
 
     if target == "sine" and k == 0:
-        raise RequestError("curves.k: a sine without a period is constant; expected at least 1")
+        raise RequestError("curves.k: a sine with 0 periods is constant; expected at least 1")
     edges = torch.linspace(-1, 1, CURVE_POINTS + 1)[:, None]
     return RegressionDataset(
         name="curves",
@@ -93,17 +93,17 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
 
 @dataset(
     options={
-        "turns": Option(1.0, "turns of each arm", minimum=0, maximum=16),
-        "arms": Option(3, "number of arms, each a class", minimum=2, maximum=100),
+        "turns": Option(1.0, "number of turns per arm", minimum=0, maximum=16),
+        "arms": Option(3, "number of arms, one per class", minimum=2, maximum=100),
         "spread": Option(0.25, "standard deviation of angles in radians", minimum=0, maximum=4),
     }
 )
 def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
     """Points on spiral arms in the plane, one arm per class; with 0 turns the arms are rays.
 
-    The radius r is uniform on [0.1, 1] and the angle normal around 2π (arm / arms + turns r). The
-    points are multiplied by 1.7 for a variance near 1. There are 512 to train on and 1,024 to test
-    on, from two fixed seeds.
+    The radius r is uniform on [0.1, 1], and the angle is normally distributed around
+    2π (arm / arms + turns r). The points are multiplied by 1.7 for a variance near 1. There are 512
+    for training and 1,024 for testing, drawn with two fixed seeds.
 
     Examples
     --------
@@ -140,7 +140,7 @@ DISTRIBUTION_OPTIONS = {
     "count": Option(1000, "number of points", minimum=2, maximum=10**7),
     "spacing": Option(
         "even",
-        "even: at equal steps of probability, for scalar points; random: drawn",
+        "even: equally spaced in probability, for scalar points; random: drawn",
         choices=("even", "random"),
     ),
     "shape": Option("1", "shape of one point of independent values: 1, 16 or 3x8x8"),
@@ -154,7 +154,7 @@ class _Distribution(Family):
     Attributes
     ----------
     family, form, condition, words : str
-        Name of the family, and form, condition and description of a member's two parameters.
+        Name of the family, and the form, condition and description of its two parameters.
     """
 
     family: str
@@ -163,7 +163,7 @@ class _Distribution(Family):
     words: str
 
     def names(self) -> Sequence[str]:
-        """Return no names, since members are named by any two numbers."""
+        """Return no names, since any two numbers may name a member."""
         return ()
 
     def load(self, name: str) -> Callable[..., Dataset]:
@@ -210,7 +210,7 @@ class _Distribution(Family):
         return dataset(options=DISTRIBUTION_OPTIONS)(build)
 
     def describe(self, name: str) -> str:
-        """Describe a member in one line."""
+        """Return a one-line description of a member."""
         return self.words.format(*name.split(":")) if name.count(":") == 1 else ""
 
     @abstractmethod
@@ -219,7 +219,7 @@ class _Distribution(Family):
 
     @abstractmethod
     def even(self, first: float, second: float, count: int) -> Tensor:
-        """Return points at equal steps of probability in float64."""
+        """Return points that are equally spaced in probability, in float64."""
 
     @abstractmethod
     def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
@@ -227,10 +227,10 @@ class _Distribution(Family):
 
 
 class Interval(_Distribution):
-    """Points in the interval from LOW to HIGH; even points include both ends.
+    """Points in the interval from LOW to HIGH; evenly spaced points include both ends.
 
-    Both splits hold all points, in a random order that depends on the run's seed.
-    ``--samples 0`` takes all of them.
+    Both splits contain all points, in a random order that depends on the run's seed.
+    ``--samples 0`` selects all of them.
 
     Examples
     --------
@@ -261,7 +261,7 @@ class Interval(_Distribution):
 
 
 class Normal(_Distribution):
-    """Points of a normal distribution; even points are its quantiles at (i + ½)/count.
+    """Points from a normal distribution; even points are its quantiles at (i + ½)/count.
 
     Examples
     --------
@@ -293,7 +293,7 @@ class Normal(_Distribution):
 
 
 class Exponential(_Distribution):
-    """Points of a shifted exponential distribution, for skewed inputs.
+    """Points from a shifted exponential distribution, for skewed inputs.
 
     Examples
     --------
@@ -328,7 +328,7 @@ class Exponential(_Distribution):
 def _unlabelled_dataset(
     name: str, rows: Tensor, classes: int, preprocessing: str, source: Source
 ) -> Dataset:
-    """Build a dataset without labels whose splits both hold all points."""
+    """Build an unlabelled dataset whose splits both contain all points."""
     from nlbench.models.datasets.items import InMemoryItems
 
     items = InMemoryItems(rows)
@@ -348,10 +348,10 @@ def _unlabelled_dataset(
 
 @dataset(options={"side": Option(32, "points along each axis", minimum=2, maximum=4096)})
 def grid(side: int = 32) -> Dataset:
-    """Evenly spaced points of the square [-1, 1]², the input of the neural-redshift networks.
+    """Evenly spaced points in the square [-1, 1]², the input to the neural-redshift networks.
 
-    Both splits hold the whole grid, row by row, without labels and without normalisation.
-    ``--samples 0`` takes all points.
+    Both splits contain the whole grid, row by row, without labels or normalisation.
+    ``--samples 0`` selects all points.
 
     Examples
     --------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
 LARGE_WEIGHT_SHARE = 0.1
-"""Share of a network's weights that SENet's criterion counts as large."""
+"""Fraction of a network's weights that SENet's criterion counts as large."""
 
 
 def call_criteria(
@@ -39,7 +39,7 @@ def call_criteria(
     inputs : tensor of shape (n, ...)
     labels : tensor of shape (n,)
     seed : int
-        Seed of the random criterion.
+        Seed for the random criterion.
 
     Returns
     -------
@@ -47,9 +47,9 @@ def call_criteria(
         Keyed by call and criterion. ŷ is the best affine map per channel of the input x, and g the
         gradient of a sample's cross-entropy with respect to the output y. ``residual``: mean
         square of y − ŷ. ``change``: mean of ‖y − x‖ / ‖x‖. ``taylor``: |E g·(ŷ − y)|, the
-        first-order change of the loss. ``fisher``: E (g·(ŷ − y))². ``senet``: 1 − the share of
+        first-order change in loss. ``fisher``: E (g·(ŷ − y))². ``senet``: 1 − the fraction of
         large weights in the preceding layer, SENet's sensitivity with magnitude pruning.
-        ``depth``: number of calls that follow. ``size``: number of channels. ``random``: a draw.
+        ``depth``: number of later calls. ``size``: number of channels. ``random``: random number.
     """
     recorded = gradients_at_calls(model, calls, inputs, labels)
     draws = random.Random(seed)
@@ -78,7 +78,7 @@ def call_criteria(
 def gradients_at_calls(
     model: nn.Module, calls: Sequence[ReplaceableCall], inputs: Tensor, labels: Tensor
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Return inputs, outputs, and the gradients of the cross-entropy with respect to the outputs.
+    """Return inputs, outputs and gradients of the cross-entropy with respect to the outputs.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def gradients_at_calls(
 
 
 def _weight_density(model: nn.Module) -> dict[str, float]:
-    """Return the share of large weights in the layer before each module."""
+    """Return the fraction of large weights in the layer before each module."""
     layers = {
         path: module.weight.detach().abs().flatten()
         for path, module in model.named_modules()
@@ -166,21 +166,21 @@ def curves_measure(
     Parameters
     ----------
     train, test : Subject
-        Samples to fit on and to measure on.
+        Samples used for fitting and for evaluation, respectively.
     criteria : mapping of str to mapping of str to float
         Keyed by criterion and call; the call with the smallest value is removed first.
     """
 
     class RemovalCurves(_SubjectMeasure):
-        """Areas under the removal curves: ``value`` of the accuracy, ``kl`` of the divergence.
+        """Areas under the removal curves: ``value`` for accuracy, ``kl`` for the divergence.
 
-        ``parts`` has the accuracies as calls are removed, from none to all.
+        ``parts`` lists the accuracies as calls are removed, from none to all.
         """
 
         name = "removal-curves"
 
         def compute(self) -> Result:
-            """Return the areas of each criterion."""
+            """Return the areas for each criterion."""
             calls = find_calls(train.model, train.inputs[:2])
             removal = Removal(train.model, calls, train.inputs, test.inputs, test.labels)
             cache: dict[frozenset[str], Any] = {}

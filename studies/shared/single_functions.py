@@ -1,4 +1,4 @@
-"""Settings, recorded scores and theoretical scores of single activations."""
+"""Settings, recorded scores and theoretical scores for single activations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAPER_ACTIVATIONS = (
     "silu",
     "hardswish",
 )
-"""The paper's activations; the model of each is ``functions/NAME``."""
+"""Activations in the paper; the model for each is ``functions/NAME``."""
 
 PUBLISHED_NORMAL_SCORES = {
     "sigmoid": 0.91,
@@ -36,11 +36,11 @@ PUBLISHED_NORMAL_SCORES = {
     "relu6": 0.62,
     "gelu": 0.61,
 }
-"""Scores of activations on many independent normal inputs, from the slides."""
+"""Scores of activations on many independent, normally distributed inputs, from the slides."""
 
 
 def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:
-    """Return settings that compute one score from all samples."""
+    """Return settings for computing a single score from all samples."""
     return {"affinity.shrinkage": shrinkage, "sites.batch": samples}
 
 
@@ -70,9 +70,9 @@ def summary_values(run: Run) -> pd.DataFrame:
 def correlation_score(r: float) -> float:
     """Compute the affinity 1 - √(1 - r) of a map that optimal transport matches pointwise.
 
-    In one dimension this holds for every increasing map, and in many independent dimensions for
-    every map, because there each point is nearest to its own image. r is the correlation of x and
-    y; with T scaling var x to var y, W2² = 2 var(y) (1 - r).
+    In one dimension this holds for every increasing map. In many independent dimensions it holds
+    for every map, because each point is nearest to its own image. r is the correlation between x
+    and y; if T scales var x to var y, W2² = 2 var(y) (1 - r).
 
     Examples
     --------
@@ -125,7 +125,7 @@ def _function(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
 def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
     """Compute the affinity of ReLU on the uniform distribution on an interval containing 0.
 
-    The result is the transport distance, its bound √(2 var y), and the score.
+    Returns the transport distance, its bound √(2 var y), and the score.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Site scores from the records of a run, for the studies of signatures."""
+"""Site scores from the records of a run, for studies of signatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
     Returns
     -------
     DataFrame
-        One row per site, in the order of subjects and of calls, with the columns ``model``,
+        One row per site, ordered by subject and by call, with the columns ``model``,
         ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of training, if
         recorded), ``draw`` (the seed of the samples), ``kind`` (of the activation), ``place``
         and ``value`` (NaN if the measure is undefined).
@@ -61,9 +61,9 @@ def _subject_columns(subject: SubjectFacts) -> tuple[str, str, str, str, int, in
 def signatures(
     table: pd.DataFrame, by: str | list[str]
 ) -> Iterator[tuple[Any, NDArray[np.float64]]]:
-    """Yield each subject's signature: the defined values of its sites in order.
+    """Yield each subject's signature: the defined values at its sites, in order.
 
-    The table comes from `site_scores`; the columns `by` identify a subject.
+    The table comes from `site_scores`; the columns in `by` identify a subject.
 
     Examples
     --------
@@ -85,9 +85,9 @@ def nearest_shares_group(
     distances: NDArray[np.float64],
     remark: str,
 ) -> Verdict:
-    """Test whether the nearest other signature is of the same group more often than by chance.
+    """Test whether the nearest other signature is in the same group more often than by chance.
 
-    Groups of one signature are left out. The remark is a template with the field ``chance``.
+    Groups with one signature are excluded. The remark is a template with the field ``chance``.
     """
     others = distances + np.diag(np.full(len(groups), np.inf))
     counted = [i for i, group in enumerate(groups) if groups.count(group) > 1]

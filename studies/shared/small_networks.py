@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 DATA = "digits"
 
-# Batch norm allows a higher learning rate: 96 % of the digits after eight epochs.
+# Batch norm allows a higher learning rate, with 96% accuracy on digits after eight epochs.
 _BATCH_NORM: Mapping[str, Any] = {"learning_rate": 0.05, "warmup_steps": 20, "schedule": "cosine"}
 
 
 def trained_network(context: Context, model: str, seed: int, data: str = DATA) -> Path:
     """Request a trained network, shared by all studies, and return its checkpoint.
 
-    VGG8 uses the recipe of the shipped checkpoint; networks with batch norm use a shorter one with
-    a higher learning rate. Quick studies train for fewer epochs.
+    VGG8 uses the recipe for the bundled checkpoint; networks with batch norm use a shorter recipe
+    with a higher learning rate. Quick studies train for fewer epochs.
     """
     if model == "vgg8":
         if not context.quick:
@@ -36,7 +36,7 @@ def trained_network(context: Context, model: str, seed: int, data: str = DATA) -
 
 
 def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]]:
-    """Return the training seeds of vgg8, resnet20 and plain20; quick studies have fewer.
+    """Return the training seeds for vgg8, resnet20 and plain20; quick studies use fewer.
 
     vgg8 trains fastest and may have more than the three seeds of the others.
     """
@@ -46,7 +46,7 @@ def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]
 
 
 def trained_vgg8(context: Context) -> tuple[str, str]:
-    """Return the dataset and weights of a vgg8, shipped for digits and trained for other data."""
+    """Return the dataset and weights for a vgg8: bundled for digits, trained for other data."""
     data = context.data or DATA
     weights = "trained" if data == DATA else str(trained_network(context, "vgg8", 0, data))
     return data, weights
@@ -63,10 +63,10 @@ def measure_networks(
     split: str = "test",
     part: str = "run",
 ) -> Run:
-    """Measure networks trained on digits, and untrained ones, for the seeds of each model.
+    """Measure networks trained on digits, and untrained ones, for each model and seed.
 
-    Untrained networks get batch-norm statistics from the samples, since their initial statistics
-    describe no data.
+    Untrained networks use batch-norm statistics of the samples, since their initial statistics
+    don't describe any data.
     """
     subjects: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
         (model, tuple(str(trained_network(context, model, seed)) for seed in seeds), (0,))

@@ -1,4 +1,4 @@
-"""Trained networks of the zoo, each measured on its own data, for studies of signatures."""
+"""Trained networks from the zoo, each measured on its own data, for studies of signatures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure_zoo(
     measures: Sequence[str] = ("affinity",),
     weights: Sequence[str] = ("trained",),
 ) -> dict[str, Run]:
-    """Measure the networks whose packages are installed, if any, as part ``zoo``."""
+    """Measure the networks whose packages are installed, if any, as the part ``zoo``."""
     models = tuple(f"zoo/{name}" for name in names if not MEMBERS[name].problem)
     if not models:
         return {}
@@ -30,7 +30,7 @@ def measure_zoo(
 
 
 def zoo_remarks(runs: Runs, names: Sequence[str]) -> list[str]:
-    """Return remarks on the data of the zoo's networks, and on those not measured."""
+    """Return remarks on the data for the zoo networks and on networks that were not measured."""
     records = runs[PART].records if PART in runs else []
     data = {r.subject.model.removeprefix("zoo/"): r.subject.data for r in records}
     remarks = []

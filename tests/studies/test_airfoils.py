@@ -71,7 +71,7 @@ def test_headline_names_measures_that_follow_training_alone():
         {"a": (sense, RISING), "b": (sense, SHUFFLED), "c": (sense, SHUFFLED)},
     )
     assert found.headline == [
-        "Towards nonlinearity with size and fit: a, b; away from it: c; not so in initialised "
+        "More nonlinear with size and fit: a, b; less: c; different or no trend in initialised "
         "networks: b, c."
     ]
 

@@ -1,4 +1,4 @@
-"""Distances of signatures within and between families."""
+"""Distances between signatures within and between families."""
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,7 @@ def answers(level):
         }
     )
     findings = Families().analyse({"run": run})
-    assert findings.tables["Distances of signatures"].shape == (36, 37)
+    assert findings.tables["Distances between signatures"].shape == (36, 37)
     return [verdict.agrees for verdict in findings.verdicts[:4]]
 
 

@@ -17,7 +17,7 @@ def answers(step=0.0, moved=0.3, apart=0.2, others=3):
     for seed in range(others):
         found["resnet20", "file", "digits", seed] = 0.6 + apart + rng.normal(0, 0.002, 9)
     findings = Seeds().analyse({"run": make_signatures(found)})
-    table = findings.tables["Distances of signatures"]
+    table = findings.tables["Distances between signatures"]
     assert len(table) == math.comb(6 + others, 2)
     assert table.same.sum() == 15 + math.comb(others, 2)
     return [verdict.agrees for verdict in findings.verdicts]

@@ -50,7 +50,7 @@ def test_networks_without_a_value_are_named():
     run.records[0] = dataclasses.replace(run.records[0], result=failed, probe=nothing)
     said = classifiers.classifier_remarks(run)
     assert said[1].startswith("1 of the 36 networks, on cifar10, ")
-    assert said[2] == "No value of alexnet (too small)."
+    assert said[2] == "No value for alexnet (too small)."
 
 
 @pytest.fixture

@@ -120,8 +120,8 @@ def test_late_networks_are_compared_within_their_seed():
 
 def test_longer_training_of_late_networks_is_stated():
     remarks = registry.load("studies", "early-or-late")().analyse(late_and_early(0.03)).remarks
-    assert remarks[-2].startswith("digits: late networks were trained for 40 epochs in all, early")
-    assert "early ones 20, shallow ones 20. An advantage" in remarks[-1]
+    assert remarks[-2].startswith("digits: late networks were trained for 40 epochs in total, ")
+    assert "early ones for 20, shallow ones for 20. An advantage" in remarks[-1]
 
 
 def test_networks_of_the_harder_task_are_trained_equally_long(tmp_path, monkeypatch):
