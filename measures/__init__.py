@@ -1,1 +1,1 @@
-"""The measures: one module each, a pure function and a plugin class that accumulates it."""
+"""The measures: each module has a pure function and a plugin class that accumulates it."""

@@ -24,8 +24,8 @@ def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     r"""Integrate the distance between a network and its chord along a segment.
 
     For each logit j, the deviation is ``length`` :math:`\int_0^1 |f_j(t) - g_j(t)| dt` with the
-    chord :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. It is exact on a traced segment, and within
-    its stated error for an estimate.
+    chord :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. It is exact for a traced segment, and within
+    the stated error for an estimate.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
     Parameters
     ----------
     trace : SegmentTrace or SegmentEstimate
-        With k logits. The range of an estimate is that of the values at its points.
+        With k logits. For an estimate, the range is taken over the values at its points.
     normalize : {"none", "range", "chord"}
         ``range``: ``length`` :math:`(\max_t f_j - \min_t f_j)`; ``chord``: ``length``
         :math:`|f_j(1) - f_j(0)|`; ``none``: 1.
@@ -97,7 +97,7 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
     Raises
     ------
     nlbench.RequestError
-        For another `normalize`.
+        If `normalize` is unknown.
 
     Examples
     --------
@@ -176,8 +176,8 @@ class AbsoluteDeviation(PathMeasure):
 
     - ``value``: Euclidean norm over logits of the deviations summed over segments.
     - ``logit0``, ``logit1``, …: deviation of each logit, summed over segments.
-    - ``above0``, ``above1``, …: the part of it above the chord.
-    - ``segment0``, ``segment1``, …: norm over logits for each segment.
+    - ``above0``, ``above1``, …: the part of this deviation above the chord.
+    - ``segment0``, ``segment1``, …: norm over logits of each segment's deviation.
     - ``above``, ``below``: norms over logits of the parts above and below the chord.
     - ``variation``: norm over logits of the total variation of the distance to the chord.
     - ``length``: length of the path.
@@ -185,9 +185,9 @@ class AbsoluteDeviation(PathMeasure):
     - ``over_range``, ``over_chord``: value divided by the norm over logits of `deviation_scale`,
       summed over segments.
 
-    The last two are dimensionless, and ``over_range`` is at most 1. With ``normalize`` one of them
-    is the value, and all other statistics except `variation` and `length` are divided by the same
-    scale.
+    The last two are dimensionless, and ``over_range`` is at most 1. With ``normalize``, one of them
+    becomes the value, and all other statistics except `variation` and `length` are divided by the
+    same scale.
 
     Definition
     ----------
@@ -211,13 +211,13 @@ class AbsoluteDeviation(PathMeasure):
 
     Cost
     ----
-    Exact: about one forward pass per region. Estimates take 50 to 300 per segment, quadrature of
-    smooth networks 35 to 500.
+    About one forward pass per region for exact traces, 50 to 300 per segment for estimates, and 35
+    to 500 per segment for quadrature of smooth networks.
 
     Limits
     ------
-    It grows with the size of the logits and the length of the path: compare networks by
-    ``over_range``. On translated images it measures only the response to shifts.
+    It grows with the size of the logits and the length of the path, so compare networks by
+    ``over_range``. On paths of translated images it measures only the response to shifts.
     The mean over two paths is accurate to only about 18 %.
 
     Published code

@@ -1,4 +1,4 @@
-"""Accuracy: the share of labels that the network predicts correctly."""
+"""Accuracy: the fraction of labels that the network predicts correctly."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ IGNORED_LABEL = -100
 
 
 def accuracy_score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute the share of labels that have the largest logit.
+    """Compute the fraction of labels that have the largest logit.
 
     Parameters
     ----------
     logits : tensor of shape (n, ..., classes)
     labels : integer tensor of shape (n, ...)
-        -100 for positions that are ignored.
+        Positions with label -100 are ignored.
 
     Returns
     -------
@@ -34,19 +34,19 @@ def accuracy_score(logits: Tensor, labels: Tensor) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        Unless there is one logit per class for each label, or if all labels are ignored.
+        If labels aren't integers with one logit per class each, or if all labels are ignored.
     nlbench.NotFinite
-        If a logit of a label that is not ignored is NaN or infinite.
+        If a logit is NaN or infinite at a position that is not ignored.
 
     Examples
     --------
     >>> accuracy_score(torch.eye(3), torch.tensor([0, 1, 1])).item()
     0.6666666666666666
     """
-    return torch.tensor(_share(*_counts(logits, labels)), dtype=torch.float64)
+    return torch.tensor(_fraction(*_counts(logits, labels)), dtype=torch.float64)
 
 
-def _share(correct: int, total: int) -> float:
+def _fraction(correct: int, total: int) -> float:
     if not total:
         raise Undefined("there are no labels to predict")
     return correct / total
@@ -74,10 +74,10 @@ def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
 
 
 class Accuracy(Measure):
-    r"""Share of labels, one per sample or per position, that the network predicts correctly.
+    r"""Fraction of labels, one per sample or per position, that the network predicts correctly.
 
-    The samples are those of the request; ``--samples 0`` takes the whole split. The labels of a
-    translation network are the next tokens.
+    The samples are those of the request; ``--samples 0`` uses the whole split. For a translation
+    network, the labels are the next tokens.
 
     Definition
     ----------
@@ -119,5 +119,5 @@ class Accuracy(Measure):
         self._samples += len(observation.labels)
 
     def compute(self) -> Result:
-        """Return the share over all batches."""
-        return Result({"value": _share(self._correct, self._total)}, n=self._samples)
+        """Return the accuracy over all batches."""
+        return Result({"value": _fraction(self._correct, self._total)}, n=self._samples)

@@ -1,4 +1,4 @@
-"""Activation state: the entropy of whether a unit's input is above or below its kink."""
+"""Activation state: the entropy of a unit's binary state, its input above or below the kink."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
     """Compute the entropy of each unit's state, in bits.
 
-    H = -p log₂ p - (1 - p) log₂(1 - p), where p is the share of samples for which the unit's
+    H = -p log₂ p - (1 - p) log₂(1 - p), where p is the fraction of samples for which the unit's
     input is above its kink.
 
     Parameters
@@ -36,14 +36,14 @@ def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
     Returns
     -------
     tensor of shape (d,), float64
-        In [0, 1]; 0 for a unit that is always on one side.
+        In [0, 1]; 0 for a unit whose input is always on the same side of the kink.
 
     Raises
     ------
     nlbench.Undefined
-        For fewer than two samples.
+        If there are fewer than two samples.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
 
     References
     ----------
@@ -67,15 +67,15 @@ def _counts(x: PreparedSamples, kink: float) -> tuple[Tensor, int]:
 def _entropy(on: Tensor, n: int) -> Tensor:
     if n < 2:
         raise Undefined(f"n = {n}: at least 2 samples are needed")
-    share = torch.stack([on, n - on]) / n
-    bits: Tensor = torch.special.entr(share).sum(0) / math.log(2)
+    fractions = torch.stack([on, n - on]) / n
+    bits: Tensor = torch.special.entr(fractions).sum(0) / math.log(2)
     return bits
 
 
 def states(observation: SiteBatch) -> PreparedSamples:
     """Return a site's inputs with one column per unit.
 
-    Positions of flattened activations become samples of their channel.
+    The positions of flattened activations are treated as samples of their channel.
     """
     x, _ = observation.shared(prepare_batch)
     site, n = observation.site, len(x)
@@ -86,7 +86,7 @@ def states(observation: SiteBatch) -> PreparedSamples:
 
 
 class _StateAccumulator(Accumulator):
-    """Counts of samples above the kink, per unit."""
+    """Number of samples above the kink, for each unit."""
 
     def __init__(self, kink: float) -> None:
         self._kink, self._n = kink, 0
@@ -109,12 +109,12 @@ class _StateAccumulator(Accumulator):
 
 
 class ActivationState(PooledMeasure):
-    r"""Mean entropy, in bits, of whether a unit's input is above or below its kink.
+    r"""Mean entropy, in bits, of a unit's binary state: its input is above or below the kink.
 
-    ``dead`` and ``always_on`` are the shares of units that are always below or always above. With
-    ``sites.reduction=flatten`` the positions of a channel are samples of one unit. By default
-    positions are averaged first, as in EASIER's code, which gives a different number. A network of
-    identities also has a positive entropy, so the measure has no direction.
+    ``dead`` and ``always_on`` are the fractions of units that are always below or always above.
+    With ``sites.reduction=flatten`` the positions of a channel are treated as samples of one unit.
+    By default positions are averaged first, as in EASIER's code, which gives a different value.
+    Identity activations also have a positive entropy, so the measure has no direction.
 
     Definition
     ----------
@@ -122,7 +122,7 @@ class ActivationState(PooledMeasure):
 
         \overline{H(p_u)}, \qquad H(p) = -p \log_2 p - (1 - p) \log_2 (1 - p),
 
-    averaged over units u, with the share :math:`p_u` of samples whose input is above ``kink``.
+    averaged over units u, where :math:`p_u` is the fraction of samples with input above ``kink``.
 
     Units
     -----
@@ -138,8 +138,8 @@ class ActivationState(PooledMeasure):
 
     Limits
     ------
-    A site with entropy 0 and one kink is affine on the samples. A large entropy doesn't show that
-    the kink matters for the output. For smooth activations the state is the sign of the input.
+    A site with a single kink is affine on the samples if its entropy is 0. A large entropy doesn't
+    show that the kink matters for the output. For smooth activations the state is the input's sign.
 
     Published code
     --------------
@@ -183,7 +183,7 @@ class ActivationState(PooledMeasure):
         return x, x
 
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return _StateAccumulator(float(self.settings["kink"]))
 
     def compute(self) -> Result:

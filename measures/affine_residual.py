@@ -1,4 +1,4 @@
-"""Affine residual: the share of a network's output that no affine map of its input predicts."""
+"""Affine residual: the fraction of a network's output that no affine map of its input predicts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ PENALTIES = (0.0, *(10 ** (power / 2) for power in range(-12, 9)), math.inf)
 def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     """Compute 1 - R² of the best affine map from x to y on held-out samples.
 
-    It is Σ ‖y - prediction‖² / Σ ‖y - mean‖², over all outputs together, with each sample predicted
-    by a ridge regression on the other folds. The penalty of each fold minimises the generalised
-    cross-validation of its training samples; it is 0 where they determine an affine map.
+    It is Σ ‖y - prediction‖² / Σ ‖y - mean‖², summed over all outputs, with each sample predicted
+    by ridge regression on the other folds. The penalty for each fold minimises the generalised
+    cross-validation score of its training samples; it is 0 if they determine an affine map.
 
     Parameters
     ----------
     x : tensor of shape (n, d)
-        Any real type. Inputs are not standardised before the penalty applies.
+        Any real type. Inputs are not standardised before the penalty is applied.
     y : tensor of shape (n, k)
         Any real type.
     folds : int
-        Sample i is in fold i mod `folds`. With n folds or more it is leave-one-out.
+        Sample i is in fold i mod `folds`. With `folds` ≥ n it is leave-one-out.
 
     Returns
     -------
@@ -55,11 +55,11 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        For fewer than four samples, or a constant output.
+        If there are fewer than four samples, or the output is constant.
     nlbench.NotFinite
-        For NaN or infinities, or a range that overflows.
+        If a value is NaN or infinite, or the range overflows.
     nlbench.RequestError
-        For different numbers of samples, or fewer than two folds.
+        If the numbers of samples differ, or there are fewer than two folds.
 
     References
     ----------
@@ -79,7 +79,7 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
 
 
 def _coordinates(x: PreparedSamples) -> Tensor:
-    """Return the principal components (n, r) of inputs, which leave ridge regression unchanged.
+    """Return the inputs' principal components (n, r), on which ridge regression has the same fit.
 
     Directions within rounding error of the inputs' original dtype are dropped.
     """
@@ -107,7 +107,7 @@ def _outputs(y: PreparedSamples) -> Tensor:
 
 
 def _squared_errors(inputs: Tensor, outputs: Tensor, folds: int) -> Tensor:
-    """Compute the squared prediction errors (n, m) of several outputs (n, m, k) separately."""
+    """Compute the squared prediction errors (n, m) separately for each of m outputs (n, m, k)."""
     n = check_count(inputs, outputs, at_least=MIN_SAMPLES)
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
@@ -121,7 +121,7 @@ def _squared_errors(inputs: Tensor, outputs: Tensor, folds: int) -> Tensor:
 
 
 def _predictions(x: Tensor, y: Tensor, test: Tensor) -> Tensor:
-    """Predict outputs (t, m, k) of test inputs (t, r) by the ridge regression of y on x."""
+    """Predict outputs (t, m, k) for test inputs (t, r) by ridge regression of y on x."""
     n = len(x)
     x_mean, y_mean = x.mean(0), y.mean(0)
     if x.shape[1] == 0:
@@ -154,16 +154,16 @@ def _ratio(errors: Tensor, total: Tensor) -> Tensor:
 
 
 class AffineResidual(Measure):
-    r"""Share of the network's output that the best affine map of its input leaves unexplained.
+    r"""Fraction of the network's output that the best affine map of its input leaves unexplained.
 
-    Outputs are predicted on held-out samples by ridge regression; 0 for an affine network, about
-    1 if no affine map predicts anything. ``permuted`` is the mean value for randomly permuted
-    outputs, which no map can predict: values near it show no affine part. ``error`` is the
-    standard error over samples, by linearisation.
+    Outputs are predicted on held-out samples by ridge regression. The value is 0 for an affine
+    network, and about 1 if no affine map predicts anything. ``permuted`` is the mean value for
+    randomly permuted outputs, which no map can predict; a value close to it means that no affine
+    part was found. ``error`` is the standard error over samples, by linearisation.
 
     Definition
     ----------
-    For predictions :math:`\hat y` on held-out samples, over all outputs together,
+    For predictions :math:`\hat y` on held-out samples, summed over all outputs,
 
     .. math::
 
@@ -171,7 +171,7 @@ class AffineResidual(Measure):
 
     Units
     -----
-    None. 0 is an affine network.
+    None. A value of 0 means an affine network.
 
     Undefined
     ---------
@@ -183,8 +183,8 @@ class AffineResidual(Measure):
 
     Limits
     ------
-    One number for the whole network, which does not locate the nonlinearity. With many more inputs
-    than samples no map predicts anything: compare with ``permuted``.
+    It is a single number for the whole network and does not locate the nonlinearity. If there are
+    many more inputs than samples, no map predicts anything, so compare with ``permuted``.
     """
 
     name: ClassVar[str] = "affine-residual"
@@ -223,7 +223,7 @@ class AffineResidual(Measure):
 
     @torch.no_grad()
     def compute(self) -> Result:
-        """Return the residual of all samples together."""
+        """Return the residual over all samples."""
         if not self._inputs:
             raise Undefined("no samples")
         inputs = _coordinates(prepare_samples(torch.cat(self._inputs), "x"))

@@ -30,7 +30,7 @@ SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
 RIDGE = 1e-6
 
-# Largest error of the score that a suboptimal matching may cause.
+# Maximum error in the score that a suboptimal matching may cause.
 MATCHING_TOLERANCE = 1e-9
 
 
@@ -44,15 +44,15 @@ def affinity_score(
 ) -> Tensor:
     """Compute the affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
 
-    T is the optimal transport map between the normal approximations of x and y, which is affine
+    T is the optimal transport map between the Gaussian approximations of x and y, which is affine
     with a positive semidefinite matrix, and W2 the exact optimal transport distance between the n
     points T x_i and the n points y_j. A score of 1 means that the activation is such a map. The
     score is invariant to the offsets of x and y, and to their units unless the ridge is absolute.
 
-    It is differentiable any number of times (twice for n < d / 2): gradients flow through T and
-    the matched distances, with the optimal matching held fixed, and are zero at ρ = 1.
-    `torch.func.grad` works; forward mode and `torch.func.vmap` raise, since each pair of samples
-    has its own assignment problem.
+    It is infinitely differentiable (twice for n < d / 2): gradients flow through T and the matched
+    distances, with the optimal matching held fixed, and are zero at ρ = 1. `torch.func.grad` is
+    supported; forward mode and `torch.func.vmap` raise an error, since each pair of samples has
+    its own assignment problem.
 
     Parameters
     ----------
@@ -61,10 +61,10 @@ def affinity_score(
     shrinkage : {"ledoit-wolf", "none"}
         Ledoit and Wolf's estimator of the covariances, or the unbiased sample covariances.
     ridge : float
-        Ridge on the diagonal of the covariances.
+        Ridge added to the diagonal of the covariances.
     ridge_unit : {"relative", "absolute"}
-        The ridge as a share of the mean variance tr Σ / d, or as a variance, as in the published
-        code.
+        Whether the ridge is relative to the mean variance tr Σ / d, or an absolute variance as in
+        the published code.
 
     Returns
     -------
@@ -76,12 +76,12 @@ def affinity_score(
     Raises
     ------
     nlbench.Undefined
-        For fewer than two samples, a constant output, a constant input, or a singular Σx with
-        ``ridge=0``. Samples whose spread is within rounding of their type count as constant.
+        If there are fewer than two samples, the input or output is constant, or Σx is singular with
+        ``ridge=0``. Samples that differ only by their dtype's rounding error count as constant.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.RequestError
-        For different shapes, invalid options, or under `torch.func.vmap`.
+        If the shapes differ, an option is invalid, or it is called under `torch.func.vmap`.
 
     References
     ----------
@@ -139,16 +139,16 @@ def _check_options(shrinkage: str, ridge: float, ridge_unit: str) -> None:
     if shrinkage not in SHRINKAGES:
         raise RequestError(f"unknown shrinkage '{shrinkage}'{nearest(shrinkage, SHRINKAGES)}")
     if not (0 <= ridge < math.inf):
-        raise RequestError(f"ridge = {ridge}, expected a finite number of at least 0")
+        raise RequestError(f"ridge = {ridge}, expected a finite, non-negative number")
 
 
 class Affinity(FunctionMeasure):
     r"""Affinity score: 1 for an activation that acts as an affine optimal transport map.
 
-    The score is computed per batch; the value of a site is the mean over batches, ``std`` the
+    The score is computed per batch; the value of a site is the mean over batches, and ``std`` the
     population standard deviation. The summary has the statistics of the non-linearity signature.
     The score is at most 1, and without shrinkage at least 0. With shrinkage it may fall below 0
-    for few samples, about as many as there are dimensions.
+    when there are only about as many samples as dimensions.
 
     Definition
     ----------
@@ -159,12 +159,12 @@ class Affinity(FunctionMeasure):
         \rho = 1 - \frac{W_2(T x,\, y)}{\sqrt{2 \operatorname{tr} \Sigma_y}}, \qquad
         T(z) = L^{-\top} (L^\top \Sigma_y L)^{1/2} L^{-1} (z - \mu_x) + \mu_y .
 
-    T is the optimal transport map between the normal approximations of x and y, and
+    T is the optimal transport map between the Gaussian approximations of x and y, and
     :math:`W_2` the exact optimal transport distance between the two sets of n points.
 
     Units
     -----
-    None. 1 is an affine map with a positive semidefinite matrix.
+    None. A score of 1 means an affine map with a positive semidefinite matrix.
 
     Undefined
     ---------
@@ -173,16 +173,16 @@ class Affinity(FunctionMeasure):
     Cost
     ----
     One forward pass for all sites. Per batch and site O(n d² + d³), or O(n² d) for n < d / 2; if
-    the identity can't be certified as the optimal matching, an assignment problem of n samples
-    follows.
+    the identity can't be certified as the optimal matching, an assignment problem with n samples
+    must also be solved.
 
     Limits
     ------
-    It compares the distributions of input and output, not their pairs: an independent copy of the
-    input scores 0.97, although no sample is mapped to its own copy. Maps that are not positive
-    semidefinite score low although they are linear: 0.46 for a rotation in 16 dimensions. Many
-    small kinks are invisible to it. The score has no scale, so it doesn't show which sites can be
-    removed.
+    It compares the distributions of input and output, not how samples are paired: an independent
+    copy of the input scores 0.97, although no sample is mapped to its own copy. Linear maps that
+    are not positive semidefinite score low: 0.46 for a rotation in 16 dimensions. It does not
+    detect kinks that are many and small. The score is scale-free, so it doesn't show which sites
+    can be removed.
 
     Published code
     --------------
@@ -193,13 +193,13 @@ class Affinity(FunctionMeasure):
 
     Examples
     --------
-    Powers of x at evenly spaced points of [-1, 1] have the scores of the authors' slides:
+    Powers of x at evenly spaced points in [-1, 1] reproduce the scores in the authors' slides:
 
     >>> x = torch.linspace(-1, 1, 1000, dtype=torch.float64)[:, None]
     >>> [round(affinity_score(x, x**k, shrinkage="none").item(), 2) for k in (1, 3, 5, 7, 11, 41)]
     [1.0, 0.71, 0.58, 0.5, 0.4, 0.2]
 
-    An independent copy, and a rotation of a normal distribution:
+    An independent copy of normally distributed inputs, and a rotation of such inputs:
 
     >>> _ = torch.manual_seed(0)
     >>> x, copy = torch.randn(2, 2048, 1, dtype=torch.float64)
@@ -222,10 +222,10 @@ class Affinity(FunctionMeasure):
             "covariance estimator: Ledoit-Wolf or sample covariance",
             choices=SHRINKAGES,
         ),
-        "ridge": Option(RIDGE, "ridge on the diagonal of covariances", minimum=0, maximum=1e6),
+        "ridge": Option(RIDGE, "ridge added to the covariances", minimum=0, maximum=1e6),
         "ridge_unit": Option(
             "relative",
-            "ridge as a share of the mean variance, or as a variance, as in the published code",
+            "ridge relative to the mean variance, or absolute, as in the published code",
             choices=RIDGE_UNITS,
         ),
     }

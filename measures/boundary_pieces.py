@@ -17,19 +17,19 @@ from .path_measure import PathMeasure
 def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     """Find where the predicted class changes along a segment.
 
-    The class is that of the largest logit, or the sign of a single one. On an affine piece the
-    largest of the logits is the upper envelope of k straight lines; each of its corners is a
+    The class is the one with the largest logit, or the sign of a single logit. On an affine piece,
+    the maximum of the logits is the upper envelope of k straight lines; each of its corners is a
     crossing of one piece of the decision boundary.
 
     Parameters
     ----------
     trace : SegmentTrace or SegmentEstimate
-        Exact for a trace. The values of an estimate are joined by straight lines.
+        Exact for a trace. For an estimate, values are interpolated linearly between points.
 
     Returns
     -------
     tensor of shape (c,), float64
-        The crossings in t, in [0, 1], increasing. Where logits are equal, the class stays.
+        Crossings t in [0, 1], in increasing order. Equal logits don't change the class.
 
     References
     ----------
@@ -48,19 +48,19 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
         values = torch.cat([values, torch.zeros_like(values)], 1)
     largest, classes = values.max(1)
     top, crossings = int(classes[0]), []
-    # While `top` is among the largest logits, the class stays.
+    # While `top` is among the largest logits, the class does not change.
     for vertex in range(1, len(t)):
         if values[vertex, top] == largest[vertex]:
             continue
         left, right = values[vertex - 1], values[vertex]
-        share = 0.0
+        fraction = 0.0
         while right[top] < right.max():
             gap, gain = left[top] - left, (right - left) - (right[top] - left[top])
-            meets = torch.where(gain > 0, gap / gain, torch.inf).clamp(min=share)
-            share = float(meets.min())
+            meets = torch.where(gain > 0, gap / gain, torch.inf).clamp(min=fraction)
+            fraction = float(meets.min())
             # Where several lines meet, the steepest is the largest beyond that point.
-            top = int(torch.where(meets == share, gain, -torch.inf).argmax())
-            crossings.append(float(torch.lerp(t[vertex - 1], t[vertex], min(share, 1.0))))
+            top = int(torch.where(meets == fraction, gain, -torch.inf).argmax())
+            crossings.append(float(torch.lerp(t[vertex - 1], t[vertex], min(fraction, 1.0))))
     return torch.tensor(crossings, dtype=torch.float64)
 
 
@@ -80,8 +80,8 @@ class BoundaryPieces(PathMeasure):
 
     It counts the changes of the class with the largest logit. The statistics of a path are
     ``value``; ``per_length``, per unit of length, omitted for length 0; ``length``;
-    ``segment0``, ``segment1``, …, the crossings of each segment. An affine network of k classes
-    crosses up to k - 1 pieces on a segment, so the measure has no direction.
+    ``segment0``, ``segment1``, …, the crossings on each segment. With k classes a segment may cross
+    up to k - 1 pieces even if the network is affine, so the measure has no direction.
 
     Definition
     ----------
@@ -89,7 +89,7 @@ class BoundaryPieces(PathMeasure):
 
         \#\{t : \operatorname{arg\,max}_j f_j(x(t)) \text{ changes}\} ,
 
-    or the changes of sign of a single logit.
+    or, for a single logit, the number of its sign changes.
 
     Units
     -----
@@ -101,12 +101,12 @@ class BoundaryPieces(PathMeasure):
 
     Cost
     ----
-    The cost of the trace or estimate, and O(logits) per crossing.
+    The cost of the trace or estimate, plus O(logits) per crossing.
 
     Limits
     ------
-    An affine network of k classes crosses up to k - 1 pieces on a segment. Paths within a class
-    cross none, however nonlinear the network.
+    With k classes a segment may cross up to k - 1 pieces even if the network is affine. Paths that
+    stay within one class cross none, however nonlinear the network.
 
     Published code
     --------------

@@ -21,8 +21,8 @@ from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import centered, check_count, power_of_two
 
-# Share of (tr K)², or of the mean square of a Gaussian kernel K, below which the HSIC of K with
-# itself is a rounding error.
+# Fraction of (tr K)², or of the mean square of a Gaussian kernel K, below which the HSIC of K with
+# itself is rounding error.
 MIN_RELATIVE_HSIC = 1e-12
 
 # The unbiased HSIC divides by n - 3.
@@ -33,11 +33,11 @@ BANDWIDTH = 0.4
 
 
 def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
-    """Compute the linear centred kernel alignment of two sets of features of the same n samples.
+    """Compute the linear centred kernel alignment of two sets of features for the same n samples.
 
-    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = x xᵀ and L = y yᵀ, from the (d, k)
-    cross products of the centred features or from the (n, n) Gram matrices, whichever takes fewer
-    operations.
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = x xᵀ and L = y yᵀ, computed from the
+    (d, k) cross products of the centred features or from the (n, n) Gram matrices, whichever takes
+    fewer operations.
 
     Parameters
     ----------
@@ -52,17 +52,17 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     Returns
     -------
     tensor, scalar, float64
-        In [0, 1]; debiased it may be slightly negative, or above 1.
+        In [0, 1]; if debiased, it may be slightly negative or above 1.
 
     Raises
     ------
     nlbench.Undefined
-        For constant features, for fewer than two samples (debiased: four), or if an unbiased HSIC
-        of features with themselves vanishes.
+        If features are constant, if there are fewer than two samples (debiased: four), or if the
+        unbiased HSIC of a set of features with itself vanishes.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.RequestError
-        For different numbers of samples.
+        If the numbers of samples differ.
 
     References
     ----------
@@ -106,12 +106,12 @@ def _alignment(xy: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
 def rbf_cka(
     x: Samples, y: Samples, *, bandwidth: float = BANDWIDTH, debiased: bool = False
 ) -> Tensor:
-    """Compute the centred alignment of Gaussian kernels of two sets of features of n samples.
+    """Compute the centred alignment of Gaussian kernels of two sets of features for n samples.
 
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K_ij = exp(-‖x_i - x_j‖² / (2 σ²)) and L
-    the same for y. σ is a fraction of the median distance between different samples, for x and y
-    separately, so the value is independent of units. With a small fraction only close neighbours
-    matter, with a large one the kernel approaches the linear one. Gradients hold σ fixed.
+    the same for y. σ is a fraction of the median distance between distinct samples, separately for
+    x and y, so the value is independent of units. With a small fraction only close neighbours
+    matter; with a large one the result approaches linear CKA. Gradients treat σ as a constant.
 
     Parameters
     ----------
@@ -120,21 +120,21 @@ def rbf_cka(
     y : tensor of shape (n, k)
         Any real type.
     bandwidth : float
-        The fraction, above 0. The median is over distances above 0.
+        σ as a fraction of the median of the nonzero distances; above 0.
     debiased : bool
         Use the unbiased estimator of HSIC.
 
     Returns
     -------
     tensor, scalar, float64
-        In [0, 1]; debiased it may be slightly negative, or above 1.
+        In [0, 1]; if debiased, it may be slightly negative or above 1.
 
     Raises
     ------
     nlbench.Undefined, nlbench.NotFinite
-        As `linear_cka`.
+        See `linear_cka`.
     nlbench.RequestError
-        For different numbers of samples, or a bandwidth of 0 or less.
+        If the numbers of samples differ, or the bandwidth is not positive.
 
     References
     ----------
@@ -161,7 +161,7 @@ def rbf_cka(
 
 def _check_bandwidth(bandwidth: float) -> None:
     if not bandwidth > 0:
-        raise RequestError(f"bandwidth = {bandwidth}, expected a number above 0")
+        raise RequestError(f"bandwidth = {bandwidth}, expected a positive number")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _HSICTerms:
     size_x, size_y : tensor, scalar
         Scales of the rounding errors of xx and yy.
     unit_x, unit_y : float
-        Units of x and y, powers of two in which no fourth power under- or overflows; 1 for a
+        Units of x and y, powers of two in which no fourth power underflows or overflows; 1 for a
         Gaussian kernel, which has no unit.
     """
 
@@ -212,7 +212,7 @@ class _HSICTerms:
         )
 
     def alignment(self) -> Tensor:
-        """Compute CKA from the terms, unless xx or yy is within rounding of zero."""
+        """Compute CKA from the terms; raise `Undefined` if xx or yy is zero up to rounding."""
         for norm, size, role in ((self.xx, self.size_x, "input"), (self.yy, self.size_y, "output")):
             if size == 0:
                 raise Undefined(f"constant {role}")
@@ -222,11 +222,11 @@ class _HSICTerms:
 
 
 def _unbiased_linear_terms(x: Tensor, y: Tensor) -> _HSICTerms:
-    """Compute the unbiased HSIC, with the linear kernel, of centred x (n, d) and y (n, k), n >= 4.
+    """Compute the unbiased linear-kernel HSIC of centred x (n, d) and y (n, k), n >= 4.
 
-    The estimator depends on off-diagonal entries only, and on no offset of the features, so they
-    may be centred. The rows of K then sum to 0, and to -κ without its diagonal κ: all sums in the
-    definition become sums of κ and of the diagonal λ of L.
+    The estimator depends only on off-diagonal entries and not on offsets of the features, so they
+    may be centred. The rows of K then sum to 0, and to -κ without its diagonal κ, so all sums in
+    the definition become sums of κ and of the diagonal λ of L.
     """
     n = len(x)
     # Constant columns, possibly all of them, have been removed.
@@ -253,18 +253,18 @@ def _unbiased_linear_terms(x: Tensor, y: Tensor) -> _HSICTerms:
 
 @dataclass(frozen=True)
 class _GaussianKernel:
-    """exp(-‖a - b‖² / (2 width²)) of samples in a unit, a power of two."""
+    """Kernel exp(-‖a - b‖² / (2 width²)) of samples divided by `unit`, a power of two."""
 
     unit: float
     width: float
 
     @classmethod
     def of(cls, side: PreparedSamples, bandwidth: float, role: str) -> _GaussianKernel:
-        """Choose the width as a fraction of the median distance between different samples."""
+        """Choose the width as a fraction of the median distance between distinct samples."""
         side.check_varies(role)
         squares = _squared_distances(side.values.detach(), side.unit)
         upper = torch.ones_like(squares, dtype=torch.bool).triu(1)
-        # Squared distances of equal samples are within rounding of zero.
+        # Squared distances between equal samples are zero only up to rounding.
         distances = squares[upper & (squares > MIN_RELATIVE_HSIC * squares.max())].sqrt()
         return cls(side.unit, bandwidth * _median(distances))
 
@@ -288,13 +288,13 @@ def _gaussian_terms(
 
 
 def _median(values: Tensor) -> float:
-    """Compute the median of values (m,); PyTorch's is the lower of the two in the middle."""
+    """Compute the median of values (m,); PyTorch returns the lower of the two middle values."""
     lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
     return float((values.kthvalue(lower).values + values.kthvalue(upper).values) / 2)
 
 
 def _squared_distances(values: Tensor, unit: float) -> Tensor:
-    """Compute the squared distances (n, n) between rows, in a unit; exactly 0 on the diagonal."""
+    """Compute the squared distances (n, n) between rows over `unit`; exactly 0 on the diagonal."""
     values = centered(values) / unit
     norms = values.square().sum(1)
     squares = (norms[:, None] + norms - 2 * values @ values.T).clamp(min=0)
@@ -320,7 +320,7 @@ def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
 
 
 class _BiasedAccumulator(PairsAccumulator):
-    """Accumulator of the biased value of all batches together, in O(d²) memory."""
+    """Accumulator of the biased value over all batches, in O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
         if self.pairs.n == 0:
@@ -377,7 +377,7 @@ class _DebiasedAccumulator(_SumsAccumulator):
 
 
 class _RBFAccumulator(_SumsAccumulator):
-    """Accumulator of HSIC with Gaussian kernels, whose widths the first batch determines."""
+    """Accumulator of HSIC with Gaussian kernels, whose widths are set by the first batch."""
 
     def __init__(self, bandwidth: float, debiased: bool) -> None:
         _check_bandwidth(bandwidth)
@@ -397,14 +397,14 @@ class _RBFAccumulator(_SumsAccumulator):
 class CKA(PairsMeasure):
     r"""CKA between a site's input and output: 1 if the geometry is preserved.
 
-    By default the value is biased, for all samples of the run together. With ``debiased=true``
+    By default the value is biased and computed from all samples of the run. With ``debiased=true``
     the three unbiased HSIC terms are summed over batches before the ratio is taken; batches of
     fewer than four samples are left out. The debiased value has no bounds: it may be slightly
     negative, or above 1.
 
-    The kernel is linear. ``kernel=rbf`` is Gaussian, with a width of ``bandwidth`` times the
-    median distance between the samples of the first batch. Its HSIC terms, biased or not, are
-    summed over batches, since a kernel of all samples would not fit into memory.
+    The default kernel is linear. ``kernel=rbf`` is Gaussian, with a width of ``bandwidth`` times
+    the median distance between the samples of the first batch. Its HSIC terms, biased or not, are
+    summed over batches, since a kernel of all samples would not fit in memory.
 
     Definition
     ----------
@@ -419,12 +419,12 @@ class CKA(PairsMeasure):
 
     Units
     -----
-    None. 1 is a rotation, a common scale and an offset.
+    None. A value of 1 means a rotation combined with a common scaling and an offset.
 
     Undefined
     ---------
-    A constant input or output, no samples; debiased, no batch of at least four samples, or a
-    zero similarity of the input or the output to itself.
+    A constant input or output, or no samples; if debiased, also no batch of at least four samples,
+    or a zero similarity of the input or the output to itself.
 
     Cost
     ----
@@ -433,19 +433,19 @@ class CKA(PairsMeasure):
 
     Limits
     ------
-    Directions of large variance decide the value. Without ``debiased``, unrelated features that
+    Directions of large variance dominate the value. Without ``debiased``, unrelated features that
     far outnumber the samples have a value near 1. An affine map that stretches some directions has
     a value below 1.
 
     Published code
     --------------
-    Constant features give 0/0, and sums of squares in float32 an error of 4e-4. Averages of the
-    ratio over minibatches depend on their size; here the three terms are summed first.
+    Constant features give 0/0, and summing squares in float32 causes an error of 4e-4. Averages of
+    the ratio over minibatches depend on their size; nlbench sums the three terms first.
 
     Examples
     --------
-    For one input and one output it is the squared correlation: 1/4 / (1/2 - 1/2π) for ReLU of a
-    standard normal variable.
+    For one input and one output it is the squared correlation: 1/4 / (1/2 - 1/2π) for the ReLU of
+    a standard normal variable.
 
     >>> points = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     >>> x = torch.distributions.Normal(0.0, 1.0).icdf(points)[:, None]
@@ -463,7 +463,7 @@ class CKA(PairsMeasure):
             "linear", "kernel of the features: linear or Gaussian", choices=("linear", "rbf")
         ),
         "bandwidth": Option(
-            BANDWIDTH, "width of kernel=rbf in median distances", minimum=1e-3, maximum=1e3
+            BANDWIDTH, "width of kernel=rbf over the median distance", minimum=1e-3, maximum=1e3
         ),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
@@ -505,11 +505,11 @@ class CKA(PairsMeasure):
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
-        """Return the number of token rows to draw from a batch; None for all of them."""
+        """Return the number of token rows to sample from a batch; None for all of them."""
         return ROW_LIMIT if options["kernel"] == "rbf" else None
 
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         if self.settings["kernel"] == "rbf":
             bandwidth = float(self.settings["bandwidth"])
             return _RBFAccumulator(bandwidth, bool(self.settings["debiased"]))

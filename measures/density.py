@@ -75,7 +75,7 @@ class Density(PathMeasure):
         \sum_{\text{segments}} (\text{affine regions crossed} - 1)
 
     Regions are those of the activation pattern: two neighbouring regions may have the same slopes.
-    Crossings closer together than 1e-12 of the segment count as one.
+    Crossings closer together than 1e-12 of the segment's length count as one.
 
     Units
     -----
@@ -88,17 +88,17 @@ class Density(PathMeasure):
 
     Cost
     ----
-    Exact: about one forward pass per region. Estimates take 50 to 300 per segment.
+    About one forward pass per region for exact traces, and 50 to 300 per segment for estimates.
 
     Limits
     ------
-    It counts kinks, however small: slopes 0.9 and 0 of a leaky ReLU count equally. It grows with
-    width. ``slope_changes`` leaves out boundaries that affect no logit.
+    It counts all kinks equally, however small: leaky ReLUs with negative slopes of 0.9 and 0 have
+    the same value. It grows with width. ``slope_changes`` excludes boundaries that affect no logit.
 
     Published code
     --------------
-    It steps from boundary to boundary with a sensitivity of 1e-6, which skips shorter regions,
-    1 to 2 % of those of VGG8, and drifts. An in-place ReLU before a hook loses its crossings.
+    It steps from boundary to boundary with a sensitivity of 1e-6, which skips shorter regions (1 to
+    2 % of those of VGG8) and drifts. The crossings of an in-place ReLU before a hook are lost.
 
     Examples
     --------

@@ -18,9 +18,9 @@ from .statistics.prepared import Samples, prepare_samples
 
 
 def effective_rank(y: Samples) -> Tensor:
-    """Compute the effective rank exp(-Σ p_i log p_i) of samples, p_i = σ_i / Σ σ.
+    """Compute the effective rank exp(-Σ p_i log p_i) of samples.
 
-    The σ_i are the singular values of the samples minus their mean.
+    Here p_i = σ_i / Σ σ, with the singular values σ_i of the samples minus their mean.
 
     Parameters
     ----------
@@ -30,14 +30,14 @@ def effective_rank(y: Samples) -> Tensor:
     Returns
     -------
     tensor, scalar, float64
-        A number of dimensions between 1 and the rank, at most min(n - 1, d).
+        Effective number of dimensions, between 1 and the rank, which is at most min(n - 1, d).
 
     Raises
     ------
     nlbench.Undefined
-        For fewer than two samples, or constant ones.
+        If there are fewer than two samples, or all are equal.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
 
     References
     ----------
@@ -89,7 +89,7 @@ class EffectiveRank(PairsMeasure):
 
         \exp\Bigl(-\sum_i p_i \log p_i\Bigr), \qquad p_i = \sigma_i / \textstyle\sum_j \sigma_j ,
 
-    with the singular values :math:`\sigma_i` of the output minus its mean.
+    where :math:`\sigma_i` are the singular values of the output minus its mean.
 
     Units
     -----
@@ -105,7 +105,7 @@ class EffectiveRank(PairsMeasure):
 
     Limits
     ------
-    It measures dimension. It is at most n - 1, and so too small for few samples.
+    It measures dimension, not nonlinearity. It is at most n - 1, so too small for few samples.
     """
 
     name: ClassVar[str] = "effective-rank"
@@ -127,5 +127,5 @@ class EffectiveRank(PairsMeasure):
     )
 
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return _RankAccumulator()

@@ -1,4 +1,4 @@
-"""Entropy: the histogram entropy of a sample's features after an activation minus before."""
+"""Entropy: the change in the histogram entropy of a sample's features at an activation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def histogram_entropy(values: Samples) -> Tensor:
     """Compute the entropy, in nats, of the histogram of each sample's features.
 
     H = -Σ_b (c_b / d) log(c_b / d), where c_b counts the features in bin b of d equal bins between
-    the sample's smallest and largest feature. The largest belongs to the last bin.
+    the sample's smallest and largest feature. The last bin includes the largest feature.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ def histogram_entropy(values: Samples) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If there are no features, or those of a sample differ within rounding of their type.
+        If there are no features, or those of a sample differ only by their dtype's rounding error.
     nlbench.NotFinite
-        For NaN or infinities, or a range that overflows.
+        If a value is NaN or infinite, or the range overflows.
     nlbench.RequestError
-        Unless the shape is (n, d).
+        If the shape is not (n, d).
 
     References
     ----------
@@ -85,7 +85,7 @@ def _entropies(values: Tensor, rounding: float) -> Tensor:
 
 
 class Entropy(PooledMeasure):
-    r"""Change of the histogram entropy of a sample's features at a site, in nats.
+    r"""Change in the histogram entropy of a sample's features at a site, in nats.
 
     Computed from the reduced features, and averaged over all samples of the run; ``before`` and
     ``after`` are the mean entropies. A sample with equal features has entropy 0.
@@ -98,7 +98,7 @@ class Entropy(PooledMeasure):
 
         \overline{H(y_i) - H(x_i)}, \qquad H = -\sum_b p_b \log p_b ,
 
-    with the shares :math:`p_b` of the bins, averaged over samples.
+    averaged over samples, where :math:`p_b` is the fraction of the features in bin b.
 
     Units
     -----
@@ -106,7 +106,7 @@ class Entropy(PooledMeasure):
 
     Undefined
     ---------
-    No samples, or features of a sample that differ only by their type's rounding.
+    No samples, or features of a sample that differ only by their dtype's rounding error.
 
     Cost
     ----
@@ -114,8 +114,8 @@ class Entropy(PooledMeasure):
 
     Limits
     ------
-    It is a property of single samples: an affine map changes it too. The number of bins grows with
-    the number of channels, so sites of different width are not comparable.
+    It is a property of single samples, which an affine map changes too. The number of bins grows
+    with the number of channels, so sites of different widths are not comparable.
     """
 
     name: ClassVar[str] = "entropy"
@@ -131,5 +131,5 @@ class Entropy(PooledMeasure):
         return histogram_entropy(x), histogram_entropy(y)
 
     def accumulator(self) -> ChangeAccumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return ChangeAccumulator()

@@ -26,11 +26,11 @@ def squared_jacobian_norms(
     directions: int = 16,
     limit: int | None = None,
 ) -> Tensor:
-    """Compute ‖J(x)‖²_F of a function's Jacobian at each sample.
+    """Compute the squared Frobenius norm ‖J(x)‖² of a function's Jacobian at each sample.
 
-    It is Σ_j ‖J(x)ᵀ u_j‖² for the k unit vectors u_j, by one backward pass each. With more than
-    `directions` outputs it is estimated from as many random orthonormal u_j, scaled by
-    k / directions, which is unbiased.
+    It is Σ_j ‖J(x)ᵀ u_j‖² over the k unit vectors u_j, with one backward pass each. If there are
+    more than `directions` outputs, it is estimated without bias from `directions` random
+    orthonormal vectors, scaled by k / directions.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def squared_jacobian_norms(
     nlbench.NotFinite
         If an output or a derivative is not finite.
     nlbench.Undefined
-        If the output doesn't depend on the input by differentiable operations.
+        If the output doesn't depend on the input through differentiable operations.
 
     References
     ----------
@@ -85,7 +85,7 @@ def _norms(function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int
             raise Undefined("the output does not depend on the input, or is detached from it")
         k = outputs.shape[1]
         basis = _directions(k, min(directions, k)).to(outputs)
-        # NaN for an output that is not finite, whose derivative may be zero.
+        # NaN if an output is not finite, since its derivative may be zero.
         total = 0 * outputs.detach().cpu().double().sum(1)
         for index, direction in enumerate(basis, 1):
             (product,) = torch.autograd.grad(
@@ -96,7 +96,7 @@ def _norms(function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int
 
 
 def _directions(k: int, count: int) -> Tensor:
-    """Return `count` orthonormal vectors of R^k: the unit vectors, or uniformly drawn ones."""
+    """Return `count` orthonormal vectors in R^k: the unit vectors, or uniformly random ones."""
     if count == k:
         return torch.eye(k, dtype=torch.float64)
     normal = torch.randn(k, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -109,8 +109,8 @@ def _directions(k: int, count: int) -> Tensor:
 class GeometricComplexity(Measure):
     r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
-    ``error`` is the standard error of the mean. An affine network has the squared norm of its
-    matrix as its value, so the measure has no direction.
+    ``error`` is the standard error of the mean. For an affine network the value is the squared norm
+    of its matrix, so the measure has no direction.
 
     Definition
     ----------
@@ -118,7 +118,7 @@ class GeometricComplexity(Measure):
 
         E_x \|J(x)\|_F^2
 
-    with the Jacobian J of the outputs.
+    where J is the Jacobian of the outputs.
 
     Units
     -----
@@ -134,7 +134,7 @@ class GeometricComplexity(Measure):
 
     Limits
     ------
-    An affine network has ‖W‖²_F, so it measures steepness. It depends on the units of the outputs.
+    It is ‖W‖²_F for an affine network, so it measures steepness. It depends on the outputs' units.
     """
 
     name: ClassVar[str] = "geometric-complexity"
@@ -144,7 +144,7 @@ class GeometricComplexity(Measure):
     options: ClassVar[Mapping[str, Option]] = {
         "directions": Option(
             16,
-            "backward passes per sample; exact for at most as many outputs",
+            "maximum number of backward passes per sample; exact for up to as many outputs",
             minimum=1,
             maximum=1e6,
         )

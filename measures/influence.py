@@ -20,7 +20,7 @@ def block_influence(x: Tensor, y: Tensor) -> Tensor:
     Parameters
     ----------
     x, y : tensor of shape (n, d)
-        Any real type. Computed in float64. Rows of zeros have no direction and don't count.
+        Any real type. Computed in float64. Rows of zeros have no direction and are skipped.
 
     Returns
     -------
@@ -30,11 +30,11 @@ def block_influence(x: Tensor, y: Tensor) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If all rows have an input or an output of zeros.
+        If the input or the output of every row is zero.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.RequestError
-        For different shapes.
+        If the shapes differ.
 
     References
     ----------
@@ -47,8 +47,8 @@ def block_influence(x: Tensor, y: Tensor) -> Tensor:
     >>> block_influence(x, torch.tensor([[3.0, 0.0], [1.0, 0.0]])).item()
     0.5
     """
-    turns, _ = _changes(x, y)
-    return _mean(turns, "an input or an output")
+    distances, _ = _changes(x, y)
+    return _mean(distances, "an input or an output")
 
 
 def relative_change(x: Tensor, y: Tensor) -> Tensor:
@@ -73,17 +73,17 @@ def _mean(numbers: Tensor, what: str) -> Tensor:
 def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
     """Return 1 - cos and ‖y - x‖ / ‖x‖ of the rows where they are defined."""
     x, y = prepare_pair(x, y)
-    # In units of each row's largest entry, so that no square under- or overflows.
+    # In units of each row's largest entry, so that no square underflows or overflows.
     peak = torch.maximum(x.values.abs(), y.values.abs()).amax(1, keepdim=True)
     used = peak[:, 0] > 0
     a, b = x.values[used] / peak[used], y.values[used] / peak[used]
     norms = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(b, dim=1)
     both, first = (norms[0] > 0) & (norms[1] > 0), norms[0] > 0
     unit_a, unit_b = a[both] / norms[0][both, None], b[both] / norms[1][both, None]
-    # Half the squared distance of unit vectors, without cancellation for small turns.
-    turns = (unit_a - unit_b).square().sum(1) / 2
+    # Half the squared distance between unit vectors, which avoids cancellation for small angles.
+    distances = (unit_a - unit_b).square().sum(1) / 2
     changes = torch.linalg.vector_norm((b - a)[first], dim=1) / norms[0][first]
-    return turns, changes
+    return distances, changes
 
 
 class _InfluenceAccumulator(Accumulator):
@@ -101,16 +101,16 @@ class _InfluenceAccumulator(Accumulator):
     def statistics(self) -> dict[str, float]:
         if not self._counts[0]:
             raise Undefined("all rows have an input or an output of zeros")
-        turn, change = (s / n for s, n in zip(self._sums, self._counts, strict=True))
-        return {"value": turn, "relative_change": change}
+        distance, change = (s / n for s, n in zip(self._sums, self._counts, strict=True))
+        return {"value": distance, "relative_change": change}
 
 
 class Influence(PooledMeasure):
-    r"""Influence: mean over rows of 1 - cos between a place's input and its output.
+    r"""Influence: mean over rows of the cosine distance between a place's input and output.
 
-    It is the block influence by which ShortGPT orders blocks for removal: 0 for a block that turns
-    no token. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both refer to the residual stream, not
-    to its layer norm, and neither measures nonlinearity.
+    It is the block influence by which ShortGPT ranks blocks for removal: 0 for a block that changes
+    no token's direction. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both refer to the residual
+    stream, not to its layer norm, and neither measures nonlinearity.
 
     Definition
     ----------
@@ -126,7 +126,7 @@ class Influence(PooledMeasure):
 
     Undefined
     ---------
-    All rows have an input or an output of zeros.
+    The input or the output of every row is zero.
 
     Cost
     ----
@@ -134,7 +134,7 @@ class Influence(PooledMeasure):
 
     Limits
     ------
-    A rotation has influence and is linear. An offset common to all rows hides changes.
+    A rotation is linear but has a nonzero influence. An offset common to all rows masks changes.
     """
 
     name: ClassVar[str] = "influence"
@@ -155,5 +155,5 @@ class Influence(PooledMeasure):
     )
 
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return _InfluenceAccumulator()

@@ -21,7 +21,7 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
     Returns
     -------
     float
-        Exact for a trace. For an estimate a lower bound: its values are joined by straight lines.
+        Exact for a trace. For an estimate, a lower bound from linear interpolation between points.
 
     References
     ----------
@@ -39,7 +39,7 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
 
 @dataclass(frozen=True)
 class _PathImage:
-    """Lengths of a path and of its images; `coarse` uses every other node only."""
+    """Lengths of a path and of its images; `coarse` uses only every other node."""
 
     segments: int
     length: float
@@ -58,13 +58,13 @@ class _PathImage:
 
 
 class LengthDistortion(PathMeasure):
-    r"""Length of a path's image over the length of the path.
+    r"""Length of a path's image divided by the length of the path.
 
-    ``value`` is that of the outputs, ``site:NAME`` that of each activation's outputs, all
-    positions flattened. Both are exact on traces. Where breakpoints are estimated or the network is
-    smooth, ``value`` is a lower bound from straight lines between nodes, and ``error`` its change
-    from half as many nodes; lengths at sites are extrapolated from grids. An affine network changes
-    lengths too, so the measure has no direction.
+    ``value`` refers to the network's outputs and ``site:NAME`` to the outputs of each activation,
+    with all positions flattened. Both are exact for traces. If breakpoints are estimated or the
+    network is smooth, ``value`` is a lower bound from straight lines between nodes, and ``error``
+    its difference from the value with half as many nodes; lengths at sites are extrapolated from
+    grids. An affine network also changes lengths, so the measure has no direction.
 
     Definition
     ----------
@@ -82,12 +82,12 @@ class LengthDistortion(PathMeasure):
 
     Cost
     ----
-    The cost of the trace or estimate, and a forward pass for each breakpoint of a trace. Of an
-    estimate, 65 forward passes a segment or more, in float32 where that resolves the steps.
+    The cost of the trace or estimate, plus a forward pass for each breakpoint of a trace, or at
+    least 65 forward passes per segment of an estimate, in float32 where that resolves the steps.
 
     Limits
     ------
-    It depends on the scale of the weights. Under He's initialisation the expected length of a ReLU
+    It depends on the scale of the weights. With He initialisation the expected length of a ReLU
     network does not grow with depth (Hanin et al.); with larger weights it grows exponentially.
     """
 

@@ -1,4 +1,4 @@
-"""Linear units: the share of activation units that are the identity."""
+"""Linear units: the fraction of activation units that are the identity."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LinearUnits(Measure):
-    r"""Share of units whose function is the identity for any data, like a PReLU with slope 1.
+    r"""Fraction of units whose function is the identity for any data, like a PReLU with slope 1.
 
     A unit is a channel of one activation call. The statistics of the network and of each call are
-    ``value``, the share, and the numbers ``nonlinear`` and ``units``. The nonlinear units form the
-    core network.
+    ``value``, the fraction, and the counts ``nonlinear`` and ``units``. The nonlinear units form
+    the core network.
 
     Definition
     ----------
@@ -36,11 +36,11 @@ class LinearUnits(Measure):
 
     Cost
     ----
-    One pass with tensor shapes only.
+    One forward pass on tensor shapes only.
 
     Limits
     ------
-    Only exact identities count: the value is 0 for an ordinary network with any weights.
+    Only exact identities count: the value is 0 for an ordinary network, regardless of its weights.
 
     Examples
     --------

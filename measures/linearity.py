@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 FOLDS = 4
 MAX_FOLDS = 100
 
-# Rows whose products are added at a time, so that their copies stay small.
+# Number of rows whose products are added at once, so that their copies stay small.
 CHUNK_ROWS = 4096
 
 RESERVOIR_ROWS = 2048
-"""Maximum number of rows from which the statistics of single tokens are computed."""
+"""Maximum number of rows from which per-token statistics are computed."""
 
 TOP_SHARE = 0.01
-"""Share of the rows, those with the largest squares, that ``top_share`` refers to."""
+"""Fraction of the rows, those with the largest squares, that ``top_share`` refers to."""
 
 
 @torch.no_grad()
 def linearity_score(x: Samples, y: Samples) -> Tensor:
     """Compute the published linearity score 1 - min_A ‖X A - Y‖² / ‖Y‖² of centred X and Y.
 
-    The paper scales both to unit Frobenius norm, which gives the same number. The score is
-    computed on the rows that the map is fitted to: for unrelated X and Y its mean is r / (n - 1),
-    with the rank r of X.
+    The paper scales both to unit Frobenius norm, which gives the same score. The score is computed
+    on the rows that the map is fitted to: for unrelated X and Y its mean is r / (n - 1), where r is
+    the rank of X.
 
     Parameters
     ----------
@@ -54,16 +54,16 @@ def linearity_score(x: Samples, y: Samples) -> Tensor:
     Returns
     -------
     tensor, scalar, float64
-        In [0, 1]. Without gradient.
+        In [0, 1]. It has no gradient.
 
     Raises
     ------
     nlbench.Undefined
-        For a constant input or output, or fewer than two rows.
+        If the input or output is constant, or there are fewer than two rows.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.RequestError
-        For different numbers of rows.
+        If the numbers of rows differ.
 
     References
     ----------
@@ -94,19 +94,19 @@ def linearity_statistics(
         Any real type.
     y : tensor of shape (n, k)
     owners : integer tensor of shape (n,), optional
-        Index of the sequence of each row; by default each row is its own sequence. All rows of a
-        sequence are in one fold.
+        Index of the sequence that each row belongs to; by default each row is its own sequence.
+        All rows of a sequence are in the same fold.
     folds : int
         Sequence i is in fold i mod `folds`.
 
     Raises
     ------
     nlbench.Undefined
-        For a constant input or output, or fewer than two sequences.
+        If the input or output is constant, or there are fewer than two sequences.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.RequestError
-        For different numbers of rows, or fewer than two folds.
+        If the numbers of rows differ, or there are fewer than two folds.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class _Frame:
 
 
 class _LinearityAccumulator(Accumulator):
-    """Accumulator of each fold's sums, about the first batch's means, and of a sample of rows."""
+    """Accumulator of sums per fold, about the first batch's means, and of a sample of the rows."""
 
     def __init__(self, folds: int, rows: int = RESERVOIR_ROWS) -> None:
         self._folds, self._has_branch = folds, False
@@ -251,7 +251,7 @@ class _LinearityAccumulator(Accumulator):
         return numbers
 
     def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
-        """Return the score of rows scaled to unit length; empty if all are then equal."""
+        """Return the score of rows scaled to unit length, or nothing if all are then equal."""
         assert self._frame is not None
         origin = self._frame.y / self._frame.unit
         y, predicted = (torch.nn.functional.normalize(side + origin) for side in (y, predicted))
@@ -278,7 +278,7 @@ class _Target:
     total : float
         Sum of squares about the mean.
     errors, squares : tensor of shape (rows,)
-        Squared errors of single rows, and their squared distances to the mean.
+        Squared errors of single rows, and their squared distances from the mean.
     """
 
     total: float
@@ -296,28 +296,29 @@ class _Target:
         }
         if null < 1:
             numbers["adjusted"] = 1 - in_sample / self.total / (1 - null)
-        spread = squares > 0
-        if spread.any():
+        differs = squares > 0
+        if differs.any():
             count = math.ceil(TOP_SHARE * len(squares))
-            numbers["per_token"] = (errors[spread] / squares[spread]).mean().item()
+            numbers["per_token"] = (errors[differs] / squares[differs]).mean().item()
             numbers["top_share"] = (squares.topk(count).values.sum() / squares.sum()).item()
         return numbers
 
 
 class Linearity(PooledMeasure):
-    r"""Linearity: share of a place's output that an affine map of its input predicts.
+    r"""Linearity: fraction of a place's output that an affine map of its input predicts.
 
-    The map is fitted by least squares, from sums accumulated in float64. The value is held out:
-    folds consist of whole sequences, each predicted by the fit to the others. `in_sample` is the
-    published score, `adjusted` corrects it for the number of rows as if they were independent,
-    `null` is the in-sample score of unrelated rows, and `identity` the squared cosine between input
-    and output. For a block, `branch_…` are the same for the output minus the input.
+    The map is fitted by least squares, from sums accumulated in float64. The value is computed on
+    held-out rows: folds consist of whole sequences, and each fold is predicted by the fit to the
+    others. `in_sample` is the published score, `adjusted` corrects it for the number of rows as if
+    they were independent, `null` is the in-sample score of unrelated rows, and `identity` the
+    squared cosine between input and output. For a block, `branch_…` are the same statistics for the
+    output minus the input.
 
-    A few rows may dominate a sum of squares. `top_share` is the share of the 1 % of the rows
+    A few rows may dominate a sum of squares. `top_share` is the fraction due to the 1 % of rows
     with the largest squares, and `per_token` the mean over rows of the squared error of a held-out
-    row relative to its own squared distance to the mean: 0 for an affine map. `after_norm` is the
+    row relative to its own squared distance from the mean: 0 for an affine map. `after_norm` is the
     held-out score of a block's outputs and their predictions at unit length, as after the norm at
-    the start of the next block. The three are computed from up to 2,048 rows.
+    the start of the next block. These three are computed from up to 2,048 rows.
 
     Definition
     ----------
@@ -329,7 +330,7 @@ class Linearity(PooledMeasure):
 
     Units
     -----
-    None. 1 is an affine map.
+    None. A value of 1 means an affine map.
 
     Undefined
     ---------
@@ -348,7 +349,7 @@ class Linearity(PooledMeasure):
     Published code
     --------------
     It computes the in-sample score by singular value decompositions in float32, which is off by up
-    to 8.8e-4 at width 1,024, and exceeds the held-out value for few rows.
+    to 8.8e-4 at width 1,024 and, for few rows, exceeds the held-out value.
     """
 
     name: ClassVar[str] = "linearity"
@@ -375,7 +376,7 @@ class Linearity(PooledMeasure):
     )
 
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return _LinearityAccumulator(int(self.settings["folds"]))
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:

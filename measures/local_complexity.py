@@ -1,4 +1,4 @@
-"""Local complexity: units whose state changes within a small distance of a sample."""
+"""Local complexity: the number of units whose state changes close to a sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COST_PROBE_EVALUATIONS = 25
 
 
 def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator) -> Tensor:
-    """Draw a star around each sample: the vertices x ± r v for the vectors v of a frame.
+    """Draw a star around each sample: the vertices x ± r v for the vectors v of a random frame.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
     Raises
     ------
     nlbench.RequestError
-        For more directions than inputs.
+        If there are more directions than inputs.
     """
     size = x[0].numel()
     if directions > size:
@@ -78,7 +78,7 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
     nlbench.Undefined
         If the network has no activations, or they can't be observed.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
 
     References
     ----------
@@ -110,7 +110,7 @@ def _changes(states: Tensor) -> int:
 
 
 def star_boundaries(model: nn.Module, vertices: Tensor) -> list[tuple[int, float]]:
-    """Trace the segments from x - r v to x + r v of stars exactly.
+    """Trace exactly the segments of each star, from x - r v to x + r v.
 
     Parameters
     ----------
@@ -121,8 +121,8 @@ def star_boundaries(model: nn.Module, vertices: Tensor) -> list[tuple[int, float
     Returns
     -------
     list of tuple
-        For each star the number of boundaries of linear regions, and the distance from x to the
-        nearest one, infinite if there is none.
+        For each star, the number of boundaries of linear regions and the distance from x to the
+        nearest one, which is infinite if there is none.
 
     Raises
     ------
@@ -148,8 +148,8 @@ class LocalComplexity(Measure):
 
     ``error`` is the standard error over samples. For the first ``local-complexity.traced``
     samples the same stars are traced exactly: ``boundaries`` is the mean number of boundaries of
-    linear regions on a star's segments, ``near`` the share of samples that have any, and
-    ``nearest`` the mean distance of these samples to their nearest boundary.
+    linear regions on a star's segments, ``near`` the fraction of samples that have any, and
+    ``nearest`` the mean distance from these samples to their nearest boundary.
 
     Definition
     ----------
@@ -158,11 +158,11 @@ class LocalComplexity(Measure):
         E_x \, \#\{u : \text{sign } z_u \text{ is not the same at all } x \pm r v_1, \dots,
         x \pm r v_p\}
 
-    with the inputs :math:`z_u` of the units and an orthonormal frame :math:`v` for each sample.
+    where :math:`z_u` is the input of unit u and :math:`v` a sample's orthonormal frame.
 
     Units
     -----
-    Units of the network; ``nearest`` in units of the input.
+    Number of the network's units; ``nearest`` in units of the input.
 
     Undefined
     ---------
@@ -171,8 +171,8 @@ class LocalComplexity(Measure):
 
     Cost
     ----
-    2 p forward passes for each sample, and the exact traces of p short segments for each of the
-    traced samples.
+    2 p forward passes for each sample, plus the exact traces of p short segments for each traced
+    sample.
 
     Limits
     ------
@@ -181,8 +181,8 @@ class LocalComplexity(Measure):
 
     Published code
     --------------
-    Its frames have fewer vectors than inputs, as here. It counts units layer by layer; nlbench sums
-    the counts.
+    As in nlbench, its frames have fewer vectors than inputs. It counts units for each layer;
+    nlbench sums the counts.
     """
 
     name: ClassVar[str] = "local-complexity"
@@ -197,16 +197,16 @@ class LocalComplexity(Measure):
             maximum=1e9,
             above_minimum=True,
         ),
-        "directions": Option(8, "vectors of each sample's frame", minimum=1, maximum=10_000),
+        "directions": Option(8, "vectors in each sample's frame", minimum=1, maximum=10_000),
         "samples": Option(64, "samples around which units are counted", minimum=1, maximum=1e9),
         "traced": Option(8, "samples whose star is traced exactly", minimum=0, maximum=1e9),
         "budget": Option(
             400,
-            "estimated boundaries of the first segment above which no star is traced",
+            "estimated boundaries on the first segment above which no star is traced",
             minimum=0,
             maximum=1e12,
         ),
-        "seed": Option(0, "seed of the frames", minimum=0, maximum=2**63 - 1),
+        "seed": Option(0, "seed for the frames", minimum=0, maximum=2**63 - 1),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches",)
     source: ClassVar[Source] = Source(
@@ -224,7 +224,7 @@ class LocalComplexity(Measure):
     def reset(self) -> None:
         """Discard all samples."""
         self._counts: list[float] = []
-        # Boundaries of each traced star, and the distance to the nearest.
+        # Number of boundaries of each traced star, and the distance to the nearest one.
         self._stars: list[tuple[int, float]] = []
         self._untraced_reason = ""
         self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
@@ -250,7 +250,7 @@ class LocalComplexity(Measure):
                 self._untraced_reason = str(error)
 
     def _check_cost(self, model: nn.Module, star: Tensor) -> None:
-        """Raise `Undefined` if a star's first segment seems to exceed the budget."""
+        """Raise `Undefined` if a star's first segment is estimated to exceed the budget."""
         estimate = estimate_segment(model, *star[:, 0], evaluations=COST_PROBE_EVALUATIONS)
         if (estimate.crossings or 0.0) > float(self.settings["budget"]):
             raise Undefined(

@@ -1,4 +1,4 @@
-"""NASWOT: how distinct a network's activation patterns are on different samples."""
+"""NASWOT: how distinct a network's activation patterns are for different samples."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SAMPLES = 128
 
 
 def pattern_kernel(x: Samples) -> Tensor:
-    """Count the units whose state two samples share, for all pairs of samples.
+    """Count the units that have the same state for both samples of each pair.
 
-    A unit's state is the sign of its input. The kernels of a network's activations add up to that
-    of all its units.
+    A unit's state is the sign of its input. The kernels of a network's activations add up to the
+    kernel of all its units.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ def pattern_kernel(x: Samples) -> Tensor:
     Returns
     -------
     tensor of shape (n, n), float64
-        d minus the Hamming distances of the patterns of states.
+        d minus the Hamming distances between the samples' patterns of states.
 
     Raises
     ------
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
 
     References
     ----------
@@ -63,7 +63,7 @@ def _kernel(on: Tensor) -> Tensor:
 
 
 def naswot_score(kernel: Tensor) -> Tensor:
-    """Compute log |det K| of a kernel of patterns.
+    """Compute log |det K| of a pattern kernel K.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ def naswot_score(kernel: Tensor) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If the kernel is singular, as it is if two samples have the same pattern, or for fewer
-        than two samples.
+        If there are fewer than two samples, or the kernel is singular, as it is if two samples
+        have the same pattern.
 
     Examples
     --------
@@ -103,10 +103,10 @@ class Naswot(Measure):
     r"""Logarithm of the determinant of the kernel of activation patterns.
 
     The kernel counts the units whose inputs have the same sign for two samples: over all observed
-    sites in the summary, at one site in the values of places. Scores depend on the number of
-    samples and of units, so only scores for the same number of samples are comparable: the first
-    ``naswot.samples`` are used. Undefined where two samples have the same pattern; the reason then
-    counts the different ones.
+    sites for the summary, at one site for the value of a place. Scores depend on the numbers of
+    samples and of units, so only scores for the same number of samples are comparable; the first
+    ``naswot.samples`` are used. The score is undefined if two samples have the same pattern; the
+    reason then states the number of distinct patterns.
 
     Definition
     ----------
@@ -114,8 +114,8 @@ class Naswot(Measure):
 
         \log |\det K|, \qquad K_{ij} = N - d_H(c_i, c_j),
 
-    with the signs :math:`c_i` of the inputs of all N units for sample i, and the Hamming distance
-    :math:`d_H`.
+    where :math:`c_i` are the signs of the inputs of all N units for sample i, and :math:`d_H` is
+    the Hamming distance.
 
     Units
     -----
@@ -180,7 +180,7 @@ class Naswot(Measure):
         states.append(x.values[:remaining] > 0)
 
     def compute(self) -> Result:
-        """Return the score of all sites together, and of each."""
+        """Return the score over all sites, and the score of each site."""
         for place, reason in self._failed.items():
             value = Value.missing(place, "failed", reason)
             return Result.missing("failed", f"{place}: {reason}", (value,))

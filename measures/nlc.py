@@ -1,4 +1,4 @@
-"""Nonlinearity coefficient: the network's Jacobian relative to its spread over the inputs."""
+"""Nonlinearity coefficient: the network's Jacobian relative to the spread of its outputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nlbench.probes.function import directional_derivative
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
-# Standard deviation of the outputs, in units of their spacing, below which rounding makes up more
-# than a thousandth of the variance.
+# Standard deviation of the outputs, in units of their floating-point spacing, below which rounding
+# makes up more than a thousandth of the variance.
 MIN_SPREAD_IN_ROUNDINGS = 8
 
-# A sample, and the two whose difference is the direction.
+# One sample, and two others whose difference is the direction.
 MIN_SAMPLES = 3
 
 
@@ -32,9 +32,9 @@ def nonlinearity_coefficient(
     """Estimate the nonlinearity coefficient sqrt(E tr(J Cov_x Jᵀ) / tr Cov_f) of a function.
 
     For two other samples x' and x'', v = (x' - x'') / √2 has covariance Cov_x. The numerator is
-    therefore the mean of ‖J(x) v‖², computed by derivatives along v, and the denominator the mean
-    of ‖f(x') - f(x'')‖² / 2 over the same pairs. For an affine function the two are equal pair by
-    pair, so the estimate is exactly 1. For each direction every sample serves once as x, x' and
+    therefore the mean of ‖J(x) v‖², computed from derivatives along v, and the denominator the mean
+    of ‖f(x') - f(x'')‖² / 2 over the same pairs. For an affine function the two are equal for each
+    pair, so the estimate is exactly 1. For each direction, every sample serves once as x, x' and
     x''.
 
     Parameters
@@ -45,8 +45,7 @@ def nonlinearity_coefficient(
         Floating-point. Their order does not bias the estimate: they are shuffled with a fixed
         seed.
     directions : int
-        Directions per sample, at most (n - 1) / 2, at which an odd number of samples forms all
-        pairs.
+        Directions per sample, at most (n - 1) / 2. For odd n, that many directions form all pairs.
 
     Returns
     -------
@@ -56,8 +55,8 @@ def nonlinearity_coefficient(
     Raises
     ------
     nlbench.Undefined
-        For fewer than three samples, a constant input or output, a varying output with a zero
-        derivative everywhere, or an operation that can't be differentiated.
+        If there are fewer than three samples, the input or output is constant, the output varies
+        though its derivative is zero everywhere, or an operation can't be differentiated.
     nlbench.NotFinite
         If an output or a derivative is not finite.
 
@@ -79,9 +78,9 @@ def nonlinearity_coefficient(
 
 
 def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
-    """Yield the offsets of x' and x'' from x, with the n samples on a circle.
+    """Yield the offsets of x' and x'' from x, with the n samples arranged on a circle.
 
-    Pairs differ by 1, 2, …, so that no pair occurs twice, and neither of a pair is x itself.
+    Pairs differ by 1, 2, …, so that no pair occurs twice, and neither element is x itself.
     """
     for offset in range(1, min(directions, (n - 1) // 2) + 1):
         yield offset, 2 * offset
@@ -101,7 +100,7 @@ def _terms(
     floors : tensor of shape (n,)
         Spread below which rounding of the outputs matters.
     dtype : torch.dtype
-        Type of the outputs.
+        Dtype of the outputs.
     """
     n = len(inputs)
     if n < MIN_SAMPLES:
@@ -173,30 +172,30 @@ class NonlinearityCoefficient(Measure):
         \operatorname{NLC} = \sqrt{\frac{E_x \operatorname{tr}(J(x)\, \Sigma_x\, J(x)^\top)}
         {\operatorname{tr} \Sigma_f}}
 
-    with the Jacobian J and the covariances of inputs and outputs.
+    where J is the Jacobian and Σ are the covariances of inputs and outputs.
 
     Units
     -----
-    None. 1 is an affine network.
+    None. A value of 1 means an affine network.
 
     Undefined
     ---------
-    No batch of three samples; inputs that are not floating-point; a constant output; an operation
-    without a derivative; a network whose derivative is zero at every sample.
+    No batch of at least three samples; inputs that are not floating-point; a constant output; an
+    operation without a derivative; a network whose derivative is zero at every sample.
 
     Cost
     ----
-    ``directions`` = 4 forward-mode derivatives per sample, each about two forward passes.
+    ``directions`` = 4 forward-mode derivatives per sample, each as costly as two forward passes.
 
     Limits
     ------
-    It is at least 1 on normal inputs, by the Poincaré inequality; on clustered inputs a network
-    that is steep only between the clusters may be below 1. The samples define Σx, so networks on
-    different data are not comparable.
+    It is at least 1 for normally distributed inputs, by the Poincaré inequality; for clustered
+    inputs it may be below 1 if the network is steep only between the clusters. The samples define
+    Σx, so values for different data are not comparable.
 
     Examples
     --------
-    sin(w x) of a uniform variable on [-1, 1]:
+    sin(w x) for x uniformly distributed on [-1, 1]:
 
     >>> x = torch.linspace(-1, 1, 2001, dtype=torch.float64)[:, None]
     >>> [round(nonlinearity_coefficient(lambda x: torch.sin(w * x), x).item(), 1) for w in (1, 9)]
@@ -238,7 +237,7 @@ class NonlinearityCoefficient(Measure):
         self._skipped_samples = 0
 
     def update(self, observation: FunctionBatch) -> None:
-        """Compute a batch's terms, and keep three numbers per sample."""
+        """Compute a batch's terms, and store three numbers per sample."""
         if len(observation.inputs) < MIN_SAMPLES:
             self._skipped_samples += len(observation.inputs)
             return

@@ -23,14 +23,14 @@ KINDS = ("relative", "absolute")
 
 
 def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
-    """Compute the Frobenius norm ‖x - y‖ of an activation's change, or its ratio to ‖x‖.
+    """Compute the Frobenius norm of the change an activation makes to its input.
 
     Parameters
     ----------
     x, y : tensor of shape (n, d)
         Input and output of an activation, any real type. Computed in float64.
     kind : {"relative", "absolute"}
-        ‖x - y‖ / ‖x‖, which depends neither on n nor on common units, or ‖x - y‖.
+        ‖x - y‖ / ‖x‖, which doesn't depend on n or on a common rescaling of x and y, or ‖x - y‖.
 
     Returns
     -------
@@ -40,11 +40,11 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        For no samples; relative, for a zero input.
+        If there are no samples or, with ``kind="relative"``, if the input is zero.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.RequestError
-        For different shapes, or an unknown kind.
+        If the shapes differ, or the kind is unknown.
 
     References
     ----------
@@ -71,14 +71,14 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
 
 
 def _norm(values: Tensor) -> Tensor:
-    """Compute the Frobenius norm without under- or overflow of squares."""
+    """Compute the Frobenius norm without underflow or overflow when squaring."""
     unit = power_of_two(values) if values.numel() else 1.0
     norm: Tensor = torch.linalg.vector_norm(values / unit) * unit
     return norm
 
 
 class _NormAccumulator(Accumulator):
-    """Both norms of all batches of a site together, in O(1) memory."""
+    """Both norms, accumulated over all batches of a site in O(1) memory."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -109,9 +109,9 @@ class Norm(PairsMeasure):
     r"""Frobenius norm of the difference between a site's output and input.
 
     All samples of the run form one matrix. By default the norm is relative to the input's, so that
-    sites and models can be compared; the statistic ``absolute`` grows with units and with the root
-    of the number of samples. Only the identity has norm 0: scaling has a norm too, so a larger
-    norm does not mean more nonlinear.
+    sites and models can be compared; the statistic ``absolute`` scales with the units of the
+    activation and with the square root of the number of samples. Only the identity has norm 0: a
+    scaling also has a nonzero norm, so a larger norm does not mean a more nonlinear activation.
 
     Definition
     ----------
@@ -137,7 +137,7 @@ class Norm(PairsMeasure):
 
     Published code
     --------------
-    The affinity paper uses the absolute norm, which grows with units and with √n.
+    The affinity paper uses the absolute norm, which scales with the units and with √n.
     """
 
     name: ClassVar[str] = "norm"
@@ -145,12 +145,12 @@ class Norm(PairsMeasure):
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
-        "kind": Option("relative", "norm relative to the input's, or absolute", choices=KINDS)
+        "kind": Option("relative", "norm relative to the input's norm, or absolute", choices=KINDS)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def accumulator(self) -> _NormAccumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return _NormAccumulator(str(self.settings["kind"]))

@@ -1,4 +1,4 @@
-"""Papers that define several measures; one that defines a single measure is cited in its file."""
+"""Papers that define several measures; others are cited in the file of their measure."""
 
 from __future__ import annotations
 

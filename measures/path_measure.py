@@ -1,4 +1,4 @@
-"""Base class of measures of paths, which adds up their segments and reports the method."""
+"""Base class for path measures, which sums over segments and reports the tracing method."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Method:
     names : tuple of str
         ``exact``, ``refined``, ``adaptive``, ``sampling``, ``quadrature``.
     notes : mapping of str to float
-        Notes of the traces: settings, and sums of counts.
+        Notes from the traces: settings, and counts summed over segments.
     is_single_precision : bool
         True if a segment was traced in less than double precision, which can miss short regions.
     """
@@ -79,7 +79,7 @@ class Method:
 
 
 def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
-    """Add the mean over paths of further statistics to a summary, if every path has them.
+    """Add further statistics, averaged over paths, to a summary if every path has them.
 
     For each of `parts`, the entries common to all paths are averaged.
     """
@@ -106,7 +106,7 @@ def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[s
 
 
 class PathMeasure(Measure):
-    """A measure of paths that adds up their segments.
+    """A measure of paths that sums over their segments.
 
     Attributes
     ----------
@@ -122,10 +122,10 @@ class PathMeasure(Measure):
 
     @abstractmethod
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> Any:
-        """Measure one segment; results are added up with ``+``."""
+        """Measure one segment; results are summed with ``+``."""
 
     def measure_observation(self, observation: TracedSegment) -> Any:
-        """Measure one segment from its observation; by default, pass its trace on."""
+        """Measure one segment from its observation; by default, from the trace alone."""
         return self.measure_segment(observation.trace)
 
     @abstractmethod

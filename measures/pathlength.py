@@ -39,23 +39,23 @@ def average_path_length(
 ) -> float:
     """Compute the mean number of active nonlinear units on a path from input to output channels.
 
-    With ``normalized=True`` paths are drawn by a walk back from the output, which chooses among
-    the branches of a merge with equal probability, then uniformly among channels: ℓ_out is the
-    mean of ℓ_in over the input channels of a layer, or over the branches of a merge, and an active
-    unit adds 1. With ``normalized=False`` every path counts once.
+    With ``normalized=True`` paths are sampled by a random walk backwards from the output, which
+    chooses among the branches of a merge with equal probability, then uniformly among channels:
+    ℓ_out is the mean of ℓ_in over the input channels of a layer, or over the branches of a merge,
+    and an active unit adds 1. With ``normalized=False`` all paths have equal weight.
 
     Parameters
     ----------
     model : torch.nn.Module
         Not modified.
     example_input : tensor or tuple of tensor
-        Arguments of the model, the batch first; only their shape matters.
+        Arguments of the model, batch first; only their shapes matter.
     normalized : bool
 
     Returns
     -------
     float
-        In units, at least 0.
+        Number of units, at least 0.
 
     Raises
     ------
@@ -91,13 +91,13 @@ class PathLength(Measure):
     Those of an activation call are ``value``, its nonlinear units (the effective width),
     ``units`` and ``linear_share``.
 
-    With ``empirical`` the activity of a unit is the share of samples and positions at which its
+    With ``empirical``, the activity of a unit is the fraction of samples and positions at which its
     output differs from its input. Otherwise a unit is active unless its function is the identity,
     like a PReLU with slope 1.
 
     Definition
     ----------
-    With the length :math:`\ell = 0` of the inputs, for each channel
+    With :math:`\ell = 0` at the inputs, for each channel
 
     .. math::
 
@@ -105,25 +105,25 @@ class PathLength(Measure):
         \ell_{a + b} = \tfrac{1}{2} (\ell_a + \ell_b), \quad
         \ell_{\text{active unit}} = \ell + 1, \quad \ell_{\text{linear unit}} = \ell ,
 
-    and the mean over output channels. With ``normalized=false`` it is the mean over all paths.
+    averaged over output channels. With ``normalized=false`` it is the mean over all paths.
 
     Units
     -----
-    Nonlinear units on a path.
+    Nonlinear units per path.
 
     Undefined
     ---------
-    An output that doesn't depend on the input, or that depends on an operation with unknown
-    channels, such as a recurrent layer; the reason names it.
+    An output that doesn't depend on the input, or that depends on an operation whose effect on
+    channels is unknown, such as a recurrent layer; the reason names it.
 
     Cost
     ----
-    One pass with tensor shapes only; with ``empirical``, one forward pass over the samples.
+    One forward pass on tensor shapes only; with ``empirical``, one forward pass over the samples.
 
     Limits
     ------
     It is a property of the architecture and of the linearised units: weights and data don't change
-    it, unless ``empirical``. A unit of slope 0.99 counts like a ReLU.
+    it, unless ``empirical``. A unit with slope 0.99 counts as much as a ReLU.
 
     Examples
     --------
@@ -140,9 +140,9 @@ class PathLength(Measure):
     more_means = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
         "normalized": Option(
-            True, "a walk that weights branches equally; false: every path counts once"
+            True, "weight the branches of a merge equally; false: weight all paths equally"
         ),
-        "empirical": Option(False, "a unit is active where it changes its input on the samples"),
+        "empirical": Option(False, "count a unit as active where it changes its input"),
     }
     source = NONLINEAR_ADVANTAGE
 

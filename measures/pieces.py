@@ -1,4 +1,4 @@
-"""Pieces: the smallest number of affine pieces that follow a network along a path."""
+"""Pieces: the minimum number of affine pieces that approximate a network along a path."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from .path_measure import PathMeasure
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 
-# Vertices tested at once, elements in memory at once, vertices above which a hull replaces them.
+# Vertices tested at once, elements in memory at once, vertices above which only their hull is kept.
 BLOCK_VERTICES, BLOCK_ELEMENTS, MIN_HULL_VERTICES = 32, 2**21, 512
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
 
 def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) -> int:
-    """Count the affine pieces that are needed to follow all logits along a segment.
+    """Count the affine pieces that are needed to approximate all logits along a segment.
 
-    The segment is cut into the fewest intervals on each of which every logit j has a straight
-    line g_j with ``|f_j - g_j| ≤ tolerance · (max f_j - min f_j)``. Lines of neighbouring intervals
-    needn't meet. Cuts may lie anywhere, so the count doesn't depend on breakpoints that bend
-    nothing. Extending each interval as far as possible is optimal, since every part of an interval
-    with such lines has them too.
+    The segment is cut into as few intervals as possible such that, on each, every logit j has a
+    straight line g_j with ``|f_j - g_j| ≤ tolerance · (max f_j - min f_j)``. Lines of neighbouring
+    intervals need not meet. Cuts may lie anywhere, so breakpoints at which no slope changes don't
+    affect the count. Extending each interval as far as possible is optimal, since any part of a
+    valid interval is valid too.
 
     Parameters
     ----------
     trace : SegmentTrace or SegmentEstimate
-        Exact for a trace. The values of an estimate are joined by straight lines.
+        Exact for a trace. For an estimate, values are interpolated linearly between points.
     tolerance : float
-        Share of the range on this segment; at least the rounding error of the logit is allowed.
+        As a fraction of the logit's range on this segment; rounding errors are always allowed.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
     Raises
     ------
     nlbench.RequestError
-        For a tolerance that is negative or not finite.
+        If the tolerance is negative or not finite.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
     [3, 3, 1]
     """
     if not 0 <= tolerance < math.inf:
-        raise RequestError(f"a tolerance of {tolerance}, expected a number of at least 0")
+        raise RequestError(f"a tolerance of {tolerance}, expected a finite, non-negative number")
     t, y = trace.t.cpu().numpy(), trace.values.cpu().numpy().astype(np.float64)
     size = np.abs(y).max(0)
     margin = np.maximum(tolerance * np.ptp(y, axis=0), rounding(trace).cpu().numpy())
@@ -81,10 +81,10 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
 
 
 def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array] | None:
-    """Return the end of the longest piece that begins at the first vertex.
+    """Return the end of the longest piece that starts at the first vertex.
 
-    Lines with slopes m pass all margins seen so far if m lies between the largest `low` and the
-    smallest `high` slope from the margin of one vertex to that of a later one.
+    Lines of slope m pass through all margins seen so far if m lies between the largest `low` and
+    the smallest `high` slope from the margin of one vertex to that of a later one.
 
     Returns
     -------
@@ -119,7 +119,7 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
 def _cut(
     t: Array, y: Array, margin: Array, vertex: int, low: Array, high: Array
 ) -> tuple[float, Array]:
-    """Return where a piece ends on the edge before `vertex`, and the logits there.
+    """Return the point on the edge before `vertex` where a piece ends, and the logits there.
 
     The steepest and the flattest line bound all others on this edge.
     """
@@ -131,8 +131,8 @@ def _cut(
     with np.errstate(divide="ignore", invalid="ignore"):
         reach = np.where(slope > high, above / (slope - high), np.inf)
         reach = np.minimum(reach, np.where(slope < low, below / (low - slope), np.inf)).min()
-    share = float(np.clip(reach / (t[vertex] - t[last]), 0, 1))
-    return float(t[last] + share * (t[vertex] - t[last])), y[last] + share * (y[vertex] - y[last])
+    step = float(np.clip(reach / (t[vertex] - t[last]), 0, 1))
+    return float(t[last] + step * (t[vertex] - t[last])), y[last] + step * (y[vertex] - y[last])
 
 
 def _hull(t: Array, y: Array, vertices: npt.NDArray[np.int_]) -> npt.NDArray[np.int_]:
@@ -154,7 +154,7 @@ def _hull(t: Array, y: Array, vertices: npt.NDArray[np.int_]) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class _PathPieces:
-    """Number of pieces of each segment of a path, keyed by tolerance."""
+    """Number of pieces on each segment of a path, keyed by tolerance."""
 
     counts: Mapping[float, tuple[int, ...]]
 
@@ -166,16 +166,16 @@ class _PathPieces:
 
 
 class Pieces(PathMeasure):
-    r"""Number of affine pieces that follow all logits along a path, within a share of their range.
+    r"""Number of affine pieces that approximate all logits along a path, to a relative tolerance.
 
-    Traced, estimated and integrated segments are treated equally, so networks of ReLU, GELU and
-    softmax are comparable. Consecutive segments of a path share a piece, so an affine network has
-    1. ``within:0.1`` to ``within:0.001`` are the values at other tolerances, ``segment0``,
-    ``segment1``, … the pieces of each segment. The measure is nlbench's own.
+    Traced, estimated and integrated segments are treated equally, so networks with ReLU, GELU or
+    softmax are comparable. Consecutive segments of a path share a piece, so the value is 1 for an
+    affine network. ``within:0.1`` to ``within:0.001`` are the values at other tolerances,
+    ``segment0``, ``segment1``, … the pieces on each segment. The measure is nlbench's own.
 
     Definition
     ----------
-    The smallest number of intervals of a segment such that on each, every logit :math:`f_j` has a
+    The minimum number of intervals of a segment such that, on each, every logit :math:`f_j` has a
     line :math:`a_j + b_j t` with
 
     .. math::
@@ -197,8 +197,8 @@ class Pieces(PathMeasure):
 
     Limits
     ------
-    The tolerance is relative to the logit's range, so small logits have as many pieces as large
-    ones. Below a tolerance of 0.01 an estimate has too few points to find all pieces.
+    The tolerance is relative to the logit's range, so small logits need as many pieces as large
+    ones. Below a tolerance of 0.01, an estimate has too few points to find all pieces.
 
     Published code
     --------------
@@ -209,7 +209,7 @@ class Pieces(PathMeasure):
     bounds = (1.0, math.inf)
     options: ClassVar[Mapping[str, Option]] = {
         "tolerance": Option(
-            0.01, "largest error of a piece, as a share of the logit's range", minimum=0, maximum=1
+            0.01, "maximum error of a piece relative to the logit's range", minimum=0, maximum=1
         )
     }
     parts = ("within",)

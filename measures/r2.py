@@ -1,4 +1,4 @@
-"""R²: the share of an activation's output variance that an affine least-squares fit explains."""
+"""R²: the fraction of an activation's output variance that an affine least-squares fit explains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOLDS = 5
 
 # Smallest singular value of a site's standardised inputs that a fit uses, relative to the largest.
 # Smaller ones consist of rounding errors in float32, and may be 0 in float64. Sites have few
-# samples per input, so every further direction explains some of the output by chance.
+# samples per input, so every additional direction explains some of the output by chance.
 MIN_RELATIVE_SPREAD = 1e-5
 
 # Each fold of a stream has its own moments, and is predicted from those of all others, so memory
@@ -64,32 +64,32 @@ def r2_score(
     y : tensor of shape (n, k)
         Any real type.
     kind : {"ordinary", "adjusted", "crossvalidated"}
-        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1) with the rank r of the inputs: additional
-        inputs alone do not increase it, and it may be negative. Cross-validated is
-        1 - Σ (y - prediction)² / Σ (y - mean)² with each sample predicted by a fit to the other
-        folds. It is defined for n <= d + 1 too, where the least-squares fit with the smallest
-        coefficients for standardised inputs is used.
+        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1), where r is the rank of the inputs:
+        additional inputs alone do not increase it, and it may be negative. Cross-validated is
+        1 - Σ (y - prediction)² / Σ (y - mean)², with each sample predicted by a fit to the other
+        folds. It is also defined for n <= d + 1, where the minimum-norm least-squares fit on
+        standardised inputs is used.
     folds : int
         Folds of the cross-validation; sample i is in fold i mod `folds`. With n folds or more it
         is leave-one-out.
     weighting : {"uniform", "variance"}
-        Weights of the columns in the average. By variance, the value is the share of the total
-        variance that the fit explains: how well y as a whole is recovered from x.
+        Weights of the columns in the average. With ``variance``, the value is the fraction of the
+        total variance that the fit explains.
 
     Returns
     -------
     tensor, scalar, float64
-        Ordinary in [0, 1], the others at most 1. Without gradient.
+        In [0, 1] if ordinary, otherwise at most 1. It has no gradient.
 
     Raises
     ------
     nlbench.Undefined
-        For n <= d + 1, where the fit is exact for any data, unless cross-validated; for a
-        constant output, or fewer than two samples.
+        If n <= d + 1, where the fit is exact for any data, unless cross-validated; if the output
+        is constant, or there are fewer than two samples.
     nlbench.NotFinite
-        For NaN or infinities, or a range that overflows.
+        If a value is NaN or infinite, or the range overflows.
     nlbench.RequestError
-        For different numbers of samples, an unknown kind or weighting, or fewer than two folds.
+        If the numbers of samples differ, the kind or weighting is unknown, or folds < 2.
 
     References
     ----------
@@ -127,7 +127,7 @@ def _r2_of_rows(
     output_unit = _peaks(targets)
     targets = targets / output_unit
     inputs = centered(values)
-    # Scaled, so that no norm under- or overflows.
+    # Scaled, so that no norm underflows or overflows.
     unit = _peaks(inputs)
     scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
     directions, _, _ = _decompose(inputs, scale, _peaks(values), x.rounding, cutoff)
@@ -179,14 +179,14 @@ def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
     projections = moments.xy[inputs][:, outputs] / scale[:, None]
     projections = directions.T @ projections / eigenvalues.sqrt()[:, None]
     totals = moments.yy.diagonal()[outputs]
-    # The unexplained share is a sum of squares, which rounding may make negative.
+    # The unexplained fraction is a sum of squares, which rounding may make negative.
     unexplained = (1 - projections.square().sum(0) / totals).clamp(min=0)
     unexplained = _average(unexplained, totals, moments.unit_y[outputs], weighting)
     return _score(unexplained, moments.n, len(eigenvalues), kind)
 
 
 def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) -> Tensor:
-    """Average the unexplained shares (k,) of columns.
+    """Average the unexplained fractions (k,) of columns.
 
     `totals` (k,) are the columns' sums of squares, in the squares of their units (k,).
     """
@@ -286,10 +286,10 @@ class _R2Accumulator(PairsAccumulator):
 
 
 class _FoldAccumulator(Accumulator):
-    """Accumulator of a site's folds, stored as rows for few samples and as moments for more.
+    """Accumulator of a site's folds, stored as rows if there are few samples, else as moments.
 
-    Rows are stored up to twice the larger number of columns, so that the fit from moments, which
-    is less accurate, always has more samples than inputs.
+    Up to twice as many rows are stored as there are columns in the wider side, so that the fit from
+    moments, which is less accurate, always has more samples than inputs.
     """
 
     def __init__(self, folds: int, weighting: str) -> None:
@@ -380,12 +380,12 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
 class R2(PairsMeasure):
     r"""R² of the affine least-squares fit of a site's output on its input.
 
-    One fit for all samples of the run, from second moments accumulated in float64. Directions of
-    the standardised inputs below 1e-5 of the strongest are dropped. A site with at most d + 1
-    samples for its d inputs is undefined, since the fit would be exact for any activation; its
-    cross-validated value is defined. The ordinary value is in [0, 1]; the others may be negative.
-    Weighted by variance it is the share of the output's total variance that is linearly
-    recoverable, and depends on the columns' units.
+    A single fit for all samples of the run, from second moments accumulated in float64. Directions
+    of the standardised inputs below 1e-5 of the strongest are dropped. With at most d + 1 samples
+    for d inputs, only the cross-validated value is defined, since the fit would be exact for any
+    activation. The ordinary value is in [0, 1]; the others may be negative. Weighted by variance,
+    it is the fraction of the output's total variance that the fit explains, and depends on the
+    columns' units.
 
     Definition
     ----------
@@ -398,7 +398,7 @@ class R2(PairsMeasure):
 
     Units
     -----
-    None. 1 is an affine map with any matrix.
+    None. A value of 1 means an affine map with any matrix.
 
     Undefined
     ---------
@@ -414,12 +414,12 @@ class R2(PairsMeasure):
     ------
     With few samples per input, every direction explains some of the output by chance: compare with
     ``kind=adjusted``. The uniform average gives columns of negligible variance full weight. The
-    value has no scale, so it doesn't show which sites can be removed.
+    value is scale-free, so it doesn't show which sites can be removed.
 
     Published code
     --------------
-    Sums of squares that are not centred give values above 1, or 1 for any fit, for targets of small
-    scale or large offset.
+    Uncentred sums of squares give values above 1, or 1 for any fit, if the targets have a small
+    scale or a large offset.
 
     Examples
     --------
@@ -444,7 +444,7 @@ class R2(PairsMeasure):
         "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MAX_FOLDS),
         "weighting": Option(
             "uniform",
-            "weights of the output's columns: equal, or by variance (share of all variance)",
+            "weights of the output's columns: equal, or by variance (fraction of total variance)",
             choices=WEIGHTINGS,
         ),
     }
@@ -468,7 +468,7 @@ class R2(PairsMeasure):
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         kind = str(self.settings["kind"])
         weighting = str(self.settings["weighting"])
         if kind == "crossvalidated":

@@ -27,12 +27,12 @@ class RegionCounts:
     Parameters
     ----------
     activation : int
-        Intervals of one activation pattern, which are also separated by boundaries of units that
-        the output doesn't depend on.
+        Intervals with a constant activation pattern; boundaries of units that don't affect the
+        output also separate them.
     connected : int
         Maximal intervals on which the network is affine.
     affine : int
-        Different affine maps; intervals with the same map, wherever they lie, are one region.
+        Distinct affine maps; all intervals with the same map form one region.
     """
 
     activation: int
@@ -59,7 +59,7 @@ def count_regions(trace: SegmentTrace) -> RegionCounts:
     Raises
     ------
     nlbench.Undefined
-        For a trace by sampling, or below double precision.
+        If the trace was sampled, or has less than double precision.
 
     References
     ----------
@@ -79,7 +79,7 @@ def count_regions(trace: SegmentTrace) -> RegionCounts:
 
 
 def _distinct_lines(t: Array, values: Array, error: Array) -> int:
-    """Count the different lines through neighbours of `values` (m, k), known to `error` (k,)."""
+    """Count the distinct lines through neighbours in `values` (m, k), known to `error` (k,)."""
     width = np.diff(t)
     slopes = np.diff(values, axis=0) / width[:, None]
     widest = int(np.ptp(values, axis=0).argmax())
@@ -95,16 +95,16 @@ def _distinct_lines(t: Array, values: Array, error: Array) -> int:
         candidates = known[begin : bisect_right(known_slopes, slope + window)]
         if candidates and _passes(t, values, slopes, candidates, interval, error).any():
             continue
-        place = bisect_left(known_slopes, slope)
-        known.insert(place, interval)
-        known_slopes.insert(place, slope)
+        position = bisect_left(known_slopes, slope)
+        known.insert(position, interval)
+        known_slopes.insert(position, slope)
     return len(known)
 
 
 def _passes(
     t: Array, values: Array, slopes: Array, lines: list[int], interval: int, error: Array
 ) -> npt.NDArray[np.bool_]:
-    """Return True for `lines` that pass through both ends of an interval."""
+    """Return a mask of the `lines` that pass through both ends of an interval."""
     ends, width = slice(interval, interval + 2), np.diff(t)
     step = t[ends] - t[lines, None]
     line = values[lines, None] + slopes[lines, None] * step[:, :, None]
@@ -118,15 +118,15 @@ class Regions(PathMeasure):
     """Number of linear regions that a path crosses, by three definitions from the literature.
 
     ``value`` and ``connected`` count the maximal intervals on which the network is affine,
-    ``activation`` those of one activation pattern (``density`` counts the boundaries between
-    them), and ``affine`` the different affine maps of each segment. Consecutive segments share a
-    region; an affine network has 1.
+    ``activation`` those with a constant activation pattern (``density`` counts the boundaries
+    between them), and ``affine`` the distinct affine maps on each segment. Consecutive segments
+    share a region, so the value is 1 for an affine network.
 
     Definition
     ----------
-    Along a segment, the number of intervals of one activation pattern (activation regions), of
-    maximal intervals on which the network is affine (connected regions), and of different affine
-    functions of t on these (affine regions).
+    Along a segment, the number of intervals with a constant activation pattern (activation
+    regions), of maximal intervals on which the network is affine (connected regions), and of
+    distinct affine functions of t on the latter (affine regions).
 
     Units
     -----
@@ -139,17 +139,17 @@ class Regions(PathMeasure):
 
     Cost
     ----
-    The cost of the exact trace; the count is about linear in the number of breakpoints.
+    The cost of the exact trace; the count itself is roughly linear in the number of breakpoints.
 
     Limits
     ------
-    Maps are compared along the segment only: different maps may agree on it. Maps that differ by
+    Maps are compared only along the segment, where different maps may agree. Maps that differ by
     less than rounding count as one.
 
     Published code
     --------------
-    Most of it counts activation patterns; counts of distinct slopes or Jacobians correspond to
-    one of the other definitions.
+    Most implementations count activation patterns; counts of distinct slopes or Jacobians
+    correspond to one of the other definitions.
     """
 
     name = "regions"

@@ -1,4 +1,4 @@
-"""Sparsity: the change of the share of entries near zero at an activation."""
+"""Sparsity: the change in the fraction of entries near zero at an activation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CPU_CHUNK_ENTRIES, GPU_CHUNK_ENTRIES = 2**19, 2**27
 
 NUMPY_TYPES = (torch.float32, torch.float64)
 
-# Entries per sample from which NumPy counts row by row.
+# Minimum number of entries per sample for which NumPy counts row by row.
 MIN_ROW_ENTRIES = 512
 
 
 @torch.no_grad()
 def share_near_zero(values: Tensor) -> Tensor:
-    """Compute the share of each sample's entries with a magnitude of at most 1e-3.
+    """Compute the fraction of each sample's entries with a magnitude of at most 1e-3.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def share_near_zero(values: Tensor) -> Tensor:
     Raises
     ------
     nlbench.RequestError
-        If it is not a real tensor with a batch axis.
+        If the tensor is not real or has no batch axis.
     nlbench.Undefined
         If a sample has no entries.
 
@@ -68,17 +68,17 @@ def share_near_zero(values: Tensor) -> Tensor:
     if len(values) and entries == 0:
         raise Undefined("a sample has no entries")
     on_cpu = values.device.type == "cpu"
-    share = _share_by_numpy if on_cpu and values.dtype in NUMPY_TYPES else _share
+    compute = _fraction_by_numpy if on_cpu and values.dtype in NUMPY_TYPES else _fraction
     limit = CPU_CHUNK_ENTRIES if on_cpu else GPU_CHUNK_ENTRIES
     chunks = torch.split(values, max(1, limit // max(1, entries)))
-    return torch.cat([share(chunk) for chunk in chunks])
+    return torch.cat([compute(chunk) for chunk in chunks])
 
 
-def _share_by_numpy(values: Tensor) -> Tensor:
-    """Compute the shares on one core.
+def _fraction_by_numpy(values: Tensor) -> Tensor:
+    """Compute the fractions on one core.
 
-    PyTorch's threads would wait for each other at every operation on every chunk, milliseconds on
-    a busy machine, and other threads would compete with PyTorch's, which spin for a while after
+    PyTorch's threads would synchronise at every operation on every chunk, which takes milliseconds
+    on a busy machine, and other threads would compete with PyTorch's, which spin for a while after
     the network's last operation.
     """
     magnitudes = np.abs(values.detach().flatten(1).numpy())
@@ -88,13 +88,13 @@ def _share_by_numpy(values: Tensor) -> Tensor:
     else:
         # Along an axis NumPy converts booleans to integers; for single rows it doesn't.
         counts = np.array([np.count_nonzero(row) for row in near])
-    share = counts / near.shape[1]
+    fractions = counts / near.shape[1]
     if len(values):
-        share[~np.isfinite(magnitudes.max(1))] = np.nan
-    return torch.from_numpy(np.asarray(share, dtype=np.float64))
+        fractions[~np.isfinite(magnitudes.max(1))] = np.nan
+    return torch.from_numpy(np.asarray(fractions, dtype=np.float64))
 
 
-def _share(values: Tensor) -> Tensor:
+def _fraction(values: Tensor) -> Tensor:
     magnitudes = values.flatten(1).abs()
     # Converted to floats, since summing booleans is far slower.
     near = torch.empty_like(magnitudes, dtype=torch.float32)
@@ -102,19 +102,19 @@ def _share(values: Tensor) -> Tensor:
     counts = near.sum(1)
     # Apple's GPU has no double precision.
     counts = counts.cpu() if counts.device.type == "mps" else counts
-    share = counts.double() / near.shape[1]
+    fractions = counts.double() / near.shape[1]
     if not len(values):
-        return share
+        return fractions
     # Indexing by a mask would synchronise with the GPU.
-    is_finite = torch.isfinite(magnitudes.amax(1)).to(share.device)
-    return torch.where(is_finite, share, torch.nan)
+    is_finite = torch.isfinite(magnitudes.amax(1)).to(fractions.device)
+    return torch.where(is_finite, fractions, torch.nan)
 
 
 class Sparsity(PooledMeasure):
-    r"""Change of the share of entries within 1e-3 of zero at a site.
+    r"""Change in the fraction of entries within 1e-3 of zero at a site.
 
-    Computed from unreduced activations, and averaged over all samples of the run. The shares are
-    the statistics ``before`` and ``after``.
+    Computed from unreduced activations, and averaged over all samples of the run. The statistics
+    ``before`` and ``after`` are the two fractions.
 
     Definition
     ----------
@@ -138,8 +138,8 @@ class Sparsity(PooledMeasure):
 
     Limits
     ------
-    Only activations with a flat part at 0 change it; a smooth activation has nearly none, however
-    nonlinear. It depends on the units of the activation.
+    Only activations with a flat part at 0 change it; for a smooth activation it is nearly 0,
+    however nonlinear. It depends on the units of the activation.
     """
 
     name: ClassVar[str] = "sparsity"
@@ -154,10 +154,10 @@ class Sparsity(PooledMeasure):
     }
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
-        """Return the shares of the unreduced tensors, one per sample."""
+        """Return the fractions for the unreduced tensors, one per sample."""
         before, after = observation.unreduced["share_near_zero"]
         return before, after
 
     def accumulator(self) -> ChangeAccumulator:
-        """Create the accumulator of one site."""
+        """Create the accumulator for one site."""
         return ChangeAccumulator()

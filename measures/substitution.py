@@ -1,4 +1,4 @@
-"""Substitution: the cost of a place's nonlinearity, replaced by its best affine map."""
+"""Substitution: the cost of replacing a place by its best affine map."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CHUNK_ENTRIES = (2**24, 2**17)
 
 
 def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the change of the cross-entropy of each sample, in nats.
+    """Compute the change in each sample's cross-entropy, in nats.
 
     Parameters
     ----------
     outputs, replaced : tensor of shape (n, ..., classes)
         Logits without and with a place replaced.
     labels : integer tensor of shape (n, ...)
-        -100 for positions that are ignored.
+        Positions with label -100 are ignored.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def divergence(
     Returns
     -------
     divergence, positions : tensor of shape (n,), float64
-        As for `loss_change`.
+        See `loss_change`.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def paired_mean(sums: Tensor, weights: Tensor) -> tuple[float, float]:
     Returns
     -------
     mean, error : float
-        The error is by linearisation of the ratio; 0 for one sample.
+        The error is computed by linearising the ratio; it is 0 for a single sample.
 
     Examples
     --------
@@ -103,19 +103,19 @@ def paired_mean(sums: Tensor, weights: Tensor) -> tuple[float, float]:
     """
     total, n = float(weights.sum()), len(sums)
     mean = float(sums.sum()) / total
-    spread = float((sums - mean * weights).square().sum()) * n / max(n - 1, 1)
-    return mean, math.sqrt(spread) / total
+    squares = float((sums - mean * weights).square().sum()) * n / max(n - 1, 1)
+    return mean, math.sqrt(squares) / total
 
 
 @dataclass(frozen=True)
 class _ClassTerms:
-    """Changes of class probabilities at each position, tensors of shape (n, ...), float64.
+    """Changes in the class probabilities at each position, tensors of shape (n, ...), float64.
 
     Parameters
     ----------
     kl : tensor
     loss, accuracy : tensor
-        Zeros without labels.
+        Zero if there are no labels.
     counted : tensor
         1 where the position counts; elsewhere 0, like the changes.
     """
@@ -148,7 +148,7 @@ class _ClassTerms:
 
 
 def _row_terms(before: Tensor, after: Tensor, labels: Tensor | None) -> Tensor:
-    """Return divergence, change of loss and change of accuracy, (3, rows), of logits (rows, k)."""
+    """Return the divergence and the changes in loss and accuracy (3, rows) of logits (rows, k)."""
     p, q = (torch.log_softmax(logits.double(), -1) for logits in (before, after))
     terms = p.new_zeros(3, len(p))
     # Zero probability times an infinite logarithm is zero.
@@ -167,7 +167,7 @@ def _per_sample(values: Tensor) -> Tensor:
 
 @dataclass
 class _Terms:
-    """Sums and weights per sample of one map at one place, keyed by cost."""
+    """Sums and weights per sample for one map at one place, keyed by cost."""
 
     parts: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
@@ -189,8 +189,8 @@ class Substitution(Measure):
 
     ``value`` is the cost of the first of ``replacement.maps``: by default the best slope and
     intercept per channel of an activation call, and the best full map of a block or another module.
-    ``error`` is its standard error over paired samples. The other maps' costs have the maps' names.
-    ``loss``, ``kl`` and ``accuracy`` are the changes of these that the first map causes.
+    ``error`` is its standard error over paired samples. Costs of other maps are named after the
+    map. ``loss``, ``kl`` and ``accuracy`` are the first map's changes in these quantities.
 
     Definition
     ----------
@@ -211,11 +211,11 @@ class Substitution(Measure):
 
     Cost
     ----
-    A pass to fit all places, and for each place and map a pass that starts at the place.
+    One forward pass to fit all places, and for each place and map a pass that starts at the place.
 
     Limits
     ------
-    Costs of several places don't add up, and those of an untrained network mean little. A change of
+    Costs of several places don't add up, and those of an untrained network mean little. A change in
     the loss can be negative.
 
     Examples
@@ -235,8 +235,8 @@ class Substitution(Measure):
     options: ClassVar[Mapping[str, Option]] = {
         "cost": Option(
             "auto",
-            "loss: change of the cross-entropy; kl: divergence of the class probabilities; "
-            "squared: squared change of the outputs over their variance; auto: by the labels",
+            "loss: change in the cross-entropy; kl: divergence of the class probabilities; "
+            "squared: squared change in the outputs over their variance; auto: based on the labels",
             choices=("auto", "loss", "kl", "squared"),
         )
     }

@@ -1,1 +1,1 @@
-"""Linear algebra in double precision, quick on one core."""
+"""Linear algebra in double precision, optimised for a single core."""

@@ -24,7 +24,7 @@ TILE_ROWS = 64
 def on_one_core(values: Tensor) -> bool:
     """Return True if NumPy and SciPy should compute with a tensor (n, d), on one thread.
 
-    On several cores their threads and PyTorch's would wait for each other.
+    With several threads, they would compete with PyTorch's threads for the same cores.
     """
     if values.device.type != "cpu":
         return False
@@ -51,7 +51,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def outer_products(a: Tensor, b: Tensor) -> Tensor:
     """Compute the inner products (n, m) of the rows of a (n, d) and b (m, d), detached.
 
-    The products have the type of a and b, even under autocast.
+    The products have the dtype of a and b, even under autocast.
     """
     if on_one_core(a):
         with single_blas_thread():
@@ -63,8 +63,8 @@ def outer_products(a: Tensor, b: Tensor) -> Tensor:
 def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute U (n, r), singular values (r,), decreasing, and Vᵀ (r, d) of a matrix, float64.
 
-    The smallest singular values determine the rank. On a GPU PyTorch's default is Jacobi's
-    method, which it recommends for well-conditioned matrices only; QR iterations are used there.
+    The smallest singular values determine the rank. On a GPU, PyTorch's default is the Jacobi
+    method, which it recommends only for well-conditioned matrices, so QR iterations are used.
     """
     driver = "gesvd" if matrix.is_cuda else None
     left, singular_values, right = torch.linalg.svd(matrix, full_matrices=False, driver=driver)
@@ -87,7 +87,7 @@ def has_exact_float32_products(values: Tensor) -> bool:
     return values.device.type != "cuda" or not torch.backends.cuda.matmul.allow_tf32
 
 
-# Environment variables that set the rounding of oneDNN and cuBLAS, and their exact values.
+# Environment variables that set the rounding of oneDNN and cuBLAS, and their values for float32.
 _ROUNDING_MODES = {
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
     "DNNL_DEFAULT_FPMATH_MODE": "STRICT",

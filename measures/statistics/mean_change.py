@@ -1,4 +1,4 @@
-"""Mean over samples of the change of a statistic from input to output."""
+"""Mean over samples of the change in a statistic from input to output."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class SamplePairs:
         return SamplePairs(n, moments, widths=widths)
 
     def rows(self) -> tuple[PreparedSamples, PreparedSamples]:
-        """Concatenate all samples x (n, d) and y (n, k); only while there are no moments."""
+        """Concatenate all samples x (n, d) and y (n, k); valid only while there are no moments."""
         x, y = zip(*self.batches, strict=True)
         return _concatenate(x), _concatenate(y)
 
@@ -268,7 +268,7 @@ class PairsAccumulator(Accumulator):
 
 
 class PairsMeasure(PooledMeasure):
-    """A site measure with accumulators of sample pairs, shared with other measures."""
+    """A site measure whose accumulators of sample pairs are shared with other measures."""
 
     def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:
         """Return the prepared samples of a batch."""

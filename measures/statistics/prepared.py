@@ -1,7 +1,7 @@
 """Samples in double precision, validated and centred once for all measures.
 
-A pass shares them between the site measures: ``batch.shared(prepare_batch)`` is the pair of input
-and output. The statistics functions accept them in place of tensors.
+Within a forward pass, the site measures share them: ``batch.shared(prepare_batch)`` returns the
+pair of input and output. The statistics functions accept them in place of tensors.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def prepare_pair(x: Samples, y: Samples) -> tuple[PreparedSamples, PreparedSampl
 def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
-    # Types shorter than float32 get the spacing of float32: means over positions are that precise.
+    # Dtypes narrower than float32 get its spacing, since means over positions are that precise.
     # `prepare_batch` uses the batch's own rounding where it is larger, as for means over few
     # positions.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps

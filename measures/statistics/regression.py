@@ -15,13 +15,13 @@ from .samples import rounding_norms
 # square of a tolerance for the data, since X'X has the squared condition number of X.
 MIN_RELATIVE_EIGENVALUE = 1e-12
 
-# If the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor, all
-# directions of the inputs exceed it.
+# If the pivots of a Cholesky decomposition exceed the rounding of the inputs by this factor, so do
+# the inputs in all directions.
 PIVOT_MARGIN = 100
 
 
 SPARE_DIRECTIONS = 8
-"""Oversampling: random vectors beyond the expected rank of a matrix in a range finder."""
+"""Oversampling: number of random vectors in a range finder beyond a matrix's expected rank."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,9 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
     correlation : tensor of shape (d, d)
     right : tensor of shape (d, k)
     noise : tensor of shape (d,)
-        Share of each input's variance that is rounding.
+        Fraction of each input's variance that is due to rounding.
     max_rank : int
-        Largest rank that the number of rows allows.
+        Maximum rank that the number of rows allows.
     """
     if max_rank >= len(correlation):
         lower, failed = torch.linalg.cholesky_ex(correlation)
@@ -184,7 +184,7 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
 
 
 def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return ascending eigenvalues and eigenvectors, for a low rank only the `count` largest.
+    """Return eigenvalues, ascending, and eigenvectors; only the `count` largest if `count` is low.
 
     A matrix of low rank maps random vectors to a basis of its range.
     """

@@ -1,4 +1,4 @@
-"""Reservoir sampling from a stream of rows, independent of its split into batches."""
+"""Reservoir sampling from a stream of rows, independent of the batch sizes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Reservoir:
 
     def __init__(self, limit: int, seed: int = 0) -> None:
         self._limit = limit
-        # Draws one number per row, so that the batch sizes don't matter.
+        # Generates one number per row, so that the batch sizes don't matter.
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._priorities = np.empty(0)
         self.columns: tuple[Tensor, ...] = ()
 
     def add(self, *columns: Tensor, types: Sequence[torch.dtype] = ()) -> None:
-        """Add rows, given as several tensors (n, ...) of equal length, stored in `types`."""
+        """Add rows, given as several tensors (n, ...) of equal length; `types` are their dtypes."""
         new = self._random.random(len(columns[0]))
         old = len(self._priorities)
         priorities = np.concatenate([self._priorities, new])

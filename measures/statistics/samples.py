@@ -12,8 +12,8 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 
 EPSILON = torch.finfo(torch.float64).eps
 
-# Error bound of an activation, in units of its type's spacing, for the rounding of the activation
-# and of the layer before it. Linear layers of 8 to 512 inputs, with and without offsets, reach 2.
+# Error bound of an activation, in units of its dtype's spacing, for the rounding of the activation
+# and of the layer before it. Linear layers with 8 to 512 inputs reach 2, with or without offsets.
 ERROR_IN_ROUNDINGS = 8
 
 
@@ -25,14 +25,14 @@ def as_samples(values: Tensor, name: str) -> Tensor:
     values : tensor of shape (n, d)
         Any real type. On a device without float64 (MPS) the result is on the CPU.
     name : str
-        Name for messages.
+        Name used in error messages.
 
     Raises
     ------
     nlbench.RequestError
-        If it is not a real tensor with two axes.
+        If the input is not a real tensor with two axes.
     nlbench.NotFinite
-        For NaN or infinities.
+        If a value is NaN or infinite.
     nlbench.Undefined
         If there are no columns.
 
@@ -63,7 +63,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
-    """Return the common number of samples of x (n, d) and y (n, k), after validating it.
+    """Validate and return the common number of samples of x (n, d) and y (n, k).
 
     Raises
     ------
@@ -93,14 +93,14 @@ def centered(samples: Tensor) -> Tensor:
 def power_of_two(values: Tensor) -> float:
     """Return the largest power of two up to the largest magnitude, or 1/2 if all are zero.
 
-    Division by it is exact, so a score that is independent of units stays the same to the last
-    bit if units change by a power of two, and no square under- or overflows. It carries no
-    gradient, which is right for functions that are independent of it.
+    Division by it is exact, so a score that is independent of units is bitwise identical if the
+    units change by a power of two, and no square underflows or overflows. It carries no gradient,
+    which is correct for functions that don't depend on it.
 
     Raises
     ------
     nlbench.NotFinite
-        For an infinity, such as an overflowing difference of finite values.
+        If a value is infinite, such as an overflowing difference of finite values.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def column_units(samples: Tensor) -> Tensor:
     Raises
     ------
     nlbench.NotFinite
-        For an infinity.
+        If a value is infinite.
 
     Examples
     --------
@@ -139,15 +139,15 @@ def column_units(samples: Tensor) -> Tensor:
 def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
     """Bound the norms (d,) of rounding errors in columns of n samples.
 
-    Networks compute samples in low precision, so a column that depends on others differs from them
-    by rounding, which must not count as a direction.
+    Networks compute samples in low precision, so a column that depends linearly on others differs
+    from their combination by rounding, which must not count as a direction.
 
     Parameters
     ----------
     peaks : tensor of shape (d,)
-        Largest magnitude of each column, offset included.
+        Largest magnitude of each column, including its offset.
     rounding : float
-        Spacing of the samples' type; see `PreparedSamples`.
+        Spacing of the samples' dtype; see `PreparedSamples`.
     """
     return ERROR_IN_ROUNDINGS * rounding * math.sqrt(n) * peaks
 
@@ -160,7 +160,7 @@ def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
     low, high : tensor of shape (d,)
         Smallest and largest value of each column.
     rounding : float
-        Spacing of the samples' type; see `PreparedSamples`.
+        Spacing of the samples' dtype; see `PreparedSamples`.
     """
     return high - low > ERROR_IN_ROUNDINGS * rounding * torch.maximum(low.abs(), high.abs())
 
@@ -171,12 +171,12 @@ def varying_columns(samples: Tensor, rounding: float = EPSILON) -> Tensor:
 
 
 def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
-    """Return the error for an input or output of which no column varies.
+    """Return the error for an input or output in which no column varies.
 
     Parameters
     ----------
     rounding : float
-        Spacing of the samples' type; see `PreparedSamples`.
+        Spacing of the samples' dtype; see `PreparedSamples`.
     equal : bool
         True if all samples are equal, False if they differ by rounding.
     """

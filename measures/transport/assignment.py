@@ -57,7 +57,7 @@ def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
 
 
 class _Matching(torch.autograd.Function):
-    """The matching as one operation, which function transforms do not trace."""
+    """The matching as a single operation, which function transforms do not trace."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, precision: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 Potentials u (rows) and c_jj - u_j (columns) bound the cost of every matching from below, once u is
 lowered to min_j (c_ij - c_jj + u_j). The mean reduction of u is the gap between the identity and
-the bound. Cheap guesses of u come first, then a few sweeps that lower the last one repeatedly.
+the bound. Cheap guesses for u are tried first, then a few sweeps that repeatedly lower the last.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_SWEEPS = 8
 # Relative error of one rounding to float32: half the distance from 1 to the next number.
 FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 
-# Largest share of unproved rows for which double precision is tried.
-MAX_DOUBTFUL_SHARE = 1 / 8
+# Maximum fraction of unproved rows for which double precision is tried.
+MAX_DOUBTFUL_FRACTION = 1 / 8
 
-# Number of coordinates from which a proof with the strongest third of them is tried first.
+# Minimum number of coordinates for which a proof with the strongest third of them is tried first.
 MIN_SHORTENED_COORDINATES, COORDINATES_PER_STRONGEST = 64, 3
 
 # Maps potentials u (n,) to lower bounds of min_j (c_ij - c_jj + u_j), at most u_i.
@@ -40,7 +40,7 @@ def identity_is_optimal(excess: Tensor, diagonal: Tensor, *, allowed: float) -> 
     diagonal : tensor of shape (n,)
         c_jj.
     allowed : float
-        Largest gap that is accepted.
+        Maximum gap that is accepted.
 
     Returns
     -------
@@ -87,15 +87,16 @@ def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bo
     """Prove that the identity is an optimal matching in half the time of `identity_is_optimal`.
 
     The costs are squared distances, with inner products in float32. A row is settled if its
-    smallest entry exceeds the diagonal by more than all roundings; the others are computed again
-    in float64. A few of the strongest coordinates usually suffice, so they are tried first.
+    smallest entry exceeds the diagonal by more than the total rounding error; the others are
+    recomputed in float64. A few of the strongest coordinates usually suffice, so they are tried
+    first.
 
     Parameters
     ----------
     a, b : tensor of shape (n, d), float64
         Both centred.
     allowed : float
-        Largest gap that is accepted, in squared distance per sample.
+        Maximum gap that is accepted, in squared distance per sample.
     """
     if not has_exact_float32_products(a):
         return False
@@ -127,7 +128,7 @@ class _Points:
 
 
 def _shorten(points: _Points, count: int) -> tuple[Tensor, Tensor]:
-    """Reduce points to the strongest coordinates, (n, count + 1), with larger inner products.
+    """Reduce points to the strongest coordinates (n, count + 1) without reducing inner products.
 
     The last coordinate is the length of the omitted part: the product of two such lengths is at
     least the inner product of the omitted parts.
@@ -175,7 +176,7 @@ class _SinglePrecisionBounds:
         error = 2 * FLOAT32_ROUNDING * error
         bound = torch.minimum(smallest - error, potential)
         doubtful = (bound < potential).nonzero()[:, 0]
-        if 0 < len(doubtful) <= MAX_DOUBTFUL_SHARE * len(bound):
+        if 0 < len(doubtful) <= MAX_DOUBTFUL_FRACTION * len(bound):
             exact = offsets.repeat(len(doubtful), 1).addmm_(
                 points.a[doubtful], points.b.T, alpha=-2
             )

@@ -62,7 +62,7 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     noise = (data.square().sum(1).square().sum() / n - norm) / n
     if dim == 1 or distance <= 0:
         return torch.zeros_like(norm)
-    # The lower limit is for rounding, the upper one is part of the estimator.
+    # The lower limit guards against rounding, the upper one is part of the estimator.
     coefficient: Tensor = (noise / distance).clamp(0, 1)
     return coefficient
 
@@ -81,7 +81,7 @@ def regularized_covariance(
     shrinkage : {"ledoit-wolf", "none"}
         Ledoit–Wolf's estimator, or the unbiased sample covariance.
     ridge : float
-        Ridge as a share of the mean variance tr Σ / d.
+        Ridge as a fraction of the mean variance tr Σ / d.
     added : float
         Additional ridge, as a variance.
     """
@@ -101,7 +101,7 @@ def regularized_covariance(
 
 
 def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the coordinates of x and y in an orthonormal basis of the space of all their rows.
+    """Compute the coordinates of x and y in an orthonormal basis of the span of all their rows.
 
     Gradients are correct only for functions of the rows' inner products, such as scores that are
     invariant to rotations.

@@ -98,8 +98,8 @@ class _OptimalMap(torch.autograd.Function):
 class _Lyapunov(torch.autograd.Function):
     """Solution S of M S + S Mᵀ = G for symmetric G, as a function of G and M = U R Wᵀ, Uᵀ W = 1.
 
-    Its derivative is another such equation, with the transpose of M, so that it can be
-    differentiated any number of times.
+    Its derivative solves an equation of the same form, with the transpose of M, so it is infinitely
+    differentiable.
     """
 
     @staticmethod

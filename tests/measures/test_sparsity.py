@@ -1,4 +1,4 @@
-"""Share of entries near zero, against counting them one by one."""
+"""Fraction of entries near zero, compared with counting them one by one."""
 
 import math
 
@@ -37,10 +37,10 @@ def test_shares_are_those_of_a_loop_over_entries(seed, shape):
 @given(st.integers(0, 999), shapes, st.sampled_from([torch.float32, torch.float64]))
 def test_numpys_steps_and_pytorchs_give_the_same_to_the_last_bit(seed, shape, dtype):
     values = entries(seed, shape).to(dtype)
-    ours, theirs = sparsity._share_by_numpy(values), sparsity._share(values)
+    ours, theirs = sparsity._fraction_by_numpy(values), sparsity._fraction(values)
     assert torch.equal(ours, theirs)
     values.view(-1)[seed % values.numel()] = math.nan if seed % 2 else math.inf
-    ours, theirs = sparsity._share_by_numpy(values), sparsity._share(values)
+    ours, theirs = sparsity._fraction_by_numpy(values), sparsity._fraction(values)
     assert torch.equal(ours.nan_to_num(-1.0), theirs.nan_to_num(-1.0))
     assert ours.isnan().sum() == 1
 

@@ -129,7 +129,7 @@ def test_single_precision_settles_what_differs_by_less_than_its_digits_in_double
     a[1, 1] += 1e-4
     assert certified_in_single_precision(a, b, allowed=1e-15)
     assert not certified_in_single_precision(a, swapped, allowed=1e-15)
-    monkeypatch.setattr(certificate, "MAX_DOUBTFUL_SHARE", 0.0)
+    monkeypatch.setattr(certificate, "MAX_DOUBTFUL_FRACTION", 0.0)
     assert not certified_in_single_precision(a, b, allowed=1e-15)
 
 
