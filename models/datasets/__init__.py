@@ -1,4 +1,4 @@
-"""Datasets that ship with nlbench, and readers of the usual files.
+"""Datasets that ship with nlbench, and readers for common file formats.
 
 Each is registered in ``pyproject.toml``, in the group ``nlbench.datasets``.
 """

@@ -13,14 +13,14 @@ from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
-FOLDER = Option("", "folder of the files; default: a subfolder of NLBENCH_DATA")
+FOLDER = Option("", "folder that holds the files; default: a subfolder of NLBENCH_DATA")
 
 IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Preprocessing of most ImageNet networks."""
 
 SIZE = Option(
     0,
-    "side of the square in pixels; 0: as for the model's weights, else 224",
+    "side of the square in pixels; 0: the side that the model's weights expect, else 224",
     minimum=0,
     maximum=4096,
 )
@@ -37,7 +37,7 @@ def dataset_folder(name: str, folder: str) -> Path:
     name : str
         Name of the dataset.
     folder : str
-        The option; empty: ``$NLBENCH_DATA/NAME``.
+        Value of the option; if empty, ``$NLBENCH_DATA/NAME`` is used.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def dataset_folder(name: str, folder: str) -> Path:
     'somewhere'
     """
     if folder:
-        return Path(os.path.expanduser(folder))  # noqa: PTH111 - Path's fails for unknown users
+        return Path(os.path.expanduser(folder))  # noqa: PTH111 - Path.expanduser raises for unknown users
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
         raise RequestError(
@@ -78,16 +78,16 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
     """ImageNet-1K: photographs of 1,000 classes, with a folder per class.
 
     `folder` holds the folders ``train`` and ``val``, each with 1,000 folders named by WordNet
-    identifiers (``n01440764``, …), whose order gives the labels. The test split is ``val``. Images
-    are read on access.
+    identifiers (``n01440764``, …), whose order determines the labels. The test split is ``val``.
+    Images are read on access.
 
     Parameters
     ----------
     folder : str
         By default ``$NLBENCH_DATA/imagenet``.
     size : int
-        Side of the network's input. 0: as for the model's weights, with their resizing, cropping
-        and normalisation; else 224.
+        Side of the network's input. If 0, the side, resizing, cropping and normalisation are those
+        that the model's weights expect, else 224.
 
     Returns
     -------
@@ -144,8 +144,8 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     """Any folder of image files, with or without a folder per class.
 
     If it has the folders ``train`` and ``val`` (or ``validation``, ``test``), they are the two
-    splits; otherwise both splits are all images. The alphabetical order of class folders gives the
-    labels. Images without class folders have no labels.
+    splits; otherwise both splits contain all images. The alphabetical order of class folders
+    determines the labels. Images without class folders have no labels.
 
     Parameters
     ----------
@@ -154,8 +154,8 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     size : int
         See `imagenet`.
     classes : int
-        Number of logits of the networks. 0: the number of class folders, or 1,000 if there are
-        none. If it differs from the number of folders, the images have no labels.
+        Number of logits of the networks. If 0, it is the number of class folders, or 1,000 if there
+        are none. If it differs from the number of folders, the images have no labels.
 
     Returns
     -------

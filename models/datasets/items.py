@@ -120,7 +120,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
             return list(threads.map(self.__getitem__, indices))
 
     def check(self) -> None:
-        """Check all files for damage before work begins.
+        """Check all files for damage before any work begins.
 
         PNG files are checked against their checksums. JPEG files have none, so only their first
         and last bytes are read: damage in the middle goes unnoticed or is found when the image is
@@ -162,7 +162,7 @@ def check_image(path: str | os.PathLike[str]) -> None:
 
 
 def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
-    """Return True if a marker is in a file's last bytes; some JPEG files have bytes after it."""
+    """Return True if a file's last bytes contain `marker`; JPEG files may have bytes after it."""
     with Path(path).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TRAILER_BYTES))
         return marker in file.read()
@@ -170,7 +170,7 @@ def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
 
 @contextmanager
 def _image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert errors in reading an image to `nlbench.RequestError` with its path."""
+    """Convert errors from reading an image to `nlbench.RequestError` with its path."""
     try:
         yield
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -262,10 +262,10 @@ class GeneratedItems(TorchDataset[tuple[Tensor, int]]):
 
 
 def item_generator(*numbers: int) -> torch.Generator:
-    """Return a generator for a combination of numbers from 0 to 2³¹ - 1.
+    """Return a generator seeded by a combination of integers from 0 to 2³¹ - 1.
 
-    Combinations that differ only in the last number never share a seed. Others rarely do, since
-    PyTorch's CPU generator has 32-bit seeds.
+    Combinations that differ only in the last integer never have the same seed. Others may, though
+    rarely, since PyTorch's CPU generator has 32-bit seeds.
     """
     state = 0
     for number in numbers:

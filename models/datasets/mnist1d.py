@@ -26,10 +26,10 @@ def _fingerprint() -> str:
 
 @dataset(fingerprint=_fingerprint)
 def mnist1d() -> Dataset:
-    """MNIST-1D: signals of 40 numbers for ten digits, 4,000 for training and 1,000 for test.
+    """MNIST-1D: signals of 40 numbers for ten digits, 4,000 for training and 1,000 for testing.
 
     Published accuracies are 32 % for logistic regression, 68 % for a perceptron and 94 % for a
-    convolutional network. Nothing is downloaded: the package generates the signals from its
+    convolutional network. Nothing is downloaded: the package generates the signals with its
     default arguments and seed.
 
     Raises

@@ -1,4 +1,4 @@
-"""Numbers written out in English, German and French: a parallel corpus without a download."""
+"""Numbers written out in English, German and French: a parallel corpus that needs no download."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spell_out(number: int, language: str) -> str:
     """Spell out a number.
 
     English as in Britain (*one hundred and one*), German as one word
-    (*einhunderteins*), French as in France with the hyphens of before 1990
+    (*einhunderteins*), French as in France, hyphenated as before 1990
     (*soixante et onze*, *quatre-vingt-dix-sept*).
 
     Parameters
@@ -158,9 +158,9 @@ LANGUAGES = {"en": _english, "de": _german, "fr": _french}
         "train": Option(4000, "training pairs", minimum=1, maximum=500_000),
         "test": Option(512, "test pairs", minimum=1, maximum=100_000),
         "largest": Option(LARGEST, "largest number", minimum=9, maximum=LARGEST),
-        "seed": Option(0, "seed of the numbers and the split", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed for the numbers and the split", minimum=0, maximum=2**32 - 1),
         "vocabulary": Option(128, "maximum vocabulary size", minimum=16, maximum=2**20),
-        "length": Option(32, "maximum tokens of a sentence; longer pairs are dropped", minimum=2),
+        "length": Option(32, "maximum tokens per sentence; longer pairs are dropped", minimum=2),
     }
 )
 def number_words(
@@ -192,7 +192,8 @@ def number_words(
         raise RequestError(f"number-words translates from {source} to itself; choose two languages")
     if train + test > largest + 1:
         raise RequestError(
-            f"number-words: {train} + {test} different numbers requested, there are {largest + 1}"
+            f"number-words: {train} + {test} different numbers requested, but there are only "
+            f"{largest + 1}"
         )
     numbers = np.random.RandomState(seed).permutation(largest + 1)[: train + test].tolist()
     pairs = [(spell_out(number, source), spell_out(number, target)) for number in numbers]
@@ -202,7 +203,7 @@ def number_words(
         pairs[train:],
         vocabulary=vocabulary,
         length=length,
-        # A German number is one word, which has no n-grams of words for BLEU.
+        # A German number is one word, which has no word n-grams for BLEU.
         bleu_tokens="char" if target == "de" else "13a",
         origin=(
             f"numbers 0 to {largest} in words, {source} to {target}; the first {train} of numpy "

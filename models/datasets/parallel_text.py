@@ -31,7 +31,7 @@ class Vocabulary:
     Parameters
     ----------
     text : str
-        A tokenizer as JSON of the tokenizers library.
+        A tokenizer in the JSON format of the tokenizers library.
 
     Raises
     ------
@@ -189,7 +189,7 @@ class ParallelText:
     def split(self, name: str) -> SentencePairs:
         """Return the split ``train`` or ``test``."""
         if name not in ("train", "test"):
-            raise RequestError(f"{self.name} has no split '{name}'; there are: test, train")
+            raise RequestError(f"{self.name} has no split '{name}'; expected test or train")
         return self.train if name == "train" else self.test
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
@@ -212,8 +212,8 @@ class ParallelText:
         vocabulary = metadata.get("vocabulary", self.vocabulary.text)
         if vocabulary != self.vocabulary.text:
             raise RequestError(
-                f"the weights were trained with a different vocabulary than {self.name} has; use "
-                "the options of their training, or parallel.vocabulary_of=CHECKPOINT"
+                f"the weights were trained with a different vocabulary from that of {self.name}; "
+                "use the options they were trained with, or parallel.vocabulary_of=CHECKPOINT"
             )
 
 
@@ -299,12 +299,12 @@ def _pad(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tenso
     options={
         "source": Option("", "file of sentences, one per line"),
         "target": Option("", "file of their translations, line by line"),
-        "test": Option(0.1, "share of the pairs in the test split", minimum=0, maximum=1),
-        "seed": Option(0, "seed of the split", minimum=0, maximum=2**32 - 1),
-        "vocabulary": Option(8000, "size of the vocabulary of both languages", minimum=16),
+        "test": Option(0.1, "fraction of the pairs in the test split", minimum=0, maximum=1),
+        "seed": Option(0, "seed for the split", minimum=0, maximum=2**32 - 1),
+        "vocabulary": Option(8000, "size of the vocabulary for both languages", minimum=16),
         "vocabulary_of": Option("", "checkpoint or tokenizer file with a vocabulary to use"),
         "length": Option(64, "maximum tokens per sentence; longer pairs are dropped", minimum=2),
-        "bleu": Option("13a", "tokenizer of BLEU: 13a, char, intl, zh, none"),
+        "bleu": Option("13a", "tokenizer for BLEU: 13a, char, intl, zh, none"),
     }
 )
 def parallel(
@@ -317,7 +317,7 @@ def parallel(
     length: int = 64,
     bleu: str = "13a",
 ) -> ParallelText:
-    r"""Sentence pairs of two text files, one sentence per line.
+    r"""Sentence pairs from two text files, one sentence per line.
 
     Lines that are empty in both files are dropped. The split is drawn by NumPy's legacy generator,
     whose stream is frozen. The vocabulary is learnt from the training split by default.

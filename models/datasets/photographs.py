@@ -16,7 +16,7 @@ from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
 FILES = ("china.jpg", "flower.jpg")
-MIN_SHARE = 0.15
+MIN_RELATIVE_SIDE = 0.15
 """Smallest side of a random crop, relative to the shorter side of a photograph."""
 
 _RESAMPLING = {
@@ -50,9 +50,9 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 
     def __init__(self, count: int, seed: int, preprocessing: Preprocessing) -> None:
         draws = np.random.RandomState(seed).uniform(size=(count, 3))
-        share = MIN_SHARE * (1 / MIN_SHARE) ** draws[:, :1]
-        self._boxes = np.concatenate([share, draws[:, 1:]], axis=1)
-        # Central crops keep the same share of the image as the preprocessing.
+        sides = MIN_RELATIVE_SIDE * (1 / MIN_RELATIVE_SIDE) ** draws[:, :1]
+        self._boxes = np.concatenate([sides, draws[:, 1:]], axis=1)
+        # Central crops keep the same fraction of the image as the preprocessing.
         self._boxes[: len(FILES)] = preprocessing.crop / preprocessing.resize, 0.5, 0.5
         self._side = preprocessing.crop
         self._resampling = _RESAMPLING[preprocessing.interpolation]
@@ -62,8 +62,8 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         photograph = _photographs()[index % len(FILES)]
-        share, *position = self._boxes[index]
-        side = share * min(photograph.size)
+        relative_side, *position = self._boxes[index]
+        side = relative_side * min(photograph.size)
         left, top = (
             p * (length - side) for p, length in zip(position, photograph.size, strict=True)
         )
@@ -75,15 +75,15 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 @dataset(
     options={
         "count": Option(128, "crops per split", minimum=2, maximum=100_000),
-        "seed": Option(0, "seed of positions and scales", minimum=0, maximum=2**31 - 1),
+        "seed": Option(0, "seed for the positions and scales", minimum=0, maximum=2**31 - 1),
     }
 )
 def photographs(count: int = 128, seed: int = 0) -> Dataset:
     """Crops of two photographs, a temple and a flower, included in scikit-learn.
 
-    Side and normalisation come from the model's weights, else 224 pixels as for ImageNet. The
-    crops have positions and scales drawn by NumPy's legacy generator; the first two of each split
-    are the centres of the two photographs. There are no labels.
+    Side and normalisation are those that the model's weights expect, else 224 pixels as for
+    ImageNet. Positions and scales are drawn by NumPy's legacy generator, but the first two crops of
+    each split are the centres of the two photographs. There are no labels.
 
     Examples
     --------

@@ -74,7 +74,7 @@ class PublishedDataset:
         Parameters
         ----------
         folder : str
-            See `dataset_folder`; without it and NLBENCH_DATA, the folder of Debian's package.
+            See `dataset_folder`; if NLBENCH_DATA isn't set either, the folder of Debian's package.
 
         Raises
         ------
@@ -211,7 +211,7 @@ def _read_cifar_file(published: PublishedDataset, file: Path) -> tuple[np.ndarra
             "shape (n, 3072)"
         )
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise RequestError(f"{problem}: {len(images)} images, labels of shape {labels.shape}")
+        raise RequestError(f"{problem}: {len(images)} images but labels of shape {labels.shape}")
     if len(labels) and not 0 <= labels.min() <= labels.max() < published.classes:
         raise RequestError(f"{problem}: labels are outside 0 to {published.classes - 1}")
     return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
@@ -253,7 +253,7 @@ def _read_mnist(
         )
     if labels.shape != (len(images),):
         raise RequestError(
-            f"{name}: {len(images)} images of {split} and labels of shape {labels.shape}"
+            f"{name}: {len(images)} images of {split} but labels of shape {labels.shape}"
         )
     if len(labels) and labels.max() > 9:
         raise RequestError(f"{name}: labels of {split} reach {labels.max()}, expected 0 to 9")
@@ -359,7 +359,7 @@ CIFAR_OPTIONS = {
     "download": Option(False, "download missing files into the folder"),
 }
 SIZE = Option("32", "side in pixels: 28 as published, 32 padded with zeros", ("28", "32"))
-CHANNELS = Option("1", "1, or 3 identical ones for networks that take colour", ("1", "3"))
+CHANNELS = Option("1", "1, or 3 identical channels for colour networks", ("1", "3"))
 MNIST_OPTIONS = {**CIFAR_OPTIONS, "size": SIZE, "channels": CHANNELS}
 
 

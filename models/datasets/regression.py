@@ -12,7 +12,7 @@ from nlbench.subjects.data import Dataset
 
 @dataclass(frozen=True)
 class RegressionDataset(Dataset):
-    """Points and a target function of them; both splits are `InMemoryItems`.
+    """Points and a target function; both splits are `InMemoryItems`.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ MAX_ITEMS = 10**8
 MAX_ELEMENTS = 2**28
 """Maximum size of one tensor, or of the patterns of all classes: 1 GiB."""
 
-SEED = Option(0, "seed of the data, independent of the run's", minimum=0, maximum=2**31 - 1)
+SEED = Option(0, "seed for the data, independent of the run's seed", minimum=0, maximum=2**31 - 1)
 
 
 @dataset(
@@ -34,8 +34,8 @@ def random_tensors(
 ) -> Dataset:
     """Random tensors of any shape: independent uniform numbers without meaningful labels.
 
-    Normalised to mean 0 and variance 1. Each tensor is drawn on access from its own seed, so a
-    larger `size` keeps the first ones and needs no memory.
+    Normalised to mean 0 and variance 1. Each tensor is generated on access from its own seed, so a
+    larger `size` appends tensors without changing the others, and needs no memory.
 
     Parameters
     ----------
@@ -127,16 +127,16 @@ def synthetic(
     difficulty: float = 0.7,
     seed: int = 0,
 ) -> Dataset:
-    """Synthetic images of adjustable number, classes, resolution and difficulty.
+    """Synthetic images with an adjustable number, classes, resolution and difficulty.
 
-    Each class has a smooth random pattern P: 5×5 normal noise, enlarged by bicubic interpolation,
+    Each class has a smooth random pattern P: 5×5 Gaussian noise, enlarged by bicubic interpolation,
     with mean 0 and variance 1. An image of difficulty d is the sum of sqrt(1 - d) P', where P' is P
     rolled by up to an eighth of the image, sqrt(0.8 d) times another random pattern, and
-    sqrt(0.2 d) times normal noise per pixel. It is divided by 6, shifted by 0.5 and clamped to
-    [0, 1]. So d is the share of the variance without information about the class.
+    sqrt(0.2 d) times Gaussian noise per pixel. It is divided by 6, shifted by 0.5 and clamped to
+    [0, 1]. So d is the fraction of the variance that has no information about the class.
 
-    Images are drawn on access from their own seeds, so a larger `size` keeps the first ones and
-    needs no memory. Classes alternate.
+    Images are generated on access from their own seeds, so a larger `size` appends images without
+    changing the others, and needs no memory. Classes alternate.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Text files as windows of tokens of the measured model."""
+"""Text files, tokenized for the model being measured and cut into windows."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ OPTIONS = {
 class Text(Family):
     """Text files by path, and the source of Python's standard library."""
 
-    description = "text/PATH: a text file, folder or glob, as tokens of the model; text/python"
+    description = "text/PATH: a text file, folder or glob, tokenized for the model; text/python"
 
     def names(self) -> Sequence[str]:
         """Return the one text that every machine has; paths can't be listed."""
         return (STANDARD_LIBRARY,)
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return a glob itself if it matches a file: its files form one dataset."""
+        """Return the pattern itself if it matches any file; the files form one dataset."""
         return (pattern,) if _glob(pattern) else ()
 
     def describe(self, name: str) -> str:
-        """Return a description in one line."""
+        """Return a one-line description."""
         is_library = name == STANDARD_LIBRARY
         text = "Source of Python's standard library" if is_library else f"Text of {name}"
-        return f"{text}, as tokens of the model."
+        return f"{text}, tokenized for the model."
 
     def load(self, name: str) -> Callable[..., TextWindows]:
         """Return the function that opens the text."""
@@ -79,13 +79,13 @@ class Text(Family):
 
 
 def text_files(name: str) -> list[Path]:
-    """List the files of a dataset ``text/NAME``, without empty ones.
+    """List the non-empty files of the dataset ``text/NAME``.
 
     Parameters
     ----------
     name : str
-        ``python``, or the path of a file, of a folder (with its subfolders, without hidden files),
-        or a glob.
+        ``python``, a glob, or the path of a file or a folder (including subfolders, excluding
+        hidden files).
 
     Raises
     ------
@@ -103,18 +103,18 @@ def text_files(name: str) -> list[Path]:
     files = sorted(p for p in files if p.is_file() and p.stat().st_size)
     if not files:
         raise RequestError(
-            f"text/{name}: no text there; expected the path of a text file, a folder or a glob, or "
-            f"text/{STANDARD_LIBRARY}"
+            f"text/{name}: no text files found; expected the path of a text file, a folder or a "
+            f"glob, or text/{STANDARD_LIBRARY}"
         )
     return files
 
 
 def _expand(name: str) -> str:
-    return os.path.expanduser(name)  # noqa: PTH111 - Path's fails for unknown users
+    return os.path.expanduser(name)  # noqa: PTH111 - Path.expanduser raises for unknown users
 
 
 def _glob(pattern: str) -> list[Path]:
-    # Path.glob takes no absolute pattern.
+    # Path.glob doesn't accept absolute patterns.
     return [Path(path) for path in glob.glob(_expand(pattern), recursive=True)]  # noqa: PTH207
 
 
@@ -143,7 +143,7 @@ class TextWindows:
     tokenizer: Tokenizer = BYTES
 
     def tokenized(self, tokenizer: Tokenizer) -> TextWindows:
-        """Return the same text as tokens of a tokenizer."""
+        """Return the same text, tokenized with `tokenizer`."""
         return replace(self, tokenizer=tokenizer)
 
     @property
@@ -179,12 +179,12 @@ class TextWindows:
         return inputs
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw windows without replacement, taking the groups of files in turn.
+        """Sample windows without replacement, taking the groups of files in turn.
 
         Raises
         ------
         nlbench.RequestError
-            If a file can't be read, or the text is too short for a window of each group.
+            If a file can't be read, or the text is too short for one window from each group.
         """
         import torch
 
@@ -210,7 +210,7 @@ class TextWindows:
         return self._windows(*range(1, TEST_PERIOD))
 
     def _windows(self, *remainders: int) -> list[Tensor]:
-        """Cut files with the given remainders modulo the test period; one tensor per group."""
+        """Cut files whose index modulo TEST_PERIOD is in `remainders`, with a tensor per group."""
         import torch
 
         tokenizer, is_causal = self.tokenizer, self.tokenizer.predicts_next
@@ -225,14 +225,14 @@ class TextWindows:
         texts = [[*p, *tokenizer.separator] for p in tokenizer.encode(self._texts(remainders))]
         for group_count in GROUP_COUNTS:
             groups = [list(itertools.chain(*group)) for group in _balance(texts, group_count)]
-            # Groups take turns, so the first ones may provide one window more.
+            # Groups take turns, so the first ones may provide one more window.
             fitting = min(len(tokens) // size * group_count + i for i, tokens in enumerate(groups))
             if fitting >= max(2, group_count):
                 break
         else:
             raise RequestError(
-                f"{self.name}: the text is too short for two windows of {self.length} tokens in a "
-                f"split; set text.length"
+                f"{self.name}: the text is too short for two windows of {self.length} tokens per "
+                f"split; reduce text.length"
             )
         count = min(self.windows, fitting)
         windows = []
@@ -260,12 +260,14 @@ def _read(path: Path, limit: int) -> str:
     except OSError as error:
         raise RequestError(f"can't read {path}: {system_text(error)}") from error
     if "\0" in text:
-        raise RequestError(f"{path} is not text: it contains zero bytes; name files by a glob")
+        raise RequestError(
+            f"{path} is not text: it contains null bytes; use a glob to select only text files"
+        )
     return text
 
 
 def _balance(texts: Sequence[list[int]], count: int) -> list[list[list[int]]]:
-    """Assign texts, the longest first, to the shortest of several groups.
+    """Assign texts, longest first, each to the group that is shortest so far.
 
     Examples
     --------

@@ -56,12 +56,12 @@ class HuggingFace(Family):
 
     def matches(self, pattern: str) -> Sequence[str]:
         """Return the folders that a glob names."""
-        # Path.glob takes no absolute pattern.
+        # Path.glob doesn't accept absolute patterns.
         folders = sorted(glob.glob(os.path.expanduser(pattern)))  # noqa: PTH111, PTH207
         return tuple(folder for folder in folders if Path(folder, "config.json").is_file())
 
     def describe(self, name: str) -> str:
-        """Return a description in one line."""
+        """Return a one-line description."""
         return f"transformers' model {name}"
 
     def providers(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class HuggingFace(Family):
         """Return the function that builds a model."""
         folder = model_folder(name)
         config = _read_config(folder)
-        is_of_text = "vocab_size" in config
+        takes_text = "vocab_size" in config
 
         def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
             _check_data(config, input_shape, num_classes)
@@ -100,7 +100,7 @@ class HuggingFace(Family):
             trained={ANY_DATA: next((p for p in weights if p.is_file()), weights[0])},
             source=Source(f"transformers {version_of('transformers')}, {_architecture(config)}"),
             obtain="use --weights init, or put them there",
-            data="text/python" if is_of_text else "photographs",
+            data="text/python" if takes_text else "photographs",
             **declaration,
         )(build)
 
@@ -116,10 +116,10 @@ def model_folder(name: str) -> Path:
     Raises
     ------
     nlbench.RequestError
-        If there is neither, or transformers isn't installed.
+        If neither exists, or transformers isn't installed.
     """
     _transformers()
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's fails for unknown users
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for unknown users
     if folder.is_dir():
         return folder
     hub: Any = importlib.import_module("huggingface_hub")
@@ -156,7 +156,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json")
     if "model_type" not in config:
-        raise RequestError(f"hf/{folder}: config.json names no model_type, as transformers writes")
+        raise RequestError(f"hf/{folder}: config.json has no model_type, which transformers writes")
     if config.get("is_encoder_decoder"):
         raise RequestError(
             f"hf/{folder} is an encoder-decoder, which needs two inputs; pass the model and a "
@@ -291,7 +291,7 @@ def _trained_state(
     missing = sorted(loading["missing_keys"]) + sorted(map(str, loading["mismatched_keys"]))
     if missing:
         raise RequestError(
-            f"its weights don't fit {kind.__name__}: {len(missing)} tensors are missing or of "
+            f"its weights don't fit {kind.__name__}: {len(missing)} tensors are missing or have "
             f"another shape, such as '{missing[0]}'"
         )
     stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")

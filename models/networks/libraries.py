@@ -27,7 +27,7 @@ class _Library(Family):
     library: str
 
     def describe(self, name: str) -> str:
-        """Return a description in one line."""
+        """Return a one-line description."""
         return f"{self.library}'s {name}"
 
     def providers(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ _NAMES = """
 """
 
 NAMES: tuple[str, ...] = tuple(_NAMES.split())
-"""A static list, so that listing imports nothing; other networks can be loaded too."""
+"""A static list, so that listing needs no import; other networks can be loaded too."""
 
 # Minimum image sides in pixels where torchvision's "min_size" is a tested size, not the minimum.
 _MIN_SIDES = {"efficientnet_v2": 1, "swin": 4, "swin_v2": 4}
@@ -154,7 +154,7 @@ def _build_torchvision(name: str, in_channels: int, num_classes: int, image_size
 
 
 def _patch(name: str) -> int:
-    """Return the number of pixels that must divide the image side; 0 for any side."""
+    """Return the number of pixels that must divide the image side; 0 if any side is allowed."""
     if name.startswith("vit_"):
         return int(name.rpartition("_")[2])
     # MaxViT has 7×7 windows at 1/32 of the resolution.
@@ -185,7 +185,7 @@ def _checkpoint_file(name: str) -> Path:
 def _torchvision_preprocessing(
     name: str, weights: Sequence[Any], default: Any, path: Path | None
 ) -> Preprocessing:
-    """Return torchvision's preprocessing for the weights of a file."""
+    """Return torchvision's preprocessing for the weights in a file."""
     by_file = {w.url.rpartition("/")[2]: w for w in weights}
     published = by_file.get(path.name) if path else None
     entry = published or default

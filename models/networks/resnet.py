@@ -72,7 +72,7 @@ class ResidualNetwork(nn.Module):
 
     It has 6n + 2 layers with weights for n blocks per stage. Batch norm follows every convolution;
     average pooling and a linear layer follow the last stage. Convolutions are initialised as in He
-    et al. (normal, variance 2 / fan-in), other layers with PyTorch's defaults.
+    et al. (Gaussian, variance 2 / fan-in), other layers with PyTorch's defaults.
 
     Parameters
     ----------
@@ -195,9 +195,9 @@ class ResNet18(nn.Module):
 
     The initialisation is Fixup's without the extra scalars. All biases are zero. With L = 8
     residual branches of m = 2 layers, the first layer of each branch is initialised as in He et
-    al., times L^(-1 / (2m - 2)). The last layer of each branch and the linear layer, which Fixup
-    sets to zero, are normal with standard deviation 1e-6. Stem and shortcuts are initialised as in
-    He et al. (normal, variance 2 / fan-in).
+    al., scaled by L^(-1 / (2m - 2)). The last layer of each branch and the linear layer, which
+    Fixup sets to zero, are Gaussian with standard deviation 1e-6. Stem and shortcuts are
+    initialised as in He et al. (Gaussian, variance 2 / fan-in).
 
     Parameters
     ----------

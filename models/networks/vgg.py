@@ -90,7 +90,7 @@ class VGG(nn.Module):
 
 
 def initialize(network: nn.Module) -> None:
-    """Initialise as in He et al.: normal weights of variance 2 / fan-in, zero biases."""
+    """Initialise as in He et al.: Gaussian weights with variance 2 / fan-in, zero biases."""
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")

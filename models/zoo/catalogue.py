@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 DEFAULT_LENGTH = 64
-"""Length of axes of any length if a network is built without data."""
+"""Length of axes of variable length if a network is built without data."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Member:
     data : str
         Default dataset.
     shape : tuple of (int or None)
-        Shape of an input; None for an axis of any length.
+        Shape of an input; None for an axis of variable length.
     classes : int
-        Number of classes of the logits; 0 if they aren't logits of classes.
+        Number of classes; 0 if the outputs aren't class logits.
     libraries : tuple of str
         Modules that the architecture needs, which the extra ``zoo`` installs.
     remark : str
         Note on the weights, which becomes part of their metadata.
     preprocessing : Preprocessing, optional
-        For networks on photographs.
+        For networks that take photographs.
     reads_text : bool
         True if the module has ``tokenizer(path)``.
     """
@@ -63,7 +63,7 @@ class Member:
 
     @property
     def problem(self) -> str:
-        """Missing packages with the command that installs them; empty if there are none."""
+        """First missing package, with the command that installs it; empty if none is missing."""
         missing = [library for library in self.libraries if not is_installed(library)]
         if missing:
             return f"{missing[0]} isn't installed: pip install 'nlbench[zoo]'"
@@ -94,7 +94,7 @@ class Zoo(Family):
 
     @property
     def description(self) -> str:  # type: ignore[override]
-        """Description in one line, with the number of available members."""
+        """One-line description, with the number of available members."""
         count = sum(not member.problem for member in MEMBERS.values())
         return f"trained networks inside packages, {count} available (make zoo installs all)"
 

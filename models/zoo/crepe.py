@@ -68,14 +68,14 @@ class Crepe(nn.Module):
 
 
 def build(member: Member) -> Crepe:
-    """Build the network of a member's size, freshly initialised."""
+    """Build the network for a member's size, freshly initialised."""
     return Crepe(_CHANNELS[Path(member.file.name).stem])
 
 
 def read(path: Path) -> dict[str, Tensor]:
     """Read the state dict, and convert the published 2-D convolutions to 1-D.
 
-    On a CPU the derivative of the first takes 30 times as long in two dimensions.
+    On a CPU, the derivative of the first one takes 30 times as long in two dimensions.
     """
     state = read_checkpoint(path)[0]
     return {name: w.squeeze(-1) if w.ndim == 4 else w for name, w in state.items()}
@@ -93,7 +93,7 @@ def bin_frequency(bins: Tensor) -> Tensor:
 
 
 def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tensor:
-    """Draw tones of eight harmonics with random amplitudes and phases at 16 kHz.
+    """Generate tones of eight harmonics with random amplitudes and phases at 16 kHz.
 
     Harmonics above half the sampling rate are omitted.
 
@@ -122,11 +122,11 @@ def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tens
 @dataset(
     options={
         "count": Option(128, "tones per split", minimum=1, maximum=100_000),
-        "seed": Option(0, "seed of pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed for pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
     }
 )
 def tones(count: int = 128, seed: int = 0) -> Dataset:
-    """Tones of known pitch: frames of 1,024 samples at 16 kHz, with CREPE's bin as label.
+    """Tones of known pitch: frames of 1,024 samples at 16 kHz, labelled with CREPE's bin.
 
     A tone has eight harmonics with random amplitudes and phases. Its frequency is the centre of one
     of 360 bins of 20 cents, from 31.7 Hz to 2,005 Hz, each equally likely.

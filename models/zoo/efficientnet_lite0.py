@@ -23,7 +23,7 @@ def build(member: Member) -> nn.Module:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the state dict with timm's names, which are in the file's order."""
+    """Read the state dict with timm's names, which have the same order as the file's."""
     state, _ = read_checkpoint(path)
     with torch.device("meta"):
         names = list(_build().state_dict())

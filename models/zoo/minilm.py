@@ -19,7 +19,7 @@ PAD = 0
 
 
 class SentenceEncoder(nn.Module):
-    """Mean of the tokens' last hidden states, of norm 1, as in sentence-transformers.
+    """Mean of the tokens' last hidden states, scaled to norm 1, as in sentence-transformers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""NeuralFoil's perceptrons, which predict an airfoil's aerodynamics, and random inputs."""
+"""NeuralFoil's perceptrons, which predict an airfoil's aerodynamics, and inputs for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISTRIBUTION = PackagedFile(
 
 
 def build(member: Member) -> nn.Sequential:
-    """Build the perceptron of a member's file, freshly initialised.
+    """Build the perceptron in a member's file, freshly initialised.
 
     NeuralFoil evaluates this network twice, on an airfoil and on its mirror image.
     """
@@ -58,11 +58,11 @@ def _distribution(path: Path) -> tuple[np.ndarray, np.ndarray]:
 @dataset(
     options={
         "count": Option(512, "airfoils per split", minimum=1, maximum=1_000_000),
-        "seed": Option(0, "seed of the draws", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed for the draws", minimum=0, maximum=2**32 - 1),
     }
 )
 def airfoils(count: int = 512, seed: int = 0) -> Dataset:
-    """Airfoils in flow: draws from the normal distribution of NeuralFoil's training inputs.
+    """Airfoils in flow: samples from a normal distribution fitted to NeuralFoil's training inputs.
 
     The 25 inputs are shape parameters, angle of attack, Reynolds number and properties of the
     transition to turbulence, scaled as in training. Mean and covariance come from the package.

@@ -1,4 +1,4 @@
-"""Weights inside installed packages, found without importing the package and verified."""
+"""Weights inside installed packages, located without importing the package, and verified."""
 
 from __future__ import annotations
 

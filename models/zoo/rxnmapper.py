@@ -59,7 +59,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load_vocabulary() -> dict[str, int]:
-    """Return the index of each token of the published vocabulary."""
+    """Return the index of each token in the published vocabulary."""
     words = VOCABULARY.verified().read_text(encoding="utf-8").splitlines()
     return {word: index for index, word in enumerate(words)}
 
@@ -96,11 +96,11 @@ _REACTIONS = (
     options={
         "count": Option(256, "reactions per split", minimum=1, maximum=1000),
         "length": Option(63, "tokens per reaction, with start and end", minimum=24, maximum=100),
-        "seed": Option(0, "seed of the reactions", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed for the reactions", minimum=0, maximum=2**32 - 1),
     }
 )
 def reactions(count: int = 256, length: int = 63, seed: int = 0) -> TokenRows:
-    """Reactions that form amides, esters and sulphonamides, as tokens of RXNMapper.
+    """Reactions that form amides, esters and sulphonamides, tokenized for RXNMapper.
 
     All combinations of 45 groups and six reagents are written as SMILES. Those with `length` tokens
     are drawn without replacement, so that no row is padded.
@@ -108,7 +108,7 @@ def reactions(count: int = 256, length: int = 63, seed: int = 0) -> TokenRows:
     Raises
     ------
     nlbench.RequestError
-        If the package isn't installed, or there are too few reactions of the length.
+        If the package isn't installed, or there are too few reactions of that length.
     """
     vocabulary = load_vocabulary()
     smiles = (
@@ -118,7 +118,7 @@ def reactions(count: int = 256, length: int = 63, seed: int = 0) -> TokenRows:
     fitting = [tokens for tokens in map(tokens_of, smiles) if len(tokens) == length]
     if len(fitting) < 2 * count:
         raise RequestError(
-            f"reactions: {2 * count} of {length} tokens requested, there are {len(fitting)}"
+            f"reactions: {2 * count} of {length} tokens requested, but there are {len(fitting)}"
         )
     order = np.random.RandomState(seed).permutation(len(fitting))[: 2 * count]
     rows = torch.tensor([[vocabulary[token] for token in fitting[i]] for i in order])

@@ -78,15 +78,15 @@ def read(path: Path) -> dict[str, Tensor]:
     options={
         "count": Option(256, "sounds per split", minimum=1, maximum=100_000),
         "steps": Option(4, "steps of 512 samples per sound", minimum=1, maximum=1000),
-        "seed": Option(0, "seed of the sounds", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed for the sounds", minimum=0, maximum=2**32 - 1),
     }
 )
 def sounds(count: int = 256, steps: int = 4, seed: int = 0) -> Dataset:
     """Tones and noise at 16 kHz, without speech.
 
-    A sound is a tone of eight harmonics between 80 and 640 Hz plus white noise. The noise's share
-    of the amplitude is uniform in [0, 1], and the loudness varies by a factor of 30. There are no
-    labels.
+    A sound is a tone of eight harmonics, whose pitch is between 80 and 640 Hz, plus white noise.
+    The fraction of noise in the amplitude is uniform in [0, 1], and the loudness varies by a factor
+    of 30. There are no labels.
 
     Examples
     --------
@@ -96,10 +96,10 @@ def sounds(count: int = 256, steps: int = 4, seed: int = 0) -> Dataset:
     length = FRAME * steps
 
     def draw(generator: Generator) -> InMemoryItems:
-        pitch, share, loudness = torch.rand(3, count, 1, generator=generator)
+        pitch, mix, loudness = torch.rand(3, count, 1, generator=generator)
         tone = harmonic_tones(80 * 8 ** pitch[:, 0], length, generator)
         noise = torch.randn(count, length, generator=generator)
-        return InMemoryItems(0.01 * 30**loudness * ((1 - share) * tone + share * noise))
+        return InMemoryItems(0.01 * 30**loudness * ((1 - mix) * tone + mix * noise))
 
     return Dataset(
         "sounds",

@@ -84,7 +84,7 @@ def test_the_layout_of_torchvision_is_found(tmp_path, monkeypatch, open_it, belo
         (NAMES[2], b"\x00\x00\x08\x03\x00", "truncated"),
         (NAMES[2], idx(np.zeros((5, 28, 28)))[:-1], "expected 5x28x28"),
         (NAMES[2], idx(np.zeros((5, 20, 20))), r"expected \(n, 28, 28\)"),
-        (NAMES[3], idx(np.zeros(4)), "5 images of test and labels of shape"),
+        (NAMES[3], idx(np.zeros(4)), "5 images of test but labels of shape"),
         (NAMES[3], idx(np.full(5, 10)), "reach 10"),
     ],
 )

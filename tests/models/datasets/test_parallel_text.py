@@ -158,7 +158,7 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
     save_weights(file, TransformerTiny(60), {"vocabulary": other.vocabulary.text})
     options = (("source", files[0]), ("target", files[1]), ("vocabulary", 60))
     spec = SubjectSpec("transformer-tiny", str(file), "parallel", samples=1, options=options)
-    with pytest.raises(RequestError, match="with a different vocabulary than parallel has"):
+    with pytest.raises(RequestError, match="with a different vocabulary from that of parallel"):
         load_subject(spec, torch.device("cpu"))
     known = replace(spec, options=(*options, ("vocabulary_of", str(file))))
     assert load_subject(known, torch.device("cpu")).facts.weights == "words.safetensors"

@@ -105,13 +105,13 @@ def test_a_text_is_a_file_a_folder_or_a_glob(folder, monkeypatch):
     assert registry.expand("datasets", ["text/00?.txt"]) == ["text/00?.txt"]
     with pytest.raises(RequestError, match=r"no dataset matches 'text/x\*'"):
         registry.expand("datasets", ["text/x*"])
-    with pytest.raises(RequestError, match="text/missing: no text there; expected the path"):
+    with pytest.raises(RequestError, match="text/missing: no text files found; expected the path"):
         load_dataset("text/missing")
 
 
 def test_what_is_no_text_or_too_short_is_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(1000))
-    with pytest.raises(RequestError, match=r"a\.bin is not text: it contains zero bytes"):
+    with pytest.raises(RequestError, match=r"a\.bin is not text: it contains null bytes"):
         load_dataset(f"text/{tmp_path}/a.bin").sample(1)
     (tmp_path / "b.txt").write_text("short")
     with pytest.raises(RequestError, match="too short for two windows of 64 tokens"):

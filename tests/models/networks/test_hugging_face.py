@@ -211,7 +211,7 @@ def test_a_changed_file_is_another_subject(folders, tmp_path):
     [
         ("{", "config.json"),
         ("[]", "expected a JSON object"),
-        ("{}", "names no model_type"),
+        ("{}", "has no model_type"),
         ('{"model_type": "gpt2", "is_encoder_decoder": true}', "nlbench.evaluate"),
         ('{"model_type": "gpt2", "quantization_config": {}}', "is quantised"),
     ],
