@@ -153,7 +153,7 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
     [
         ((torch.zeros(3, 2), torch.zeros(3, 2)), r"a batch has 2 arguments, but the model takes 1"),
         ((torch.zeros(3, 2), torch.zeros(4, 2)), r"a tuple of tensors with 3 and 4 samples"),
-        ([(torch.zeros(3, 2), torch.zeros(4))], r"3 samples with labels of shape \(4,\)"),
+        ([(torch.zeros(3, 2), torch.zeros(4))], r"3 samples has labels of shape \(4,\)"),
         ((), "a tuple without a tensor"),
         ({}, "a mapping without a tensor"),
         ({"x": None}, "a mapping without a tensor"),
@@ -186,7 +186,7 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
 
 def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
     ids, mask = words()
-    with pytest.raises(RequestError, match="pass labels=True if the second is the labels"):
+    with pytest.raises(RequestError, match="pass labels=True if the second element is the labels"):
         nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"])
     both = nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"], labels=False)
     assert scores(both).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
