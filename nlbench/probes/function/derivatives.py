@@ -16,7 +16,7 @@ from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import check_batch_independence
 from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microbatch_sizes
 
-# PyTorch's message for an operation, or a user's autograd function, without forward mode.
+# PyTorch's error message if an operation or a custom autograd function lacks forward mode.
 _NO_FORWARD_MODE = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
 
 

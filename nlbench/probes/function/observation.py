@@ -21,7 +21,7 @@ from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 
 DERIVATIVE_MEMORY_FACTOR = 4
-"""Memory of a derivative relative to a forward pass.
+"""Memory required for a derivative, relative to a forward pass.
 
 In forward mode, every tensor has a tangent; otherwise, the graph keeps every tensor in memory.
 """

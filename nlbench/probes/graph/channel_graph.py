@@ -395,7 +395,7 @@ def compact(nodes: Tensor) -> Tensor:
 
 
 def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sorted distinct numbers, and the index of each number into them."""
+    """Return the sorted distinct numbers, and their index for each entry of `numbers`."""
     values: Tensor
     values, inverse = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     return values, inverse

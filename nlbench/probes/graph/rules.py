@@ -215,7 +215,7 @@ def einsum(call: ChannelCall) -> Tensor:
 
 @graph_rule("scaled_dot_product_attention")
 def attention(call: ChannelCall) -> Tensor:
-    """Follow scaled dot-product attention of (..., tokens, channels) tensors."""
+    """Follow scaled dot-product attention on (..., tokens, channels) tensors."""
     query, key, value = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     call.require_only(query, key, value)
     builder = call.builder
@@ -230,7 +230,7 @@ def attention(call: ChannelCall) -> Tensor:
 
 @graph_rule("multi_head_attention_forward")
 def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
-    """Follow attention with its projections, of (tokens, batch, channels) tensors."""
+    """Follow attention on (tokens, batch, channels) tensors, including its projections."""
     inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
     call.require_only(*inputs)
     builder, heads = call.builder, int(call.argument(4, "num_heads"))
@@ -258,7 +258,7 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     "rms_norm", "normalize", "local_response_norm", "softmax", "log_softmax"
 )  # fmt: skip
 def _keep_places(call: ChannelCall) -> Tensor:
-    """Follow operations that keep entries in place."""
+    """Follow operations that keep each entry at its position."""
     source = call.argument(0, "input")
     call.require_only(source)
     for value in (*call.args[1:], *call.kwargs.values()):
@@ -301,7 +301,7 @@ def _count_position_axes(nodes: Tensor) -> int:
     "split_with_sizes", "unbind", "roll", "flip"
 )  # fmt: skip
 def _move(call: ChannelCall) -> Any:
-    """Move nodes as the call moves entries."""
+    """Move nodes in the same way as the call moves entries."""
     return _move_likewise(call, call.first)
 
 
@@ -585,15 +585,15 @@ def _pad(call: ChannelCall) -> Tensor:
     """Follow padding: padded positions are part of the channel, padded channels are constant."""
     nodes = call.first
     pads = list(call.argument(1, "pad"))
-    for number in range(len(pads) // 2):
-        axis, (before, after) = nodes.ndim - 1 - number, pads[2 * number : 2 * number + 2]
+    for index in range(len(pads) // 2):
+        axis, (before, after) = nodes.ndim - 1 - index, pads[2 * index : 2 * index + 2]
         if before == 0 and after == 0:
             continue
         size = nodes.shape[axis] + before + after
         if varies(nodes, axis) or (nodes.shape[axis] == 1 and axis == 1):
             if call.argument(2, "mode", "constant") != "constant":
                 raise UnfollowableCall("it repeats channels at the edges")
-            pad = [0, 0] * number + [before, after]
+            pad = [0, 0] * index + [before, after]
             nodes = torch.nn.functional.pad(nodes, pad, value=-1)
         else:
             call.builder.positions.padded |= call.argument(2, "mode", "constant") == "constant"

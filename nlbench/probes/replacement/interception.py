@@ -127,7 +127,7 @@ class CallInterception(TorchFunctionMode):
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
-        """Wrap the forward of every module, and remove the wrappers on exit."""
+        """Wrap the forward method of every module, and remove the wrappers on exit."""
         before = [(module, vars(module).get("forward")) for module in self._paths]
         try:
             for module in self._paths:

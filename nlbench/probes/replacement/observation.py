@@ -35,7 +35,7 @@ EXAMPLE_SAMPLES = 2
 """Number of samples used to find places and the outputs that can be cached."""
 
 MAX_OUTPUT_BYTES = 2**28
-"""Maximum size of a batch's outputs, which can exceed the activations in a language model."""
+"""Maximum size of a batch's outputs, which can be larger than a language model's activations."""
 
 PASS_MEMORY_FACTOR = 2
 """Memory for a pass with a replacement, relative to a plain forward pass."""
@@ -87,7 +87,7 @@ def observe(
     step: OnStep,
     facts: dict[str, Any],
 ) -> None:
-    """Fit maps on every other sample, and observe the outputs with each map on the rest."""
+    """Fit maps on every other sample, and observe the outputs with each map on the other half."""
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
@@ -181,7 +181,7 @@ def _halves(
 
 
 def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
-    """Yield batches up to a total number of samples, but exhaust the iterator."""
+    """Yield batches with a total of at most `count` samples, but exhaust the iterator."""
     for inputs, labels in batches:
         taken = slice(count)
         if count is not None:
@@ -203,7 +203,7 @@ def _split(batches: Iterable[Batch], limit: int) -> Iterator[Batch]:
 def _groups(
     places: Sequence[ReplaceableCall], full_channels: int | None, memory: float
 ) -> Iterator[list[ReplaceableCall]]:
-    """Yield groups of places whose full maps fit into memory together."""
+    """Yield groups of places whose full maps fit in memory together."""
     group: list[ReplaceableCall] = []
     used = 0.0
     for place in places:

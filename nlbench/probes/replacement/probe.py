@@ -27,7 +27,7 @@ UNFITTED = {
 
 
 def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
-    """Parse comma-separated names of maps, or ``auto`` for the default for the kind of places `of`.
+    """Parse comma-separated names of maps; ``auto`` means the default, which depends on `of`.
 
     Raises
     ------

@@ -195,7 +195,7 @@ class GridGroup:
             if key[0] in self._first_steps:
                 met |= (resting[:, 1:-1] & crossed(states[:, :-2], states[:, 2:])).any(2)
             for i in range(1, FIRST_GRID_STEPS + 1):
-                # A unit without a side keeps its previous one, unless it rests.
+                # A unit whose side is unknown keeps its previous one, unless it is resting.
                 unknown = ~(_has_side(states[:, i]) | resting[:, i])
                 states[:, i] |= unknown[:, None] & states[:, i - 1]
             counted = torch.full_like(unplaced, -1)
@@ -221,7 +221,7 @@ class GridGroup:
         def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
             for side in (0, 1):
-                # A node is the left end of a step and the right end of another.
+                # A node is the left end of one step and the right end of another.
                 left, right = (i - side).clamp(min=0), (i - side + 1).clamp(max=steps)
                 interval = 2 * (s * steps + left) + side
                 if isinstance(pattern, Windows):
@@ -267,7 +267,7 @@ class GridGroup:
             left_known, known = _has_side(left), _has_side(middle)
             unplaced = sides.unplaced[s] & ~(known | left_known)
             unknown = ~known & left_known
-            # Synchronising with a GPU costs more than operations that change nothing.
+            # Synchronising with a GPU costs more than operations that have no effect.
             if unknown.is_cuda or bool((unknown | unplaced).any()):
                 resting = pattern.resting
                 opposite = crossed(left, right)

@@ -177,7 +177,7 @@ def rrelu(call: RecordedCall) -> Rule:
     return kinked_function((0.0,) if slope != 1 else (), call, (slope, 1.0))
 
 
-@line_rule("prelu", bends="at 0, where its slope is not 1")
+@line_rule("prelu", bends="at 0, unless its slope is 1")
 def prelu(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
     slope: Tensor = call.argument(1, "weight")
@@ -219,7 +219,7 @@ def clamp_max(call: RecordedCall) -> Rule:
 
 
 @line_rule(
-    "threshold", bends="at its threshold", caveat="if the replacement value is the threshold"
+    "threshold", bends="at its threshold", caveat="if the replacement value equals the threshold"
 )
 def threshold(call: RecordedCall) -> Rule:
     threshold, value = float(call.args[1]), float(call.args[2])

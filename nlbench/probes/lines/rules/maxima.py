@@ -61,7 +61,7 @@ def larger_of_two(call: RecordedCall) -> Rule:
     return kinked_units(call.apply, bound, Kinks(margin, error=error))
 
 
-@line_rule("amax", "amin", bends="where another becomes the largest")
+@line_rule("amax", "amin", bends="where the position of the maximum or minimum changes")
 def largest(call: RecordedCall) -> Rule:
     axes = _inner_axes(call)
     sign = -1 if "min" in call.name else 1
@@ -85,7 +85,7 @@ def _inner_axes(call: RecordedCall) -> list[int]:
     return axes
 
 
-@line_rule("cummax", "cummin", bends="where another becomes the largest")
+@line_rule("cummax", "cummin", bends="where the position of the maximum or minimum changes")
 def running_largest(call: RecordedCall) -> Rule:
     axis = inner_axis(call, 1)
     sign = -1 if call.name == "cummin" else 1
@@ -102,8 +102,8 @@ def running_largest(call: RecordedCall) -> Rule:
 
 @line_rule(
     "linalg_vector_norm",
-    bends="at 0, or where another becomes the largest",
-    caveat="orders 1 and infinity",
+    bends="at 0, or where the position of the maximum changes",
+    caveat="orders 1 and infinity only",
 )
 def norm(call: RecordedCall) -> Rule:
     order = call.argument(1, "ord", 2)
@@ -140,8 +140,8 @@ MAX_SORTED_LENGTH = 256
     "topk",
     "kthvalue",
     "median",
-    bends="where two change places",
-    caveat=f"along an axis of at most {MAX_SORTED_LENGTH}",
+    bends="where two elements swap ranks",
+    caveat=f"along an axis with at most {MAX_SORTED_LENGTH} elements",
 )
 def sorted_along(call: RecordedCall) -> Rule:
     """Create the rule for sorting: where two values swap ranks, the output bends at both ranks."""
@@ -205,7 +205,7 @@ def sorted_along(call: RecordedCall) -> Rule:
 def _rank_changes(
     left: Tensor, right: Tensor, error: Tensor, pair: Tensor, fraction: Tensor, used: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Find the crossings of two lines at which a rank of the output passes to another line.
+    """Find the crossings of two lines that change which line is at a rank in the output.
 
     Where several lines meet at a point, lines with smaller slopes rank above a given line before
     the point, and lines with larger slopes after it. Lines that coincide share their ranks.
@@ -281,7 +281,7 @@ def _ranks(call: RecordedCall, size: int) -> list[int]:
 
 @line_rule(
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
-    "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
+    "adaptive_max_pool3d", bends="where the position of the maximum in a window changes",
 )  # fmt: skip
 def max_pool(call: RecordedCall) -> Rule:
     """Create the rule for max pooling: the upper envelope of each window."""

@@ -49,13 +49,13 @@ def rearrangement(call: RecordedCall) -> Rule:
     return Rule(call.apply, rearranged(call.apply))
 
 
-@line_rule("index", "index_select", caveat="constant indices")
+@line_rule("index", "index_select", caveat="with constant indices")
 def selection(call: RecordedCall) -> Rule:
     check_only_first_traced(call, "which numbers it selects depends on the input")
     return Rule(call.apply, rearranged(call.apply))
 
 
-@line_rule("gather", caveat="constant indices")
+@line_rule("gather", caveat="with constant indices")
 def gathering(call: RecordedCall) -> Rule:
     check_only_first_traced(call, "which numbers it selects depends on the input")
     axis, index = inner_axis(call, 1), call.argument(2, "index")
@@ -66,7 +66,7 @@ def gathering(call: RecordedCall) -> Rule:
     return Rule(apply, rearranged(apply))
 
 
-@line_rule("max_unpool2d", "max_unpool3d", caveat="constant indices")
+@line_rule("max_unpool2d", "max_unpool3d", caveat="with constant indices")
 def unpooling(call: RecordedCall) -> Rule:
     check_only_first_traced(call, "where it writes depends on the input")
     index, size = call.args[1], call.argument(2, "output_size")
@@ -83,8 +83,10 @@ def repeat_samples(constant: Any, count: int) -> Any:
     return constant.expand(count, *constant.shape[1:])
 
 
-@line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
-@line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
+@line_rule(
+    "scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="with constant indices"
+)
+@line_rule("index_add", "index_copy", "masked_scatter", caveat="with constant indices")
 def scattering(call: RecordedCall) -> Rule:
     """Create the rule for writing or adding elements into a tensor at constant positions."""
     if call.name == "masked_scatter" or "reduce" in call.kwargs:
