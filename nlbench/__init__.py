@@ -8,9 +8,9 @@ from __future__ import annotations
 from pkgutil import extend_path
 from typing import TYPE_CHECKING
 
-# In a checkout, measures/, models/ and other subpackages lie next to this folder. Python started
-# there imports this folder first; extend_path adds the installed package's path, which contains
-# them.
+# In a checkout, measures/, models/ and other subpackages lie next to this folder. If Python is
+# started there, it imports this folder first; extend_path adds the path of the installed package,
+# which contains them.
 __path__ = extend_path(__path__, __name__)
 
 from .lazy import lazy_imports

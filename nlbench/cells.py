@@ -15,20 +15,20 @@ from nlbench.subjects.weights_choice import choose_weights
 
 @dataclass(frozen=True)
 class SubjectPlan:
-    """A subject to be measured.
+    """A subject to measure.
 
     Parameters
     ----------
     key : str
         Hash of everything that determines the observations.
     label : str
-        Name of its weights in the table.
+        Name of the subject's weights in the table.
     impossible : str
-        Why it can't be measured; else empty.
+        Reason why the subject can't be measured; empty if it can.
     weights : str
-        Identity of the weights, as in `WeightsChoice.identity`; empty if unknown.
+        Identity of the weights, see `WeightsChoice.identity`; empty if unknown.
     files : str
-        Fingerprint of the dataset's files; empty if it has none.
+        Fingerprint of the dataset's files; empty if it has no files.
     """
 
     key: str
@@ -39,10 +39,10 @@ class SubjectPlan:
     files: str = ""
 
     def changed_files(self, planned_on: str) -> str:
-        """Describe which files have changed since the run was planned; empty if none has.
+        """Describe a file change since the run was planned; empty if no file has changed.
 
         On a machine other than `planned_on`, the dataset's fingerprint is not compared, since a
-        copy of the files may have other modification times.
+        copy of the files may have different modification times.
         """
         spec, changed = self.spec, ""
         if self.weights and choose_weights(spec).identity != self.weights:
@@ -56,7 +56,7 @@ class SubjectPlan:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """A measure with its options and its probe's, by name."""
+    """A measure and its probe, by name, with their options."""
 
     name: str
     version: str
@@ -67,7 +67,7 @@ class MeasureSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """One subject and one measure: the unit of recording and of failure."""
+    """One subject and one measure: the unit that is recorded, and that may fail."""
 
     key: str
     subject: SubjectPlan
@@ -82,7 +82,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells of a request, subject by subject."""
+    """All cells of a request, grouped by subject."""
 
     cells: tuple[Cell, ...]
     device: str
@@ -90,17 +90,17 @@ class Plan:
 
     @property
     def subjects(self) -> list[SubjectPlan]:
-        """The subjects in their order."""
+        """The subjects, in order."""
         return list({cell.subject.key: cell.subject for cell in self.cells}.values())
 
     @property
     def measures(self) -> list[MeasureSpec]:
-        """The measures in their order."""
+        """The measures, in order."""
         return list({cell.measure.name: cell.measure for cell in self.cells}.values())
 
     @property
     def decisions(self) -> Decisions:
-        """The settings and keys that determine the cells' numbers."""
+        """The settings and keys that determine the results of the cells."""
         return {
             **{("measure", m.name): (m.version, dict(m.options)) for m in self.measures},
             **{("probe", m.probe): dict(m.probe_options) for m in self.measures},

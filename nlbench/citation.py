@@ -1,4 +1,4 @@
-"""Sources of definitions, to be cited."""
+"""Citable sources of definitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a definition.
+    """Source of a definition.
 
     Parameters
     ----------

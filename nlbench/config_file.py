@@ -1,4 +1,4 @@
-"""Configuration files of ``nlbench run``, in TOML."""
+"""TOML configuration files for ``nlbench run``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MAX_BYTES = 2**20
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a configuration file and return its values by field of `nlbench.request`.
+    """Read a configuration file and return its values keyed by field of `nlbench.request`.
 
     Its keys are the flags of ``nlbench run``: ``measures``, ``models`` (or ``model``), ``data``,
-    ``weights``, ``seeds``, ``samples``, …; a table ``set`` holds options, as
-    ``affinity.shrinkage = "none"`` or in nested tables.
+    ``weights``, ``seeds``, ``samples``, …; a table ``set`` contains options, such as
+    ``affinity.shrinkage = "none"``, or nested tables of options.
 
     Raises
     ------
     nlbench.RequestError
-        If it can't be read, or a key or a value is invalid.
+        If the file can't be read, or a key or a value is invalid.
     """
     text = read_text(path, MAX_BYTES).removeprefix("\ufeff")
     try:
@@ -49,7 +49,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def write_request(path: Path, request: Request) -> None:
-    """Write a request as a configuration file that repeats it."""
+    """Write a request as a configuration file with which it can be repeated."""
     text = "# nlbench run --config with this file repeats the request\n" + to_toml(request)
     # A finished run may be read-only.
     if not path.is_file() or read_text(path) != text:

@@ -1,7 +1,7 @@
-"""Errors and the text of their messages.
+"""Errors, and helpers for their messages.
 
-Every error that a user can cause derives from `NlbenchError`. Its message is one line with what
-was received, what was expected and, if there is one, the nearest valid name.
+Every error that a user can cause derives from `NlbenchError`. Its message is one line that states
+what was received, what was expected and, if available, the nearest valid name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class NlbenchError(Exception):
-    """Base class of all errors that nlbench raises."""
+    """Base class for all errors that nlbench raises."""
 
 
 class RequestError(NlbenchError, ValueError):
@@ -20,7 +20,7 @@ class RequestError(NlbenchError, ValueError):
 
 
 class PluginError(NlbenchError):
-    """Unusable plugin: its import fails, or two plugins claim one name."""
+    """Unusable plugin: its import fails, or two plugins claim the same name."""
 
 
 class Undefined(NlbenchError, ValueError):
@@ -37,7 +37,7 @@ class UnsupportedOperation(Undefined):
     Attributes
     ----------
     operation : str
-        PyTorch's name of the operation.
+        PyTorch's name for the operation.
     place : str
         The module that calls it.
     """
@@ -68,7 +68,7 @@ def one_line(text: object, limit: int = 2000) -> str:
     'two lines [31mred'
     """
     words = without_controls(" ".join(str(text)[: 4 * limit].split()))
-    plain = " ".join(words.split())  # again, since words of control characters are now empty
+    plain = " ".join(words.split())  # again, since removing controls may leave empty words
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
@@ -83,12 +83,12 @@ def without_controls(text: str) -> str:
     return "".join(c for c in text if c in _ALLOWED or unicodedata.category(c)[0] != "C")
 
 
-# The joiners of scripts and emoji are harmless control characters.
+# Joiners, which scripts and emoji use, are harmless control characters.
 _ALLOWED = "\n\t\u200c\u200d"
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's message in one line, with its class unless it is an `NlbenchError`.
+    """Return an error's message on one line, with its class unless it is an `NlbenchError`.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error's message, or its class if it has none.
+    r"""Return the first line of an error's message, or its class if the message is empty.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def system_text(error: Exception) -> str:
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """Return an invalid value as one short line, for a message.
+    """Format an invalid value as one short line, for a message.
 
     Examples
     --------
@@ -144,10 +144,10 @@ def shorten(value: object, limit: int = 80) -> str:
 
 
 def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Suggest the valid name nearest to an unknown one.
+    """Suggest the valid name that is nearest to an unknown one.
 
-    The text is ``"; did you mean 'x'?"``, else the list of valid names. They may have a prefix,
-    such as a family's ``torchvision/``.
+    The text is ``"; did you mean 'x'?"``, or the list of valid names if none is similar. A prefix,
+    such as a family's ``torchvision/``, is added to each name.
 
     Examples
     --------
@@ -155,11 +155,11 @@ def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     "; did you mean 'affinity'?"
     """
     valid = sorted(names)
-    # The time of the comparison grows with the product of both lengths.
+    # The time of a comparison is proportional to the product of both lengths.
     close = difflib.get_close_matches(name[:200], valid, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{prefix}{close[0]}'?"
     if valid:
         first = ", ".join(prefix + name for name in valid[:12])
-        return f"; there are: {first}{', …' if len(valid) > 12 else ''}"
-    return "; there are none"
+        return f"; available: {first}{', …' if len(valid) > 12 else ''}"
+    return "; none available"

@@ -1,4 +1,4 @@
-"""Evaluation of a model in memory."""
+"""Evaluation of models in memory."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def evaluate(
     ----------
     model : torch.nn.Module, or mapping of str to torch.nn.Module
         Its mode, dtype, weights and hooks stay unchanged. Its output is a tensor, or a mapping,
-        tuple or object with ``logits`` or with a single tensor. A mapping holds several models,
-        such as checkpoints of one training run; its keys are their weights in the table.
+        tuple or object with ``logits`` or with a single tensor. A mapping contains several models,
+        such as checkpoints from one training run; its keys name their weights in the table.
     inputs : tensor of shape (n, ...), tuple, mapping, or loader
-        A tensor holds all samples. A tuple or a mapping is one batch of arguments, for
+        A tensor contains all samples. A tuple or a mapping is one batch of arguments, for
         ``model(*inputs)`` or ``model(**inputs)``. Any other iterable, such as a DataLoader or a
         list, yields batches of these three kinds. Measures of the probe ``sites`` iterate over a
-        loader once, with one batch in memory; the others use its first 512 samples (or more if
-        ``lines.number`` requires them). Several arguments are packed into one tensor (n, k), and
+        loader once, with one batch in memory; other measures use its first 512 samples (or more if
+        ``lines.number`` requires it). Several arguments are packed into one tensor (n, k), and
         must all have the same floating dtype or all be integers.
     measures : sequence of str or Measure class
         Registered names, globs or measure classes; or a string of comma-separated names.
     labels : tensor of shape (n,), bool or str, optional
-        The labels of a tensor. For a loader: True if the last element of a batch holds labels,
-        False if there are none, or the key of the labels in a mapping. By default, a pair is
-        (inputs, labels) if the model takes one argument, and an error otherwise.
+        Labels for samples in memory. For a loader: True if the last element of a batch contains
+        labels, False if there are no labels, or the key of the labels in a mapping. By default, a
+        pair is (inputs, labels) if the model takes one argument, and an error otherwise.
     settings : mapping, optional
-        Options: ``{"affinity.shrinkage": "none", "lines.number": 2}``.
+        Options, such as ``{"affinity.shrinkage": "none", "lines.number": 2}``.
     name : str, optional
-        Name of the model in the table; by default its class.
+        Name of the model in the table; by default its class name.
     progress : Progress, optional
 
     Returns
@@ -92,7 +92,7 @@ def evaluate(
     Notes
     -----
     A measure's random numbers are seeded with the record's key, which depends on the samples. For
-    a loader, whose samples are unknown before its end, the seed depends on its first samples.
+    a loader, whose samples are not known in advance, the seed depends on its first samples.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def evaluate(
 
 
 def combine(runs: Sequence[Run]) -> Run:
-    """Combine the records of several evaluations in one run."""
+    """Combine the records of several evaluations into one run."""
     records = [record for run in runs for record in run.records]
     seconds = round(sum(float(run.manifest["seconds"]) for run in runs), 3)
     manifest = replace(Manifest.from_dict(runs[0].manifest), seconds=seconds)
@@ -187,7 +187,7 @@ def _evaluate(
     if stream is not None and stream.error is not None:
         raise stream.error
     if stream is not None:
-        # The samples of a stream, which determine the keys, are only known at its end.
+        # The samples determine the keys, and those of a stream are only known at its end.
         facts = replace(facts, **sample_facts(samples.inputs, stream))
         keys = {measure.name: key_of(facts, measure) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
@@ -225,7 +225,7 @@ def _load_measures(
 
 
 class _Samples(NamedTuple):
-    """All samples, or the first of a stream, with the layout of the model's arguments."""
+    """All samples, or the first samples of a stream, and the layout of the model's arguments."""
 
     inputs: Tensor
     labels: Tensor | None

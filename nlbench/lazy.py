@@ -13,8 +13,8 @@ from typing import Any
 def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Create ``__getattr__``, ``__dir__`` and ``__all__`` for a package.
 
-    Its exports are the names that its ``__init__.py`` imports for type checkers alone, in the
-    form ``from module import name as name`` below ``if TYPE_CHECKING:``.
+    Its exports are the names that its ``__init__.py`` imports only for type checkers, in the form
+    ``from module import name as name`` below ``if TYPE_CHECKING:``.
 
     Examples
     --------

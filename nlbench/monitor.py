@@ -14,12 +14,12 @@ from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.store.run import Run
 
-TIME_SHARE = 0.05
-"""Maximum share of the time that measuring takes with the default spacing."""
+MAX_TIME_FRACTION = 0.05
+"""Maximum fraction of the time spent on measuring, with the default spacing."""
 
 
 class Monitor:
-    """Measure a model at intervals of its training loop.
+    """Measure a model at intervals in its training loop.
 
     The model's weights, mode and gradients and the random state stay unchanged, so training
     is not affected.
@@ -31,7 +31,7 @@ class Monitor:
         The samples to measure on; see `nlbench.evaluate`.
     measures : sequence of str or Measure class
     every : int, optional
-        Number of steps between measurements. By default they are spaced so that measuring takes
+        Number of steps between measurements. By default, they are spaced so that measuring takes
         at most 5 % of the time.
     labels, settings, name : optional
         See `nlbench.evaluate`.
@@ -39,7 +39,7 @@ class Monitor:
     Attributes
     ----------
     steps : int
-        Number of calls of `step`.
+        Number of calls to `step`.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Monitor:
             raise RequestError(f"every={every}, expected at least 1")
         if not isinstance(inputs, Tensor | tuple | Mapping) and iter(inputs) is inputs:
             raise RequestError(
-                "inputs: an iterator can be read once; expected a loader or a tensor"
+                "inputs: an iterator can be read only once, expected a loader or tensor"
             )
         self.steps = 0
         self._model, self._inputs, self._measures = model, inputs, measures
@@ -87,12 +87,12 @@ class Monitor:
         return self.measure() if time.perf_counter() >= self._next_time else None
 
     def measure(self) -> Run:
-        """Measure the model now and return the run of this step."""
+        """Measure the model now and return the run for this step."""
         start = time.perf_counter()
         models = {f"step {self.steps}": self._model}
         run = evaluate(models, self._inputs, self._measures, **self._options)  # type: ignore[arg-type]
         end = time.perf_counter()
-        self._next_time = end + (end - start) * (1 / TIME_SHARE - 1)
+        self._next_time = end + (end - start) * (1 / MAX_TIME_FRACTION - 1)
         if self._runs and self._runs[-1].records[0].subject.weights == f"step {self.steps}":
             self._runs.pop()
         self._runs.append(run)

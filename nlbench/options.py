@@ -1,7 +1,7 @@
-"""Options: their declaration, and the validation of their values.
+"""Declaration of options, and validation of their values.
 
-Options of measures, probes and datasets, flags of ``nlbench run``, keys of its configuration
-file and arguments of `nlbench.Request` are all declared and validated here.
+Options of measures, probes and datasets, flags of ``nlbench run``, keys in its configuration
+file and arguments of `nlbench.Request` are all declared and validated with `Option`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from nlbench.parsers import (
 OptionValue = bool | int | float | str
 
 Options = Mapping[str, OptionValue]
-"""Resolved values of options, by name."""
+"""Resolved option values, keyed by name."""
 
 Settings = Mapping[str, OptionValue | str]
-"""Values that a user set, by ``OWNER.OPTION``."""
+"""Option values set by the user, keyed by ``OWNER.OPTION``."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,24 @@ class Option:
     default : bool, int, float or str
         Its type is the option's type; see `kind` for others.
     help : str
-        One line.
+        One-line help text.
     choices : tuple of str
-        The allowed values, if they are few.
+        The allowed values; if empty, any value is allowed.
     minimum, maximum : float
-        Bounds of a number, both included.
+        Inclusive bounds for numbers.
     kind : str
-        ``boolean``, ``integer``, ``number`` or ``text``, by default as the default; or ``size``
-        (bytes), ``names``, ``paths``, ``seeds`` or ``settings``.
+        ``boolean``, ``integer``, ``number`` or ``text``, by default the type of the default; or
+        ``size`` (in bytes), ``names``, ``paths``, ``seeds`` or ``settings``.
     names : tuple of str
-        Spellings as a flag and as a key of a file; messages use the first.
+        Names as a flag and as a key in a configuration file; messages use the first.
     default_text : str
-        The default in ``--help``.
+        Text for the default in ``--help``.
     group : str
-        Group of the registry that has the valid names.
+        Registry group that contains the valid names.
     above_minimum : bool
         True if `minimum` itself is excluded.
     required_text : str
-        Text for the expected value in the error for an empty string; if empty, none is raised.
+        Description of the expected value if an empty string is an error; otherwise empty.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class Option:
 
     @property
     def is_repeatable(self) -> bool:
-        """True if its flag may be repeated."""
+        """True if the option's flag may be repeated."""
         return _KINDS[self.kind].read is not None
 
     def parse(self, value: object, label: str = "option") -> Any:
@@ -102,7 +102,7 @@ class Option:
         Raises
         ------
         nlbench.RequestError
-            If it has a different type, is out of bounds or not among the choices.
+            If the value has the wrong type, is out of bounds or is not among the choices.
         """
         kind = _KINDS[self.kind]
         try:
@@ -115,7 +115,7 @@ class Option:
             raise RequestError(message) from None
 
     def parse_flags(self, texts: Sequence[str], label: str) -> Any:
-        """Parse the texts of a repeatable flag; raise as `parse`, or if a glob matches no file."""
+        """Parse the values of a repeatable flag; also raise if a glob matches no file."""
         read = _KINDS[self.kind].read
         assert read is not None
         return self.parse(read(texts, label), label)
@@ -134,7 +134,7 @@ class Option:
             return f"at most {self.maximum:g}"
         if self.maximum < MAX_INTEGER:
             return f"{low} to {self.maximum:g}"
-        return low if self.above_minimum else f"{low} or more"
+        return low if self.above_minimum else f"at least {low}"
 
     def _boolean(self, value: object, label: str) -> bool:
         if isinstance(value, str) and value.strip().lower() in _TRUE_TEXTS | _FALSE_TEXTS:
@@ -200,7 +200,7 @@ class Option:
         return limited_seeds(entries, label)
 
     def _settings(self, value: object, label: str) -> dict[str, OptionValue]:
-        """Flatten nested tables to names with dots."""
+        """Flatten nested tables into a dictionary with dotted names."""
         if not isinstance(value, Mapping):
             raise TypeError
         settings: dict[str, OptionValue] = {}
@@ -225,12 +225,12 @@ class Option:
 
 
 class _WrongEntry(ValueError):
-    """An entry of a list has the wrong type."""
+    """Wrong type of an entry in a list."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Description and conversion of the values of a kind, and the parser of repeatable flags."""
+    """Description and converter for values of a kind, and the parser for repeatable flags."""
 
     expected: str
     convert: Callable[[Option, Any, str], Any]
@@ -273,12 +273,12 @@ def _value_text(value: object) -> str:
 def resolve_options(
     options: Mapping[str, Option], settings: Settings, *, owner: str
 ) -> dict[str, OptionValue]:
-    """Return the options' values, set or default, in the order of their declaration.
+    """Return the value of each option, set or default, in declaration order.
 
     Raises
     ------
     nlbench.RequestError
-        For an unknown name or an invalid value.
+        If a name is unknown or a value is invalid.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Parsers of user input: numbers, sizes, names, seeds, paths and settings.
+"""Parsers for user input: numbers, sizes, names, seeds, paths and settings.
 
 `nlbench.options` validates the parsed values, `nlbench.settings` assigns settings to their owners.
 """
@@ -16,7 +16,7 @@ from nlbench.errors import RequestError, shorten
 MAX_INTEGER = 2**63 - 1
 MAX_SEEDS = 100_000
 
-SEEDS_TEXT = "whole numbers of 0 or more"
+SEEDS_TEXT = "non-negative integers"
 SIZE_TEXT = "a size such as 4GB"
 
 
@@ -76,12 +76,12 @@ def parse_size(text: str | int, label: str = "--memory") -> int:
 
 
 def parse_names(text: str) -> list[str]:
-    """Split names at commas."""
+    """Split comma-separated names."""
     return [part for part in map(str.strip, text.split(",")) if part]
 
 
 def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]:
-    """Parse seeds: numbers with commas, and ranges that include both ends.
+    """Parse comma-separated seeds and ranges of seeds, which include both ends.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
         ends = [_parse_seed(end, part, label) for end in ((first, last) if dash else (first,))]
         if ends[-1] < ends[0]:
             raise RequestError(f"{label}: '{shorten(part)}' runs backwards")
-        # However long the range is, one seed above the limit is enough to raise the error.
+        # However long the range is, one seed more than the limit is enough to raise the error.
         seeds |= dict.fromkeys(range(ends[0], min(ends[-1], ends[0] + MAX_SEEDS) + 1))
         limited_seeds(seeds, label)
     if not seeds:
@@ -112,7 +112,7 @@ def _parse_seed(text: str, part: str, label: str) -> int:
 
 
 def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
-    """Return distinct seeds in their order; raise if there are too many."""
+    """Return the distinct seeds in order; raise if there are too many."""
     distinct = tuple(dict.fromkeys(seeds))
     if len(distinct) > MAX_SEEDS:
         raise RequestError(f"{label}: too many, expected at most {MAX_SEEDS}")
@@ -123,9 +123,9 @@ _CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
 def parse_paths(text: str, label: str) -> list[str]:
-    """Split paths at commas, unless a file has that name, and expand globs.
+    """Split comma-separated paths, unless the whole text is a file's path, and expand globs.
 
-    A glob that matches checkpoints matches no other files, such as ``epochs.csv`` next to them.
+    If a glob matches checkpoints, other files that it matches, such as ``epochs.csv``, are ignored.
     """
     if _exists(text):
         return [text]

@@ -1,7 +1,7 @@
-"""Plans: the cells of a request, and the key of each.
+"""Plans: the cells of a request and their keys.
 
-Planning imports PyTorch only if a plugin of the request does. `nlbench.runner` compares a plan
-with the records of a folder.
+Planning imports PyTorch only if a plugin used by the request does. `nlbench.runner` compares a plan
+with the records in a folder.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .plugin_loading import load_measures, load_probe
 
 
 def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Plan:
-    """Expand a request to cells.
+    """Expand a request into cells.
 
-    A subject that can't be measured stays in the plan with the reason, unless it is the only one.
-    `warn` is called for measures of a glob that can't be loaded, and for models that are freshly
-    initialised because their checkpoint is missing.
+    A subject that can't be measured is kept in the plan with the reason, unless there is no other.
+    `warn` is called for measures that match a glob but can't be loaded, and for models that are
+    freshly initialised because their checkpoint is missing.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
 
 
 def _data_by_model(request: Request) -> dict[str, list[str]]:
-    """Return the models of a request with the names of their datasets."""
+    """Return the names of the datasets for each model in a request."""
     named = registry.expand("datasets", [name for name in request.data if name != AUTO_DATA])
     models = registry.expand("models", request.models)
     if AUTO_DATA not in request.data:
@@ -97,7 +97,7 @@ def _plan_subjects(
         sample = request.samples or None, request.split, tuple(sorted(options.items()))
         spec = SubjectSpec(model, source, dataset, seed, *sample)
         files, problem = fingerprints[dataset]
-        # The same for all seeds, so that a file is hashed once.
+        # The seed is the same for all, so that each file is hashed only once.
         weights = plan_weights(replace(spec, seed=0))
         if weights.note:
             notes.setdefault(weights.note)
@@ -121,8 +121,8 @@ def _plan_subjects(
         first = subjects.setdefault(key, subject)
         if first.label != subject.label:
             notes.setdefault(
-                f"{model}: the weights '{subject.label}' are those of '{first.label}', and are "
-                "measured once"
+                f"{model}: the weights '{subject.label}' are identical to '{first.label}', so they "
+                "are measured only once"
             )
     _check_subjects(list(subjects.values()))
     for note in notes:
@@ -131,7 +131,7 @@ def _plan_subjects(
 
 
 def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
-    """Raise if no subject can be measured, or two have the same name."""
+    """Raise if no subject can be measured or if two subjects have the same name."""
     if all(subject.impossible for subject in subjects):
         raise RequestError(subjects[0].impossible)
     named: dict[tuple[object, ...], SubjectPlan] = {}
@@ -143,7 +143,7 @@ def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
 
 
 def _fingerprint(name: str, info: DatasetInfo, options: Options) -> tuple[str, str]:
-    """Return the fingerprint of a dataset's files, or an empty one and the reason."""
+    """Return the fingerprint of a dataset's files, and the reason why it is empty, if any."""
     try:
         return (str(info.fingerprint(**options)) if info.fingerprint else ""), ""
     except NlbenchError as error:
@@ -174,7 +174,7 @@ def _plan_weights(spec: SubjectSpec) -> _Weights:
         problem = one_line(error)
     except OSError as error:
         problem = f"weights '{spec.weights}': {system_text(error)}"
-    # Missing weights of different names are different subjects.
+    # Missing weights with different names count as different subjects.
     return _Weights(label, f"absent: {spec.weights}", problem)
 
 

@@ -1,6 +1,6 @@
-"""Registered measures and probes, loaded and checked.
+"""Loading and validation of registered measures and probes.
 
-`nlbench.registry` has the groups of entry points, and finds names of all kinds.
+`nlbench.registry` defines the groups of entry points and finds names in all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[typ
         except PluginError as error:
             if name in patterns:
                 raise
-            warn(f"{error}; left out")
+            warn(f"{error}; skipped")
     if not loaded:
         raise RequestError(f"no measure to run{nearest('', registry.entries('measures'))}")
     return loaded
@@ -43,7 +43,7 @@ def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
         raise PluginError(f"measure '{checked.name}' has the name of a probe; choose another")
     if checked.probe not in probes:
         raise PluginError(
-            f"measure '{checked.name}' needs the probe '{checked.probe}'"
+            f"measure '{checked.name}' requires the probe '{checked.probe}'"
             f"{nearest(checked.probe, probes)}"
         )
     return checked

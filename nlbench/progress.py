@@ -38,7 +38,7 @@ class Progress(Protocol):
 
 
 class ProgressMonitor:
-    """Receiver of a measurement's events, which forwards progress to another receiver."""
+    """Receiver of events during a measurement, which forwards progress to another receiver."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
@@ -64,20 +64,20 @@ class ProgressMonitor:
         """Handle the start of loading a subject."""
 
     def observing(self, probe: str) -> None:
-        """Handle the start of a probe's pass."""
+        """Handle the start of a probe's observation."""
 
     def enter(self, measure: str) -> None:
-        """Handle the start of a call of a measure."""
+        """Handle the start of a call to a measure."""
 
     def leave(self) -> None:
         """Handle the end of the call; raise if the measure took too long."""
 
 
 LOG_SECONDS = 5.0
-"""Minimum time between two lines of ``--progress plain``."""
+"""Minimum time between two lines with ``--progress plain``."""
 
 QUIET_LOG_SECONDS = 30.0
-"""Minimum time before and between the lines of ``--progress auto`` without a terminal."""
+"""Minimum time before and between lines with ``--progress auto`` without a terminal."""
 
 
 def create_progress(style: str) -> Bar | PlainProgress:
@@ -103,7 +103,7 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """A progress bar on standard error, shown in a ``with`` block; by default on terminals only."""
+    """A progress bar on standard error for a ``with`` block; by default only on terminals."""
 
     def __init__(self, visible: bool | None = None) -> None:
         self._visible = sys.stderr.isatty() if visible is None else visible
@@ -152,9 +152,9 @@ class Bar:
 
 
 class PlainProgress:
-    """Lines on standard error for a log, with at least `interval` seconds between two of them.
+    """Progress lines for a log on standard error, at least `interval` seconds apart.
 
-    With `is_quiet` it prints only steps and warnings, and no step in the first interval.
+    If `is_quiet`, only steps and warnings are printed, and no steps during the first interval.
     """
 
     def __init__(self, interval: float = LOG_SECONDS, *, is_quiet: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
 ``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports``, ``nlbench.transforms``,
-``nlbench.commands`` and ``nlbench.ops``. Built-in plugins use them like third-party ones.
+``nlbench.commands`` and ``nlbench.ops``. Built-in plugins are registered like third-party ones.
 
 An entry point whose name ends in ``/*`` is a family: one object that provides many names, such as
 the models of another library. Its members are named ``family/member``.
@@ -39,15 +39,15 @@ from nlbench.errors import (
 
 
 class Family(ABC):
-    """Base class of families: many names behind one entry point ``NAME/*``.
+    """Base class for families: many names behind one entry point ``NAME/*``.
 
-    The class is registered. It is imported whenever its group is listed, so its module must not
-    import anything but the standard library and nlbench until a member is loaded.
+    The entry point refers to the class. It is imported whenever its group is listed, so its module
+    must import only the standard library and nlbench until a member is loaded.
 
     Attributes
     ----------
     description : str
-        One line, for listings.
+        One-line description for listings.
     costly : bool
         True if `names` imports the library. It is then called only for a glob that names the
         family, and to list all members.
@@ -58,7 +58,7 @@ class Family(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Return the members' names without the family's; empty if their number is unlimited."""
+        """Return the members' names without the family's; empty if they can't be enumerated."""
 
     @abstractmethod
     def load(self, name: str) -> Any:
@@ -71,7 +71,7 @@ class Family(ABC):
         """
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return members that match a glob of paths, if none of `names` does."""
+        """Return the members that match a glob of paths, used if it matches none of `names`."""
         return ()
 
     def describe(self, name: str) -> str:
@@ -79,7 +79,7 @@ class Family(ABC):
         return ""
 
     def providers(self) -> tuple[str, ...]:
-        """Return the libraries, with versions, that determine the members."""
+        """Return the libraries that provide the members, with their versions."""
         return ()
 
 
@@ -111,12 +111,12 @@ class Entry:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Distributions, with versions, that provide the name."""
+        """Distributions that provide the name, with their versions."""
         return tuple(map(_provider, self.claims)) + (self.family.providers() if self.family else ())
 
     @property
     def conflict(self) -> str:
-        """Description of a malformed entry point or of several claims to the name; else empty."""
+        """Description of a malformed entry point or of conflicting claims; empty if none."""
         if len(self.claims) == 1:
             (point,) = self.claims
             if _is_readable(point):
@@ -133,9 +133,9 @@ class Entry:
 
 
 def entries(group: str) -> dict[str, Entry]:
-    """Return the entries of a group by name, importing no plugins except families.
+    """Return the entries of a group, keyed by name, without importing plugins except families.
 
-    Members of a costly family are left out, but `find` finds them.
+    Members of costly families are not included, but can be found with `find`.
 
     Examples
     --------
@@ -155,9 +155,9 @@ def entries(group: str) -> dict[str, Entry]:
 
 
 def families(group: str) -> dict[str, Entry]:
-    """Return the families of a group by the name before the slash.
+    """Return the families of a group, keyed by the name before the slash.
 
-    A family that can't be imported is included, without its members.
+    A family that can't be imported is included without its members.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def find(group: str, name: str) -> Entry:
     Raises
     ------
     nlbench.RequestError
-        If the name is not registered; the message suggests the nearest.
+        If the name is not registered; the message suggests the nearest name.
     """
     points = _points(group)
     prefix, slash, member = name.partition("/")
@@ -186,7 +186,7 @@ def find(group: str, name: str) -> Entry:
             return Entry(group, name, claims + entry.claims, entry.family)
     if not claims:
         hint = nearest(name, entries(group))
-        if group == "models" and hint.startswith("; there are") and "." in name:
+        if group == "models" and not hint.startswith("; did you mean") and "." in name:
             hint = (
                 "; to measure your own network, call nlbench.evaluate(model, inputs) in Python, or "
                 "register it in the entry-point group nlbench.models"
@@ -201,15 +201,15 @@ def load(group: str, name: str) -> Any:
     Raises
     ------
     nlbench.RequestError
-        If the name is not registered; the message suggests the nearest.
+        If the name is not registered; the message suggests the nearest name.
     nlbench.PluginError
-        If two plugins claim it, or its import fails.
+        If two plugins claim the name, or the import fails.
     """
     entry = find(group, name)
     if entry.conflict:
         raise PluginError(entry.conflict)
     try:
-        # A family that failed to import is imported again, for its error message.
+        # A family that failed to import is imported again to get its error message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
         return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded
@@ -222,10 +222,10 @@ def load(group: str, name: str) -> Any:
 
 
 def expand(group: str, patterns: Iterable[str]) -> list[str]:
-    """Expand names and globs to registered names, in their order, without repetition.
+    """Expand names and globs into registered names, in order and without duplicates.
 
     A glob without a slash matches no members of families; one that names a family, such as
-    ``torchvision/resnet*``, matches its members only.
+    ``torchvision/resnet*``, matches only its members.
 
     Raises
     ------
@@ -280,10 +280,10 @@ def version_of(distribution: str) -> str | None:
 
 
 def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    """Return the entry points of all groups of nlbench, and one line per unreadable distribution.
+    """Return the entry points in nlbench's groups, and one line per unreadable distribution.
 
-    They are read again only if the search path or a folder on it has changed, as after an
-    installation.
+    They are read again only if the search path or a folder on it has changed, for example after
+    an installation.
     """
     return _installed(tuple((path, _modification_time(path)) for path in sys.path))
 
@@ -297,7 +297,7 @@ def _installed(
     for distribution in metadata.distributions():
         name = _key_of(distribution)
         if name in points:
-            continue  # The first one on the path is imported.
+            continue  # Only the first one on the path is imported.
         points[name] = ()
         try:
             # Searching the text is faster than parsing it, and few distributions have plugins.
@@ -315,11 +315,11 @@ def _installed(
 
 @lru_cache(maxsize=1024)
 def name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Return name and version of a distribution, cached since metadata is slow to parse."""
+    """Return the name and version of a distribution, cached since metadata is slow to parse."""
     try:
         name, version = distribution.name, distribution.version
     except Exception:
-        # If the metadata can't be read, the folder's name is used.
+        # If the metadata can't be read, fall back to the folder name.
         name = version = ""
     return name or _folder_of(distribution), version or ""
 
@@ -328,14 +328,14 @@ def _key_of(distribution: metadata.Distribution) -> str:
     """Return the normalized name of a distribution."""
     folder = getattr(distribution, "_path", None)
     is_named = getattr(folder, "suffix", "") in (".dist-info", ".egg-info")
-    # The folder's name needs no parsing of metadata.
+    # The folder name is available without parsing metadata.
     folder_name = _folder_of(distribution).partition("-")[0]
     name = folder_name if is_named else name_and_version(distribution)[0]
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def _folder_of(distribution: metadata.Distribution) -> str:
-    """Return the name of the folder of a distribution's metadata."""
+    """Return the name of a distribution's metadata folder."""
     return str(getattr(getattr(distribution, "_path", None), "stem", distribution))
 
 
@@ -355,7 +355,7 @@ def _modification_time(path: str) -> int:
 
 
 def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group by name, without duplicates of a distribution."""
+    """Return the entry points of a group, keyed by name; a distribution counts only once."""
     if group not in GROUPS:
         raise RequestError(f"there is no group '{group}'{nearest(group, GROUPS)}")
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
@@ -390,7 +390,7 @@ def _family_of(loaded: object) -> Family:
 def describe(entry: Entry) -> str:
     """Read the first line of an entry's docstring from its source file, without importing it.
 
-    Empty if there is no source. Members are described by their family.
+    Return an empty string if there is no source. Members are described by their family.
     """
     point = entry.claims[0]
     if not _is_readable(point):

@@ -1,4 +1,4 @@
-"""The installed plugin of reports."""
+"""Access to the installed reports."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def load_reports() -> Any:
     """Load the installed reports: a module with the exports of ``nlbench.reports``."""
     for point in registry.entry_points("nlbench.reports"):
         return point.load()
-    raise PluginError("no reports are installed; install nlbench again")
+    raise PluginError("no reports are installed; reinstall nlbench")

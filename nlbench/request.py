@@ -1,7 +1,7 @@
-"""Requests: what a run measures, and how it is executed.
+"""Requests: what a run measures and how it is executed.
 
 Each field of the dataclasses is an `Option`, which validates the flags of ``nlbench run``, the keys
-of a configuration file and the arguments from Python.
+in a configuration file and the arguments from Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXECUTORS = ("serial", "processes", "dask")
 
 
 def _option(help: str, default: Any = MISSING, **declaration: Any) -> Any:
-    """Create a dataclass field with its option; the default is an empty table."""
+    """Create a dataclass field with an option; if no default is given, it is an empty table."""
     is_table = default is MISSING
     option = Option({} if is_table else default, help, **declaration)
     defaults: dict[str, Any] = {"default_factory": dict} if is_table else {"default": default}
@@ -35,7 +35,7 @@ def _integer(help: str, default: int | None, *, minimum: int = 0, **declaration:
 
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
-    """Return the options of a dataclass by field.
+    """Return the options of a dataclass, keyed by field.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
 
 
 def _validate(request: Any) -> None:
-    """Validate the fields of a dataclass of options, in its ``__post_init__``."""
+    """Validate the fields of an options dataclass; called from its ``__post_init__``."""
     for name, option in options_of(type(request)).items():
         value = getattr(request, name)
         if value is not None or option.default is not None:
@@ -65,10 +65,10 @@ class Request:
     data : tuple of str
         Registered names or globs.
     weights : tuple of str
-        Each ``auto``, ``trained``, ``init``, ``calibrated`` or a checkpoint's path.
+        ``auto``, ``trained``, ``init``, ``calibrated`` or paths of checkpoints.
     seeds : tuple of int
     samples : int
-        Number of samples of the split; 0: all.
+        Number of samples from the split; 0 for all.
     split : {"test", "train"}
     device : str
         ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
@@ -76,8 +76,8 @@ class Request:
         Options of measures, probes and datasets, such as ``{"affinity.shrinkage": "none"}``.
     precision : {"native", "tf32", "float64", "bfloat16", "float16"}
         ``native``: the dtype of the weights, without TF32. ``tf32`` allows TF32 on NVIDIA's tensor
-        cores; ``bfloat16`` and ``float16`` run the model under autocast. ``float64`` converts
-        model and inputs.
+        cores; ``bfloat16`` and ``float16`` run the model under autocast. ``float64`` converts the
+        model and the inputs.
 
     Raises
     ------
@@ -112,20 +112,20 @@ class Request:
         group="datasets",
     )
     weights: tuple[str, ...] = _option(
-        "trained, init, calibrated (init with batch-norm statistics of the samples), or "
-        "checkpoints' paths or globs, comma-separated; auto: trained if available.",
+        "trained, init, calibrated (init with batch-norm statistics of the samples), or paths or "
+        "globs of checkpoints, comma-separated; auto: trained if available.",
         ("auto",),
         kind="paths",
     )
     seeds: tuple[int, ...] = _option(
-        "Seeds of the initialisation and the sample, comma-separated; 0-9 is a range of ten.",
+        "Seeds for initialisation and sampling, comma-separated; 0-9 is a range of ten.",
         (0,),
         kind="seeds",
         minimum=0,
         maximum=MAX_INTEGER,
         names=("seeds", "seed"),
     )
-    samples: int = _integer("Number of samples; 0: the whole split.", 512, maximum=10**9)
+    samples: int = _integer("Number of samples; 0 for the whole split.", 512, maximum=10**9)
     split: str = _option("test or train.", "test", choices=("test", "train"))
     device: str = _option("auto, cpu, cuda, cuda:N or mps.", "auto")
     settings: Settings = _option(  # noqa: RUF009 (it is a field)
@@ -134,7 +134,7 @@ class Request:
         names=("set",),
     )
     precision: str = _option(
-        "native, tf32, float64; bfloat16 or float16 by autocast.", "native", choices=PRECISIONS
+        "native, tf32, float64; bfloat16 or float16 with autocast.", "native", choices=PRECISIONS
     )
 
     def __post_init__(self) -> None:
@@ -150,23 +150,23 @@ class ExecutionOptions:
     rerun : {"failed", "never", "all"}
         Recorded cells to measure again.
     timeout : float, optional
-        Time limit per cell in seconds, including loading and the pass shared with other cells.
-        Cells with a timeout are measured in another process.
+        Time limit per cell in seconds, including loading and the passes shared with other cells.
+        Cells with a timeout are measured in a separate process.
     memory : int or str, optional
-        Bytes that a pass may use, such as ``4GB``; by default a share of the free memory.
+        Memory limit for a forward pass, such as ``4GB``; by default part of the free memory.
     executor : {"serial", "processes", "dask"}
     workers : int, optional
         Number of workers; the default depends on the cores or GPUs of the machine.
     address : str
         Address of the Dask scheduler; if empty, a cluster is started on this machine.
     threads : int, optional
-        PyTorch threads per worker; by default four, or the machine's number if lower. It may
-        affect the last bits of a sum, so the default doesn't depend on the number of workers.
+        PyTorch threads per worker; by default four, or PyTorch's default if lower. It may affect
+        the last bits of a sum, so the default doesn't depend on the number of workers.
 
     Raises
     ------
     nlbench.RequestError
-        If a value is invalid, or two exclude each other.
+        If a value is invalid, or two values are incompatible.
 
     Examples
     --------
@@ -177,13 +177,13 @@ class ExecutionOptions:
 
     rerun: str = _option("Recorded cells to repeat: never, failed or all.", "failed", choices=RERUN)
     timeout: float | None = _option(
-        "Seconds per cell.", None, kind="number", minimum=0, maximum=1e8, above_minimum=True
+        "Maximum seconds per cell.", None, kind="number", minimum=0, maximum=1e8, above_minimum=True
     )
     memory: int | None = _option(
-        "Memory limit of a pass, such as 4GB.",
+        "Memory limit for a forward pass, such as 4GB.",
         None,
         kind="size",
-        default_text="a share of the free memory",
+        default_text="a fraction of the free memory",
     )
     executor: str = _option("serial, processes or dask.", "serial", choices=EXECUTORS)
     workers: int | None = _integer("Number of workers.", None, minimum=1, maximum=1024)
@@ -206,7 +206,7 @@ class RunOptions:
 
     sites: str = _option("Sites to measure; short for --set sites.select=….", "")
     out: str | None = _option(
-        "The run's folder.",
+        "Folder for the run.",
         None,
         kind="text",
         default_text="runs/MODEL-TIME",

@@ -1,4 +1,4 @@
-"""Runs: plan a request, measure the missing cells, record each.
+"""Runs: plan a request, measure the missing cells and record the results.
 
 `Preview` compares a plan with the records of a folder, for ``nlbench run --dry-run`` and to
 resume a run.
@@ -43,14 +43,14 @@ from .plugin_loading import load_probe
 
 @dataclass(frozen=True)
 class Preview:
-    """The cells of a plan, grouped by what a run does with them.
+    """The cells of a plan, grouped by what a run would do with them.
 
     Parameters
     ----------
     new : tuple of Cell
-        To be measured, including failed ones to be repeated.
+        Cells to measure, including failed cells to repeat.
     impossible : tuple of Cell
-        To be recorded as skipped, with the reason in ``cell.subject.impossible``.
+        Cells to record as skipped, with the reason in ``cell.subject.impossible``.
     """
 
     plan: Plan
@@ -106,7 +106,7 @@ def forecast(
     """Predict the cost of a preview's new cells, for probes that support it.
 
     Each subject is loaded, and a few forward passes are run; nothing is measured or written. The
-    predictions are lines of text, keyed by the subject's key and the probe.
+    predictions are lines of text, keyed by subject key, then by probe.
     """
     execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
     unit_runner = UnitRunner(threads=execution.threads or default_threads())
@@ -132,17 +132,17 @@ def run(
 ) -> Run:
     """Measure the cells of a request and record them in a run's folder.
 
-    Recorded cells are not measured again, except failed ones. Each record is written as soon as
-    it exists.
+    Recorded cells are not measured again, unless they failed. Each record is written as soon as
+    it is complete.
 
     Parameters
     ----------
     request : Request
     out : path
-        The run's folder; it is created, or extended if it is a run.
+        Folder for the run; it is created, or extended if it already contains a run.
     progress : Progress, optional
     command : str
-        The command line, for the manifest.
+        Command line to record in the manifest.
     execution : ExecutionOptions, optional
     known : iterable of path
         Folders of other runs, whose finished records with the same keys are copied.
@@ -150,12 +150,12 @@ def run(
     Returns
     -------
     Run
-        Everything in the folder.
+        All records in the folder.
 
     Raises
     ------
     nlbench.RequestError, nlbench.PluginError
-        If the request is invalid as a whole. A problem of one cell is a ``failed`` result.
+        If the request is invalid as a whole. A problem with one cell is a ``failed`` result.
     KeyboardInterrupt
         On Ctrl-C or a termination signal; finished cells are kept.
     """
@@ -189,7 +189,7 @@ def run(
 
 
 def _plan(request: Request, monitor: ProgressMonitor) -> Plan:
-    """Plan a request, and restore the process state that plugin imports change."""
+    """Plan a request, and restore any process state that importing plugins has changed."""
     with restored_process_state() as changes:
         plan = make_plan(request, _device(request), monitor.warn)
     if changes:
@@ -198,7 +198,7 @@ def _plan(request: Request, monitor: ProgressMonitor) -> Plan:
 
 
 def _finished_run(plan: Plan, folder: RunFolder, execution: ExecutionOptions) -> Run | None:
-    """Return the run of a folder if it holds all cells and its table is up to date."""
+    """Return the run in a folder if it has all cells and its table is up to date."""
     if execution.rerun == "all" or not folder.holds_a_run():
         return None
     manifest, records = folder.read()
@@ -249,7 +249,7 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
 
 
 def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | Path]) -> bool:
-    """Copy finished records of other runs; return True if there was any."""
+    """Copy finished records from other runs; return True if any were copied."""
     others = [RunFolder(path) for path in known]
     candidates = (other.find_record(cell.key) for cell in cells for other in others)
     copied = {r.key: r for r in candidates if r is not None and r.is_done}

@@ -49,14 +49,14 @@ def resolve_settings(
     Parameters
     ----------
     datasets : mapping of str to options, optional
-        Declared options by dataset.
+        Declared options, keyed by dataset.
     inputs : tensor, optional
-        The user's inputs, for which probes may have other defaults.
+        The user's inputs, for which probes may have different defaults.
 
     Raises
     ------
     nlbench.RequestError
-        If a setting belongs to nothing in the run, or its value is invalid.
+        If a setting applies to nothing in the run, or its value is invalid.
     """
     probes = {name: load_probe(name) for name in dict.fromkeys(m.probe for m in measures)}
     if inputs is not None:
@@ -73,7 +73,7 @@ def resolve_settings(
         if options and name in owners:
             raise PluginError(f"dataset '{name}' has the name of a measure or a probe")
         owners.setdefault(name, options)
-        # A family's name sets an option of all its members in the run.
+        # A setting of a family applies to all its members in the run.
         owners.setdefault(name.partition("/")[0], options)
     by_owner = _split_settings(settings, owners)
 
@@ -90,22 +90,22 @@ def resolve_settings(
 
 
 def _copy_followed_settings(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
-    """Set the options that follow those of another probe, unless they are set themselves."""
+    """Set the options that follow another probe's options, unless they are set explicitly."""
     followed = {
         f"{name}.{option}": key
         for name, probe in probes.items()
         for option, key in probe.follows.items()
         if key in settings
     }
-    direct = {k: v for k, v in settings.items() if k.partition(".")[0] in probes}
-    others = {k: v for k, v in settings.items() if k not in direct and k not in followed.values()}
-    return {**{option: settings[key] for option, key in followed.items()}, **direct, **others}
+    explicit = {k: v for k, v in settings.items() if k.partition(".")[0] in probes}
+    others = {k: v for k, v in settings.items() if k not in explicit and k not in followed.values()}
+    return {**{option: settings[key] for option, key in followed.items()}, **explicit, **others}
 
 
 def _split_settings(
     settings: Settings, owners: Mapping[str, object]
 ) -> dict[str, dict[str, OptionValue | str]]:
-    """Split ``OWNER.OPTION`` keys, by owner."""
+    """Group settings with keys ``OWNER.OPTION`` by owner."""
     by_owner: dict[str, dict[str, OptionValue | str]] = {}
     for key, value in settings.items():
         owner, dot, option = key.rpartition(".")

@@ -1,7 +1,7 @@
-"""Signals that end a process, as a `KeyboardInterrupt` that can be deferred.
+"""Conversion of termination signals to a `KeyboardInterrupt` that can be deferred.
 
-Besides SIGINT from Ctrl-C, these are SIGTERM, which a cluster sends before it reclaims a machine,
-and SIGHUP from a closed terminal.
+The signals are SIGINT from Ctrl-C, SIGTERM, which a cluster sends before it reclaims a machine, and
+SIGHUP from a closed terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIGNALS = tuple(
 
 
 class _Interruption:
-    """A signal handler that raises at once, or at the end of the outermost deferring block."""
+    """A signal handler that raises at once or at the end of the outermost deferring block."""
 
     def __init__(self) -> None:
         self.deferrals = 0
@@ -40,11 +40,11 @@ class _Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise a `KeyboardInterrupt` on each signal that ends a process.
+    """Raise a `KeyboardInterrupt` for each termination signal.
 
-    An interruption that other code swallows, as ``except:`` does, is raised again at the end of
-    the block. Custom signal handlers are kept. Does nothing outside the main thread, the only
-    one that receives signals.
+    An interruption that other code swallows, as with ``except:``, is raised again at the end of
+    the block. Custom signal handlers are kept. Nothing happens outside the main thread, which is
+    the only one that receives signals.
     """
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in _SIGNALS if _is_main_thread()}
@@ -85,7 +85,7 @@ def check_interruption() -> None:
 
 @contextmanager
 def interruptions_first() -> Iterator[None]:
-    """Raise an interruption of `interruptible` that other code has converted to another error."""
+    """Raise an interruption of `interruptible` again if other code has raised another error."""
     try:
         yield
     except (Exception, SystemExit):

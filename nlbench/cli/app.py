@@ -232,7 +232,7 @@ _REWORDINGS = (
     (r"Input should be a valid boolean.*", "expected true or false"),
     (r"Input should be greater than or equal to (\S+)", r"expected at least \1"),
     (r"Input should be less than or equal to (\S+)", r"expected at most \1"),
-    (r"(\S+) is not one of (.*?)\.?$", r"unknown \1; there are: \2"),
+    (r"(\S+) is not one of (.*?)\.?$", r"unknown \1; available: \2"),
 )
 
 

@@ -38,7 +38,7 @@ def test_what_cannot_be_written_out_is_named():
 
 def test_the_nearest_of_names_is_found_quickly_for_a_page_of_text():
     names = [f"model{number}" for number in range(200)]
-    assert nearest("x" * 100_000, names).startswith("; there are: ")
+    assert nearest("x" * 100_000, names).startswith("; available: ")
     assert nearest("model1", names, "zoo/") == "; did you mean 'zoo/model1'?"
 
 

@@ -142,7 +142,7 @@ def test_a_measure_of_no_known_probe_is_refused():
         """Bears a probe's name."""
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match="measure 'odd' needs the probe 'nowhere'"):
+    with pytest.raises(PluginError, match="measure 'odd' requires the probe 'nowhere'"):
         nlbench.evaluate(model, torch.randn(8, 4), [Odd])
     with pytest.raises(PluginError, match="has the name of a probe"):
         nlbench.evaluate(model, torch.randn(8, 4), [Sites])

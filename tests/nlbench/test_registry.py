@@ -78,7 +78,7 @@ def test_an_unknown_name_suggests_the_nearest():
 
 def test_a_name_like_no_other_gets_the_list(plugins):
     plugins.append(point("alpha", "nowhere:x", "somebody"))
-    with pytest.raises(RequestError, match="there are: alpha"):
+    with pytest.raises(RequestError, match="available: alpha"):
         registry.load("measures", "zzzzzz")
 
 
@@ -358,7 +358,7 @@ def test_loading_a_name_imports_and_lists_no_family(plugins, loaded, monkeypatch
 def test_a_suggestion_keeps_the_family():
     with pytest.raises(RequestError, match="'torchvision/resnet1'; did you mean 'torchvision/res"):
         registry.load("models", "torchvision/resnet1")
-    with pytest.raises(RequestError, match=r"'torchvision/q'; there are: torchvision/alexnet, "):
+    with pytest.raises(RequestError, match=r"'torchvision/q'; available: torchvision/alexnet, "):
         registry.load("models", "torchvision/q")
     pytest.importorskip("timm")
     with pytest.raises(RequestError, match="'timm/resnet5'; did you mean 'timm/resnet5"):

@@ -58,8 +58,8 @@ def test_every_number_is_written_as_toml_has_it(number):
         ("measures = 3", "measures: expected names, got 3"),
         ("measures = []", "measures: expected at least one"),
         ("measures = ['']", "expected names"),
-        ("seeds = ['one']", "seeds: expected whole numbers"),
-        ("seeds = [true]", "seeds: expected whole numbers"),
+        ("seeds = ['one']", "seeds: expected non-negative integers"),
+        ("seeds = [true]", "seeds: expected non-negative integers"),
         ("seeds = [-1]", "seeds: -1 is out of bounds"),
         ("samples = 'many'", "samples: expected a whole number, got 'many'"),
         ("samples = true", "samples: expected a whole number, got True"),
@@ -137,7 +137,7 @@ def test_seeds_are_read_as_they_are_typed_each_once(seeds):
     "text", ["", ",", "-1", "1-", "-", "a-b", "1-2-3", "1.5", "²", "9" * 5000, "1 2", "0x1"]
 )
 def test_what_are_no_seeds_are_one_line(text):
-    with pytest.raises(RequestError, match="--seeds: expected whole numbers of 0 or more, got '"):
+    with pytest.raises(RequestError, match="--seeds: expected non-negative integers, got '"):
         parse_seeds([text])
 
 
@@ -208,8 +208,8 @@ def test_flags_files_and_arguments_are_read_alike(tmp_path, kind):
         ({"measures": 3}, "measures: expected names, got 3"),
         ({"measures": ("r2", 3)}, "measures: expected names, got 3"),
         ({"seeds": (-1,)}, "seeds: -1 is out of bounds"),
-        ({"seeds": (True,)}, "seeds: expected whole numbers of 0 or more, got True"),
-        ({"seeds": 1.5}, "seeds: expected whole numbers of 0 or more, got 1.5"),
+        ({"seeds": (True,)}, "seeds: expected non-negative integers, got True"),
+        ({"seeds": 1.5}, "seeds: expected non-negative integers, got 1.5"),
         ({"samples": -1}, "samples: -1 is out of bounds, expected 0 to 1e+09"),
         ({"samples": 10**5000}, "samples: an int is out of bounds"),
         ({"split": "valid"}, "split: unknown 'valid'"),

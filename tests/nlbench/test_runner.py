@@ -492,7 +492,9 @@ def test_a_copied_checkpoint_is_measured_once_with_a_warning(names, tmp_path):
     weights = (str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     result = run(request("good", weights=weights), tmp_path / "run", progress=monitor)
     assert len(result.records) == 1
-    assert said == ["tiny: the weights 'b.pt' are those of 'a.pt', and are measured once"]
+    assert said == [
+        "tiny: the weights 'b.pt' are identical to 'a.pt', so they are measured only once"
+    ]
 
 
 def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):

@@ -198,7 +198,7 @@ def test_importing_nlbench_does_not_import_torch():
         (["run", "--set", "affinity.shrinkage"], "--set: expected OWNER.OPTION=VALUE"),
         (["run", "--set", "affinity.shrinkage=non"], "did you mean 'none'?"),
         (["run", "--set", "lines.number=1e99"], "out of bounds"),
-        (["run", "--seeds", "²"], "--seeds: expected whole numbers"),
+        (["run", "--seeds", "²"], "--seeds: expected non-negative integers"),
         (["run", "--device", "cuda:²"], "unknown device"),
         (["run", "--weights", ""], "--weights: expected trained, init, auto"),
         (["run", "--out", ""], "--out: expected a folder's name"),
@@ -206,7 +206,7 @@ def test_importing_nlbench_does_not_import_torch():
         (["run", "--samples", "2"], "need 4 samples, there are 2"),
         (["run", "--measures", "lines", "--measures", "r2"], "there is no measure 'lines'"),
         (["list", "measures", "--model", "vgg8"], "has no option --model"),
-        (["run", "--seeds", "one"], "--seeds: expected whole numbers"),
+        (["run", "--seeds", "one"], "--seeds: expected non-negative integers"),
         (["run", "--samples", "many"], "--samples"),
         (["run", "--device", "cuda:77"], "device 'cuda:77' is not available"),
         (["run", "--weights", "nowhere.pt"], "no such file"),
@@ -542,7 +542,7 @@ def test_a_dry_run_reports_each_prediction(here):
          "--epochs: expected a whole number"),
         (["train", "--model", "vgg8", "--out", "x.safetensors", "--epochs", "0"],
          "--epochs: expected at least 1"),
-        (["list", "measure"], "unknown 'measure'; there are: 'measures'"),
+        (["list", "measure"], "unknown 'measure'; available: 'measures'"),
     ],
 )  # fmt: skip
 def test_no_librarys_wording_is_shown(here, arguments, says):

@@ -60,7 +60,7 @@ def test_an_unknown_option_of_a_dataset_suggests_the_nearest():
 
 
 def test_a_dataset_without_options_refuses_one():
-    with pytest.raises(RequestError, match="digits has no option 'folder'; there are none"):
+    with pytest.raises(RequestError, match="digits has no option 'folder'; none available"):
         load_dataset("digits", {"folder": "x"})
 
 
