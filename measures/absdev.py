@@ -146,7 +146,7 @@ class _PathDeviation:
         )
 
     def statistics(self) -> dict[str, float]:
-        numbers = {
+        statistics = {
             "value": _norm(self.parts.total),
             "above": _norm(self.parts.above),
             "below": _norm(self.parts.below),
@@ -154,11 +154,11 @@ class _PathDeviation:
             "length": self.length,
         }
         if bool(self.error.any()):
-            numbers["error"] = _norm(self.error)
+            statistics["error"] = _norm(self.error)
         for name, scale in self.scales.items():
             if divisor := _norm(scale):
-                numbers[f"over_{name}"] = numbers["value"] / divisor
-        return numbers
+                statistics[f"over_{name}"] = statistics["value"] / divisor
+        return statistics
 
     def components(self) -> Parts:
         total, above = self.parts.total, self.parts.above
@@ -206,8 +206,8 @@ class AbsoluteDeviation(PathMeasure):
 
     Undefined
     ---------
-    Inputs that can't be interpolated, such as tokens; a network that draws random numbers; with
-    ``normalize``, constant logits or level chords.
+    Inputs that can't be interpolated, such as tokens; a stochastic network; with ``normalize``,
+    constant logits or level chords.
 
     Cost
     ----
@@ -242,7 +242,7 @@ class AbsoluteDeviation(PathMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds: 0 and 1 for a value divided by the range."""
+        """Return the bounds, which are 0 and 1 if the value is divided by the range."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:

@@ -1,4 +1,4 @@
-"""Activation state: the entropy of a unit's binary state, its input above or below the kink."""
+"""Activation state: the entropy of units' binary states (input above or below the kink)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _StateAccumulator(Accumulator):
 
 
 class ActivationState(PooledMeasure):
-    r"""Mean entropy, in bits, of a unit's binary state: its input is above or below the kink.
+    r"""Mean entropy, in bits, of the units' binary states (input above or below the kink).
 
     ``dead`` and ``always_on`` are the fractions of units that are always below or always above.
     With ``sites.reduction=flatten`` the positions of a channel are treated as samples of one unit.

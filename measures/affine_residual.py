@@ -192,7 +192,7 @@ class AffineResidual(Measure):
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
-        "folds": Option(FOLDS, "folds of the cross-validation", minimum=2, maximum=100),
+        "folds": Option(FOLDS, "number of cross-validation folds", minimum=2, maximum=100),
         "permutations": Option(4, "random permutations for `permuted`", minimum=1, maximum=100),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches",)

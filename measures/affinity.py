@@ -81,7 +81,7 @@ def affinity_score(
     nlbench.NotFinite
         If a value is NaN or infinite.
     nlbench.RequestError
-        If the shapes differ, an option is invalid, or it is called under `torch.func.vmap`.
+        If the shapes differ, an option is invalid, or it runs under `torch.func.vmap`.
 
     References
     ----------
@@ -240,5 +240,5 @@ class Affinity(FunctionMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds: 0 and 1 without shrinkage."""
+        """Return the bounds, which are 0 and 1 without shrinkage."""
         return (0.0, 1.0) if options["shrinkage"] == "none" else cls.bounds

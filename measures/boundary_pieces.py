@@ -97,7 +97,7 @@ class BoundaryPieces(PathMeasure):
 
     Undefined
     ---------
-    Inputs that can't be interpolated; a network that draws random numbers.
+    Inputs that can't be interpolated; a stochastic network.
 
     Cost
     ----

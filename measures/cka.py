@@ -166,7 +166,7 @@ def _check_bandwidth(bandwidth: float) -> None:
 
 @dataclass(frozen=True)
 class _HSICTerms:
-    """HSIC of x with y, x with x, y with y, or sums of them over minibatches.
+    """HSIC of x with y, x with x and y with y, or their sums over minibatches.
 
     Parameters
     ----------
@@ -463,7 +463,7 @@ class CKA(PairsMeasure):
             "linear", "kernel of the features: linear or Gaussian", choices=("linear", "rbf")
         ),
         "bandwidth": Option(
-            BANDWIDTH, "width of kernel=rbf over the median distance", minimum=1e-3, maximum=1e3
+            BANDWIDTH, "width of kernel=rbf relative to median distance", minimum=1e-3, maximum=1e3
         ),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")

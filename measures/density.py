@@ -43,15 +43,15 @@ class _PathCrossings:
 
     def statistics(self) -> dict[str, float]:
         total, segments = sum(self.crossings), len(self.crossings)
-        numbers = {"value": float(total)}
+        statistics = {"value": float(total)}
         if self.length > 0:
-            numbers["per_length"] = total / self.length
-        numbers["per_segment"] = total / segments
+            statistics["per_length"] = total / self.length
+        statistics["per_segment"] = total / segments
         if self.slope_changes is not None:
-            numbers["slope_changes"] = float(self.slope_changes)
+            statistics["slope_changes"] = float(self.slope_changes)
         if self.is_estimate:
-            numbers |= {"at_least": float(self.at_least), "error": self.error}
-        return numbers | {"length": self.length, "segments": float(segments)}
+            statistics |= {"at_least": float(self.at_least), "error": self.error}
+        return statistics | {"length": self.length, "segments": float(segments)}
 
     def components(self) -> Parts:
         return {"segment": self.crossings, "site": self.sites}

@@ -64,10 +64,10 @@ def relative_change(x: Tensor, y: Tensor) -> Tensor:
     return _mean(changes, "an input")
 
 
-def _mean(numbers: Tensor, what: str) -> Tensor:
-    if not len(numbers):
+def _mean(values: Tensor, what: str) -> Tensor:
+    if not len(values):
         raise Undefined(f"all rows have {what} of zeros")
-    return numbers.mean()
+    return values.mean()
 
 
 def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:

@@ -233,22 +233,22 @@ class _LinearityAccumulator(Accumulator):
         errors = (y - predicted).square().sum(1)
         xx, xy, yy = total.centered()
         target = _Target(yy.sum().item(), errors, _squared_distances(y, total.y / total.n))
-        numbers = target.statistics(held_out, in_sample, null, total.n)
-        numbers["null"] = null
+        statistics = target.statistics(held_out, in_sample, null, total.n)
+        statistics["null"] = null
         if xx.shape == xy.shape:
             # The fit of the branch y - x is the fit of y minus x, with the same errors.
             inner, squares = xy.trace().item(), xx.trace().item()
-            numbers["identity"] = _squared_cosine(inner, squares, target.total)
+            statistics["identity"] = _squared_cosine(inner, squares, target.total)
             branch = target.total - 2 * inner + squares
             if self._has_branch and branch > EPSILON * squares:
                 distances = _squared_distances(y - x, (total.y - total.x) / total.n)
                 target = _Target(branch, errors, distances)
-                branch_numbers = target.statistics(held_out, in_sample, null, total.n)
-                branch_numbers["identity"] = _squared_cosine(inner - squares, squares, branch)
-                numbers |= {f"branch_{name}": value for name, value in branch_numbers.items()}
+                branch_statistics = target.statistics(held_out, in_sample, null, total.n)
+                branch_statistics["identity"] = _squared_cosine(inner - squares, squares, branch)
+                statistics |= {f"branch_{name}": value for name, value in branch_statistics.items()}
             if self._has_branch:
-                numbers |= self._after_norm(y, predicted)
-        return numbers
+                statistics |= self._after_norm(y, predicted)
+        return statistics
 
     def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
         """Return the score of rows scaled to unit length, or nothing if all are then equal."""
@@ -290,18 +290,18 @@ class _Target:
     ) -> dict[str, float]:
         """Return the statistics, given the sums of squared errors."""
         errors, squares = self.errors, self.squares
-        numbers = {
+        statistics = {
             "value": 1 - held_out / self.total,
             "in_sample": max(0.0, 1 - in_sample / self.total),
         }
         if null < 1:
-            numbers["adjusted"] = 1 - in_sample / self.total / (1 - null)
+            statistics["adjusted"] = 1 - in_sample / self.total / (1 - null)
         differs = squares > 0
         if differs.any():
             count = math.ceil(TOP_SHARE * len(squares))
-            numbers["per_token"] = (errors[differs] / squares[differs]).mean().item()
-            numbers["top_share"] = (squares.topk(count).values.sum() / squares.sum()).item()
-        return numbers
+            statistics["per_token"] = (errors[differs] / squares[differs]).mean().item()
+            statistics["top_share"] = (squares.topk(count).values.sum() / squares.sum()).item()
+        return statistics
 
 
 class Linearity(PooledMeasure):
@@ -356,7 +356,7 @@ class Linearity(PooledMeasure):
     bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
-        "folds": Option(FOLDS, "folds of whole sequences", minimum=2, maximum=MAX_FOLDS),
+        "folds": Option(FOLDS, "number of folds of whole sequences", minimum=2, maximum=MAX_FOLDS),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units", "offsets", "rotations")
     independent_sites: ClassVar[bool] = True

@@ -23,7 +23,7 @@ SAMPLES = 128
 
 
 def pattern_kernel(x: Samples) -> Tensor:
-    """Count the units that have the same state for both samples of each pair.
+    """Count, for each pair of samples, the units that have the same state.
 
     A unit's state is the sign of its input. The kernels of a network's activations add up to the
     kernel of all its units.
@@ -145,7 +145,7 @@ class Naswot(Measure):
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
     options: ClassVar[Mapping[str, Option]] = {
-        "samples": Option(SAMPLES, "number of leading samples used", minimum=2, maximum=10_000)
+        "samples": Option(SAMPLES, "number of samples, from the first", minimum=2, maximum=10_000)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units")
     independent_sites: ClassVar[bool] = True

@@ -208,7 +208,7 @@ class NonlinearityCoefficient(Measure):
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
         "directions": Option(
-            4, "derivatives per sample, along differences of samples", minimum=1, maximum=1e6
+            4, "derivatives per sample, along differences between samples", minimum=1, maximum=1e6
         )
     }
     source: ClassVar[Source] = Source(

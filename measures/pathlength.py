@@ -86,10 +86,10 @@ def average_path_length(
 class PathLength(Measure):
     r"""Average path length: nonlinear units between input and output channels.
 
-    The statistics of the network are ``value``; ``units`` and ``active``, the numbers of all and
-    of nonlinear units; ``linear_share``; ``log10_paths``, the logarithm of the number of paths.
-    Those of an activation call are ``value``, its nonlinear units (the effective width),
-    ``units`` and ``linear_share``.
+    The statistics of the network are ``value``; ``units`` and ``active``, the numbers of all units
+    and of nonlinear ones; ``linear_share``, the fraction of linear units; ``log10_paths``, the
+    logarithm of the number of paths. Those of an activation call are ``value``, its number of
+    nonlinear units (the effective width), ``units`` and ``linear_share``.
 
     With ``empirical``, the activity of a unit is the fraction of samples and positions at which its
     output differs from its input. Otherwise a unit is active unless its function is the identity,

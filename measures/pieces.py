@@ -189,7 +189,7 @@ class Pieces(PathMeasure):
 
     Undefined
     ---------
-    Inputs that can't be interpolated; a network that draws random numbers.
+    Inputs that can't be interpolated; a stochastic network.
 
     Cost
     ----

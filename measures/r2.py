@@ -441,7 +441,7 @@ class R2(PairsMeasure):
             "R² of the fit, adjusted for the number of inputs, or of held-out samples",
             choices=KINDS,
         ),
-        "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MAX_FOLDS),
+        "folds": Option(FOLDS, "number of cross-validation folds", minimum=2, maximum=MAX_FOLDS),
         "weighting": Option(
             "uniform",
             "weights of the output's columns: equal, or by variance (fraction of total variance)",

@@ -83,7 +83,7 @@ def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
 def centered(samples: Tensor) -> Tensor:
     """Subtract the mean of each column of an (n, d) tensor.
 
-    The first sample is subtracted first: the mean is then rounded at the scale of the data's
+    The first sample is subtracted first, so that the mean is rounded at the scale of the data's
     spread, not of its offset, and a constant column becomes exactly zero.
     """
     shifted = samples - samples[0].detach()

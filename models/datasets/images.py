@@ -77,7 +77,7 @@ def _fingerprint_of(name: str) -> Callable[..., str]:
 def imagenet(folder: str = "", size: int = 0) -> Dataset:
     """ImageNet-1K: photographs of 1,000 classes, with a folder per class.
 
-    `folder` holds the folders ``train`` and ``val``, each with 1,000 folders named by WordNet
+    `folder` contains the folders ``train`` and ``val``, each with 1,000 folders named by WordNet
     identifiers (``n01440764``, …), whose order determines the labels. The test split is ``val``.
     Images are read on access.
 
@@ -97,7 +97,7 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
     Raises
     ------
     nlbench.RequestError
-        If the folders are missing, or don't hold 1,000 classes.
+        If the folders are missing, or don't contain 1,000 classes.
     """
     root = _existing("imagenet", folder)
     if not any((root / name).is_dir() for name in ("val", "train")):
@@ -241,7 +241,7 @@ def _splits(root: Path) -> tuple[Path, Path]:
     if unshared:
         raise RequestError(
             f"images: the class folder '{unshared[0]}' is only in one of {train} and {test}; the "
-            "order of the folders gives the labels, so both need the same ones"
+            "order of the folders determines the labels, so both need the same folders"
         )
     return train, test
 

@@ -43,7 +43,7 @@ class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
 
 
 class ByteImages(TorchDataset[tuple[Tensor, int]]):
-    """Images with labels, read together on the first access.
+    """Images with labels, all read on the first access.
 
     Item ``i`` is a float32 image in [0, 1] and its label.
 

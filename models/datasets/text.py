@@ -34,7 +34,7 @@ TEST_PERIOD = 4
 
 PARTS_OF_ONE_FILE = GROUP_COUNTS[0] * TEST_PERIOD
 MAX_CHARACTERS = 2**23
-"""Maximum length of the text of a split; tokenizing it takes a few seconds."""
+"""Maximum length of a split's text, which takes a few seconds to tokenize."""
 
 OPTIONS = {
     "windows": Option(40, "maximum number of windows per split", minimum=2, maximum=100_000),
@@ -48,7 +48,7 @@ class Text(Family):
     description = "text/PATH: a text file, folder or glob, tokenized for the model; text/python"
 
     def names(self) -> Sequence[str]:
-        """Return the one text that every machine has; paths can't be listed."""
+        """Return the only text that every machine has; paths can't be listed."""
         return (STANDARD_LIBRARY,)
 
     def matches(self, pattern: str) -> Sequence[str]:
@@ -124,7 +124,7 @@ class TextWindows:
 
     Every fourth file belongs to the test split. The files of a split form g groups of about equal
     size, whose texts are joined and cut into windows. Sample i is from group i mod g, so that folds
-    i mod k hold different files for each k that divides g. There are 20 groups unless there is
+    i mod k contain different files for each k that divides g. There are 20 groups unless there is
     little text or there are few files. A single file is cut into 80 parts, which are treated as
     files.
 

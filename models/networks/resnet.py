@@ -187,7 +187,7 @@ class FixupBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Eight residual blocks of base width w, without normalisation.
+    """Eight residual blocks with base width w, without normalisation.
 
     It has a 3×3 stem of w channels, four stages of two blocks with w, 2w, 4w and 8w channels,
     average pooling, and a linear layer. The stages after the first halve the resolution. All 3×3

@@ -30,7 +30,7 @@ class Member:
     Parameters
     ----------
     module : str
-        Module next to this one with ``build(member)`` and ``read(path)``.
+        Module of this package that defines ``build(member)`` and ``read(path)``.
     file : PackagedFile
         The trained weights.
     data : str
@@ -46,7 +46,7 @@ class Member:
     preprocessing : Preprocessing, optional
         For networks that take photographs.
     reads_text : bool
-        True if the module has ``tokenizer(path)``.
+        True if the module defines ``tokenizer(path)``.
     """
 
     description: str
@@ -160,7 +160,7 @@ _SILERO = Package("silero-vad", "6.2.3", "silero_vad")
 
 def _mtcnn(letter: str, side: int, sha256: str) -> Member:
     return Member(
-        f"MTCNN's {letter}-Net, faces in {side}x{side} pixels",
+        f"MTCNN's {letter}-Net, a face detector for {side}x{side} pixels",
         "mtcnn",
         PackagedFile(_FACENET, f"data/{letter.lower()}net.pt", sha256),
         "photographs",
@@ -179,7 +179,7 @@ def _mtcnn(letter: str, side: int, sha256: str) -> Member:
 
 def _crepe(size: str, sha256: str) -> Member:
     return Member(
-        f"CREPE {size}, the pitch of a sound in 360 bins",
+        f"CREPE {size}, a pitch tracker with 360 bins",
         "crepe",
         PackagedFile(_CREPE, f"assets/{size}.pth", sha256),
         "tones",
@@ -209,7 +209,7 @@ def _neuralfoil(size: str, sha256: str) -> Member:
 
 MEMBERS: Mapping[str, Member] = {
     "smollm2-135m": Member(
-        "SmolLM2-135M-Instruct, a language model of 30 blocks",
+        "SmolLM2-135M-Instruct, a language model with 30 blocks",
         "smollm2",
         PackagedFile(
             _SMOLLM2,
@@ -227,7 +227,7 @@ MEMBERS: Mapping[str, Member] = {
         remark="weights quantised to 4 bits (Q4_1; embedding Q8_0), restored to float32",
     ),
     "minilm-l6": Member(
-        "all-MiniLM-L6-v2, a sentence encoder of 6 blocks",
+        "all-MiniLM-L6-v2, a sentence encoder with 6 blocks",
         "minilm",
         PackagedFile(
             _MINILM,
@@ -294,7 +294,7 @@ MEMBERS: Mapping[str, Member] = {
         }.items()
     },
     "rxnmapper": Member(
-        "RXNMapper's ALBERT, chemical reactions with masked atoms",
+        "RXNMapper's ALBERT, a masked language model for chemical reactions",
         "rxnmapper",
         PackagedFile(
             _RXNMAPPER,
@@ -311,7 +311,7 @@ MEMBERS: Mapping[str, Member] = {
         libraries=("transformers",),
     ),
     "silero-vad": Member(
-        "Silero VAD, the probability of speech at 16 kHz",
+        "Silero VAD, a voice activity detector at 16 kHz",
         "silero_vad",
         PackagedFile(
             _SILERO,

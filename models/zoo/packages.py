@@ -20,7 +20,7 @@ class Package:
     name, version : str
         Name and version on the package index.
     module : str
-        Name of its import package, which holds the files.
+        Name of its import package, which contains the files.
     """
 
     name: str
@@ -47,7 +47,7 @@ class PackagedFile:
     Parameters
     ----------
     name : str
-        Path below the import package.
+        Path within the import package.
 
     Examples
     --------
