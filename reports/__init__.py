@@ -1,8 +1,8 @@
-"""Leaderboards, figures and HTML pages of runs.
+"""Leaderboards, figures and HTML pages for runs.
 
 The exports are the functions that `nlbench.reporting` provides to the core. `leaderboard` computes
-values, ranks and intervals; `terminal` prints them. `page` collects what the HTML page shows,
-`views` builds its tables (the leaderboard's among them), `templates` has its HTML, CSS and
+values, ranks and intervals; `terminal` prints them. `page` collects the content of the HTML page,
+`views` builds its tables (including the leaderboard), and `templates` contains its HTML, CSS and
 JavaScript.
 """
 

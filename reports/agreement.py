@@ -1,4 +1,4 @@
-"""Agreement of measures: rank correlations over networks, correlations over sites.
+"""Agreement between measures: rank correlations over networks, correlations over sites.
 
 `scipy.stats` takes half a second to import, so it is imported where it is used.
 """
@@ -23,18 +23,18 @@ _WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 @dataclass(frozen=True)
 class Correlation:
-    """A correlation coefficient with its interval.
+    """A correlation coefficient with its confidence interval.
 
     Parameters
     ----------
     value : float
         NaN for fewer than three pairs, or if either variable is constant.
     low, high : float
-        Interval; NaN for too few pairs, or if no order of their ranks would be significant.
+        Interval; NaN for too few pairs, or if no ordering of the values would be significant.
     n : int
         Number of pairs.
     groups : int
-        Number of networks that the pairs come from; 0 if each network is one pair.
+        Number of networks that the pairs come from; 0 if each network contributes one pair.
     """
 
     value: float
@@ -45,7 +45,7 @@ class Correlation:
 
     @property
     def text(self) -> str:
-        """The value and its interval, as text.
+        """The formatted value and interval.
 
         Examples
         --------
@@ -60,7 +60,7 @@ class Correlation:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Compute Spearman's rank correlation with an interval.
+    """Compute Spearman's rank correlation with a confidence interval.
 
     Parameters
     ----------
@@ -71,8 +71,8 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     ----------
     D. G. Bonett, T. A. Wright, "Sample size requirements for estimating Pearson, Kendall and
     Spearman correlations", Psychometrika 65, 2000: the variance of the Fisher-transformed
-    coefficient is (1 + r² / 2) / (n - 3). In place of ±1 the transformed coefficient is half a
-    step closer to 0, where a step is the effect of swapping two neighbours.
+    coefficient is (1 + r² / 2) / (n - 3). A coefficient of ±1 is moved towards 0 by half a step
+    before the transformation, where a step is the effect of swapping two neighbours.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
 
 
 def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Compute Kendall's tau-b with an interval.
+    """Compute Kendall's tau-b with a confidence interval.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
 
     References
     ----------
-    As for `spearman`: the variance of the Fisher-transformed coefficient is 0.437 / (n - 4).
+    See `spearman`; here, the variance of the Fisher-transformed coefficient is 0.437 / (n - 4).
 
     Examples
     --------
@@ -124,7 +124,7 @@ def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
     Parameters
     ----------
     pairs : sequence of pairs of arrays of shape (n_i,)
-        One pair per network: two measures of the same sites.
+        One pair per network: the values of two measures at the same sites.
 
     References
     ----------
@@ -169,23 +169,23 @@ def _undefined(n: int) -> Correlation:
 
 
 def _can_be_significant(x: NDArray[np.float64], y: NDArray[np.float64], sign: float) -> bool:
-    """Return True if the permutation test is significant for some order of these values.
+    """Return True if the permutation test would be significant for some ordering of the values.
 
     The coefficient is most extreme if both are sorted, the second in reverse for a negative sign.
-    Its two-sided p-value is twice the share of permutations with the same pairs of values.
+    Its two-sided p-value is twice the fraction of permutations with the same pairs of values.
     """
     first, second = np.sort(x), np.sort(y)[:: 1 if sign > 0 else -1]
-    log_share = (
+    log_fraction = (
         _log_factorials(first)
         + _log_factorials(second)
         - _log_factorials(np.stack([first, second]))
         - math.lgamma(len(x) + 1)
     )
-    return 2 * math.exp(log_share) < 1 - CONFIDENCE
+    return 2 * math.exp(log_fraction) < 1 - CONFIDENCE
 
 
 def _log_factorials(columns: NDArray[np.float64]) -> float:
-    """Sum log(m!) over the groups of m equal columns."""
+    """Sum log(m!) over the groups of m identical columns."""
     _, sizes = np.unique(columns, axis=-1, return_counts=True)
     return sum(math.lgamma(size + 1) for size in sizes)
 
@@ -193,14 +193,14 @@ def _log_factorials(columns: NDArray[np.float64]) -> float:
 def _with_interval(
     value: float, n: int, variance: float, freedom: int, half_step: float = 0.0
 ) -> Correlation:
-    """Add an interval by Fisher's transformation.
+    """Add an interval computed with Fisher's transformation.
 
-    A rank correlation is first limited to half a step below ±1, so that the interval of a perfect
-    order has a width.
+    The magnitude of a rank correlation is first limited to half a step below 1, so that the
+    interval for perfect agreement has a non-zero width.
     """
     if freedom < 1 or not math.isfinite(value):
         return Correlation(value, math.nan, math.nan, n)
-    if abs(value) > 1 - 1e-12:  # one, up to rounding
+    if abs(value) > 1 - 1e-12:  # ±1 up to rounding
         value = math.copysign(1.0, value)
     limit = 1 - half_step
     inner = min(limit, max(-limit, value))
@@ -213,7 +213,7 @@ def _with_interval(
 def agreement(
     rows: Sequence[Row], scores: Scores, measures: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[tuple[str, str], Correlation]]:
-    """Correlate all pairs of measures, oriented so that more means more nonlinear.
+    """Correlate all pairs of measures, oriented so that larger values mean more nonlinear.
 
     Parameters
     ----------
@@ -224,8 +224,8 @@ def agreement(
     -------
     dict
         ``spearman`` and ``kendall`` over networks, and ``pearson`` over sites within networks
-        (measures of the probe ``sites`` only), each by pair of measures. A measure without
-        direction keeps its sign.
+        (only for measures that use the probe ``sites``), each keyed by pair of measures. Measures
+        without a direction are not reoriented.
     """
     senses = {name: sense_of(measures.get(name, {})) or 1 for name in scores.measures}
     columns = {
@@ -266,7 +266,7 @@ def _common(
 def agreement_frame(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]],
 ) -> pd.DataFrame:
-    """Convert correlations to a tidy table: one row per coefficient and pair of measures."""
+    """Convert correlations to a tidy table with one row per coefficient and pair of measures."""
     rows = [
         (kind, a, b, c.value, c.low, c.high, c.n, c.groups)
         for kind, pairs in coefficients.items()
@@ -277,7 +277,7 @@ def agreement_frame(
 
 
 def paired_share(differences: ArrayLike) -> Correlation:
-    """Compute the share of differences above zero, ties counting half, with Wilson's interval.
+    """Compute the fraction of positive differences, with Wilson's interval; ties count half.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Parsing of a checkpoint's name into its training run, step and seed."""
+"""Parsing of checkpoint names into training run, step and seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Checkpoint:
 
 
 def split_seed(weights: str) -> tuple[str, int | None]:
-    """Split the name of weights into the name without the seed, and the seed of training.
+    """Split the name of weights into the name without its seed, and the training seed.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def split_seed(weights: str) -> tuple[str, int | None]:
 
 @cache
 def parse_checkpoint(weights: str) -> Checkpoint | None:
-    """Parse the step of a training run from the name of weights; None if there is none.
+    """Parse a training step from the name of weights; return None if it contains none.
 
     Examples
     --------

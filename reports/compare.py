@@ -1,4 +1,4 @@
-"""Comparison of two runs: the differences of their cells, and of their manifests.
+"""Comparison of two runs: differences between their cells and between their manifests.
 
 `Comparison.broken` evaluates the conditions of ``nlbench compare --fail-if``.
 """
@@ -44,17 +44,17 @@ _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocess
 
 @dataclass(frozen=True)
 class Difference:
-    """Values of one cell in two runs.
+    """The values of one cell in two runs.
 
     Parameters
     ----------
     before, after : float
-        NaN where there is no value.
+        NaN if there is no value.
     low, high : float
-        Bootstrap interval of the mean difference over places; NaN if fewer than two places have
+        Bootstrap interval for the mean difference over places; NaN if fewer than two places have
         a value in both runs.
     share : Correlation
-        Share of the places at which the value rose, with its interval.
+        Fraction of places at which the value rose, with its interval.
     note : str
         Reason for a missing value.
     """
@@ -75,7 +75,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The change as a share of the first value; NaN if that is zero."""
+        """The change as a fraction of the first value; NaN if that is zero."""
         return self.change / abs(self.before) if self.before else math.nan
 
 
@@ -88,9 +88,9 @@ class Comparison:
     differences : tuple of Difference
         One per shared cell.
     explanations : tuple of (str, str, str)
-        Entries of the manifests that differ: name, first value, second value.
+        Manifest entries that differ: name, first value, second value.
     alone : tuple of (str, str)
-        Cells of one run only: the run's name and the cell.
+        Cells in only one of the runs: the run's name and the cell.
     """
 
     names: tuple[str, str]
@@ -130,8 +130,8 @@ class Comparison:
         Parameters
         ----------
         conditions : sequence of str
-            ``MEASURE > NUMBER`` or ``MEASURE > NUMBER%``: the absolute change exceeds it. With a
-            sign, ``> +5%`` is a larger rise and ``< -5%`` a larger fall. The measure may be a glob.
+            ``MEASURE > NUMBER`` or ``MEASURE > NUMBER%``, for the absolute change. With a sign,
+            ``> +5%`` means a rise and ``< -5%`` a fall by more than 5 %. MEASURE may be a glob.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class Comparison:
         matches = fnmatch.filter(names, parts["measure"])
         if not matches:
             hint = nearest(parts["measure"], names)
-            raise RequestError(f"--fail-if: the runs share no measure '{parts['measure']}'{hint}")
+            raise RequestError(f"--fail-if: no shared measure matches '{parts['measure']}'{hint}")
         bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
         if math.isinf(bound):
             raise RequestError(f"--fail-if: {shorten(parts['bound'])} is out of bounds")
@@ -174,7 +174,7 @@ class Comparison:
                 yield f"{d.measure}, {d.subject}: {text} ({condition.strip()})"
 
     def print(self, console: Console) -> None:
-        """Print the differences of the cells and of the manifests."""
+        """Print the differences between the cells and between the manifests."""
         _line(
             console,
             f"{self.names[0]} and {self.names[1]}: {count(len(self.differences), 'shared cell')}",
@@ -196,28 +196,29 @@ class Comparison:
             console.print()
             console.print(table)
             if hidden > 0:
-                _line(console, f"and {count(hidden, 'cell')} that changed less; -o FILE has all")
+                _line(console, f"and {count(hidden, 'cell')} that changed less; -o FILE writes all")
             if shown < len(head):
-                _line(console, "a wider terminal also shows intervals and the share of rises")
+                _line(console, "a wider terminal also shows intervals and the fraction of rises")
         console.print()
         remarks = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
         remarks += [f"only in {run}: {cell}" for run, cell in self.alone]
         for remark in remarks[:_MAX_ROWS]:
             _line(console, remark)
         if len(remarks) > _MAX_ROWS:
-            _line(console, f"and {count(len(remarks) - _MAX_ROWS, 'more remark')}; -o FILE has all")
+            more = count(len(remarks) - _MAX_ROWS, "more remark")
+            _line(console, f"and {more}; -o FILE writes all")
         if self.explanations:
             _line(console, "differences between the manifests:")
             for name, first, second in self.explanations[:_MAX_ROWS]:
                 _line(console, f"  {name}: {first or 'nothing'} → {second or 'nothing'}")
             if len(self.explanations) > _MAX_ROWS:
                 more = count(len(self.explanations) - _MAX_ROWS, "more difference")
-                _line(console, f"  and {more}; -o FILE has all")
+                _line(console, f"  and {more}; -o FILE writes all")
         else:
             _line(console, "the manifests do not differ")
 
     def _largest(self, limit: int) -> list[int]:
-        """Return the positions of the largest relative changes, in the order of the runs."""
+        """Return the indices of the largest relative changes, in the original order."""
         changes = [d.relative if math.isfinite(d.relative) else d.change for d in self.differences]
         order = sorted(range(len(changes)), key=lambda i: -abs(np.nan_to_num(changes[i])))
         return sorted(order[:limit])
@@ -263,12 +264,12 @@ class Comparison:
         )
 
     def write(self, output: Path) -> Path:
-        """Write a file in the format of its suffix.
+        """Write the comparison in the format given by the file's suffix.
 
         Raises
         ------
         nlbench.RequestError
-            If the suffix is none of ``.html``, ``.csv`` and ``.md``.
+            If the suffix isn't ``.html``, ``.csv`` or ``.md``.
         """
         writers: dict[str, Callable[[], str]] = {
             ".html": self.html, ".md": self.markdown, ".csv": lambda: to_csv(self.frame()),
@@ -309,13 +310,13 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     Parameters
     ----------
     first, second : nlbench.Run
-        Cells are matched by model, weights, data, seed and measure; checkpoints also by their
-        step and seed; by measure alone if each run has one subject.
+        Cells are matched by model, weights, data, seed and measure, and checkpoints also by step
+        and seed. If each run has a single subject, cells are matched by measure alone.
 
     Raises
     ------
     nlbench.RequestError
-        If the runs share no cell.
+        If the runs have no cell in common.
     """
     names = _names(first, second)
     before, after = (
@@ -334,8 +335,8 @@ def compare_runs(first: Run, second: Run) -> Comparison:
                 alone.append((names[int(absent[0])], f"{name}, {old.label}"))
     if not differences:
         raise RequestError(
-            f"{names[0]} and {names[1]} share no cell; expected a subject (model, weights, data, "
-            "seed) and a measure in both"
+            f"{names[0]} and {names[1]} have no cell in common; expected both to contain the same "
+            "subject (model, weights, data, seed) and measure"
         )
     for run, scores, others in ((names[0], before, after), (names[1], after, before)):
         matched = {s.label for pair in pairs for s in pair}
@@ -365,7 +366,7 @@ def _match_checkpoints(
 
 
 def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], TableSubject]:
-    """Index checkpoints by model, data, seed and step, leaving out ambiguous steps."""
+    """Index checkpoints by model, data, seed and step, omitting ambiguous steps."""
     steps: dict[tuple[object, ...], list[TableSubject]] = {}
     for s in subjects:
         if s.checkpoint:
@@ -381,7 +382,7 @@ def _label(before: TableSubject, after: TableSubject) -> str:
 
 
 def difference_of(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
-    """Compare two cells, paired over the places that both have."""
+    """Compare two cells, paired over the places that they have in common."""
     notes = [
         f"{word}: {cell.status}: {cell.reason}"
         for word, cell in (("first", before), ("second", after))
@@ -393,11 +394,11 @@ def difference_of(subject: str, measure: str, before: TableCell, after: TableCel
     low, high = mean_interval(steps, f"{subject}\0{measure}")
     counts = len(before.place_values), len(after.place_values)
     if counts != (len(steps), len(steps)) and not notes:
-        # The values are means over different places, so an interval over shared ones doesn't apply.
-        notes.append(f"the runs share {len(steps)} places of {counts[0]} and {counts[1]}")
+        # The values are means over different places; an interval over shared ones doesn't apply.
+        notes.append(f"{len(steps)} of {counts[0]} and {counts[1]} places are shared")
         if len(steps) > 1:
             mean = f"{steps.mean():+.4g} ({low:+.4g} to {high:+.4g})"
-            notes[0] += f"; the mean difference there is {mean}"
+            notes[0] += f"; their mean difference is {mean}"
         low = high = math.nan
     elif not _is_mean(steps, after.value - before.value):
         low = high = math.nan
@@ -408,7 +409,7 @@ def difference_of(subject: str, measure: str, before: TableCell, after: TableCel
 
 
 def _is_mean(steps: NDArray[np.float64], change: float) -> bool:
-    """Return True if a change of the summary is the mean change over places."""
+    """Return True if the change in the summary is the mean change over places."""
     if not len(steps):
         return False
     tolerance = 1e-9 * float(np.abs(steps).max())
@@ -416,7 +417,7 @@ def _is_mean(steps: NDArray[np.float64], change: float) -> bool:
 
 
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield the differing entries of the manifests that can affect values."""
+    """Yield the manifest entries that differ and can affect values."""
     before, after = (
         {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
     )

@@ -1,4 +1,4 @@
-"""The data embedded in the page: the packed tidy table and the metadata of its runs."""
+"""The data embedded in the page: the packed tidy table and the metadata of the runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FACTS = (
 )  # fmt: skip
 
 MAX_PLACE_VALUES = 120_000
-"""Values of places on one page, about 20 bytes each."""
+"""Maximum number of values by place on one page, at about 20 bytes each."""
 
 
 def pack(
@@ -43,7 +43,7 @@ def pack(
     """Pack everything that a page shows or exports into JSON-compatible values.
 
     Numbered statistics of places (one per logit or segment) and their parts (``site:NAME``) are
-    left out: they are many and the page doesn't show them.
+    omitted: there are many of them, and the page doesn't show them.
     """
     positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
     by_name = {run.name: run for run in runs}
@@ -93,7 +93,7 @@ def pack(
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of each measure and of its probe as text."""
+    """Format the options of each measure and its probe."""
     probes = manifest.get("probes") or {}
     texts = {}
     for name, info in (manifest.get("measures") or {}).items():
@@ -108,7 +108,7 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
-    """Return the subjects whose places fit on the page: first seeds by rank, then other seeds."""
+    """Return the subjects whose places fit on the page: the first seeds by rank, then the rest."""
     order = [row.subjects[0] for row in rows]
     order += [subject for row in rows for subject in row.subjects[1:]]
     chosen, remaining = set(), MAX_PLACE_VALUES
@@ -122,15 +122,15 @@ def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
 
 
 def places_left_out(content: Mapping[str, Any]) -> list[str]:
-    """Return a sentence about subjects whose places are left out, in a list; empty if none are."""
+    """Return a list with a sentence on subjects whose places are omitted; empty if none are."""
     subjects = sum(any("x" in cell for cell in cells) for cells in content["cells"])
     if not subjects:
         return []
-    return [f"Values by place of {count(subjects, 'network')} are in scores.csv only."]
+    return [f"Values by place for {count(subjects, 'network')} are only in scores.csv."]
 
 
 class _PlaceLists:
-    """Distinct lists of places, which the measures of a probe share."""
+    """Distinct lists of places, shared by the measures of a probe."""
 
     def __init__(self) -> None:
         self.names: list[list[str]] = []
@@ -236,7 +236,7 @@ def _cell(
 
 
 def _json_number(value: float | None) -> float | str | None:
-    """Convert a number to JSON; non-finite ones become their JavaScript names."""
+    """Convert a number to JSON; represent non-finite ones by their JavaScript names."""
     if value is None or math.isfinite(value):
         return value
     if math.isnan(value):
@@ -265,7 +265,7 @@ def to_script(content: Mapping[str, Any]) -> str:
     '{"name":"\\u003c/script>"}'
     """
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # Line separators end a line in old JavaScript; a less-than sign may begin a tag.
+    # U+2028 and U+2029 end a line in old JavaScript; a less-than sign may begin a tag.
     for character in "<\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -308,9 +308,9 @@ def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises
     ------
     nlbench.RequestError
-        If the file isn't such a page.
+        If the file isn't a page written by nlbench.
     """
     match = _SCRIPT.search(Path(path).read_text(encoding="utf-8"))
     if not match:
-        raise RequestError(f"{path} holds no scores; expected a page written by nlbench report")
+        raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
     return unpack(json.loads(match[1]))

@@ -1,4 +1,4 @@
-"""Jinja environment of the page templates."""
+"""Jinja environment for the page templates."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def environment() -> jinja2.Environment:
-    """Create the environment, which escapes everything but the style sheet, script and figures."""
+    """Create the environment, which escapes everything except style sheet, script and figures."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Export formats of a run's tables: CSV, Markdown, LaTeX and Parquet."""
+"""Export formats for a run's tables: CSV, Markdown, LaTeX and Parquet."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LATEX = {
 def to_csv(table: pd.DataFrame) -> str:
     """Convert a table to CSV that is safe to open in a spreadsheet.
 
-    Texts and column names that begin like a formula are prefixed with an apostrophe, which
-    `read_csv` removes.
+    Strings and column names that could be parsed as formulas are prefixed with an apostrophe,
+    which `read_csv` removes.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -80,7 +80,7 @@ def to_parquet(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
         table.to_parquet(stream, engine="pyarrow", index=False)
     except ImportError as error:
         raise RequestError(
-            "Parquet needs the package pyarrow; pip install 'nlbench[parquet]'"
+            "Parquet requires the package pyarrow; pip install 'nlbench[parquet]'"
         ) from error
     write_atomically(Path(path), stream.getvalue())
     return Path(path)
@@ -103,12 +103,12 @@ def to_latex(run: Run, *, ranks: bool = True) -> str:
     Parameters
     ----------
     ranks : bool
-        Add the interval of the rank to each value.
+        Add the interval for the rank to each value.
 
     Returns
     -------
     str
-        A ``tabular`` that needs ``\usepackage{booktabs}``.
+        A ``tabular``, which requires ``\usepackage{booktabs}``.
     """
     head, rows = _texts(run, ranks)
     lines = [
@@ -130,7 +130,7 @@ def to_markdown(run: Run, *, ranks: bool = True) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Build a Markdown table, its first column left-aligned and the others right-aligned."""
+    """Build a Markdown table, with the first column left-aligned and the others right-aligned."""
     lines = [_markdown_line(head), "| --- |" + " ---: |" * (len(head) - 1)]
     return "\n".join([*lines, *map(_markdown_line, rows)]) + "\n"
 

@@ -1,4 +1,4 @@
-"""Matplotlib figures of a run, for Python and notebooks."""
+"""Matplotlib figures for a run, for Python and notebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIDTH, _HEIGHT = 7.2, 2.7  # inches
 
 
 def figure_of(scores: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
-    """Draw a measure's value at each place: a signature, a distribution over paths, or bars.
+    """Plot a measure's value at each place: a signature, a distribution over paths, or bars.
 
     Raises
     ------
@@ -61,16 +61,16 @@ def figure_of(scores: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], n
         labels = [legend_label(short(text)) for text in texts]
         columns = max(1, min(len(labels), 100 // (max(map(len, labels)) + 6)))
         figure.legend(handles, labels, loc="outside upper left", ncols=columns)
-        figure.draw_without_rendering()  # computes the layout while the style is in force
+        figure.draw_without_rendering()  # computes the layout while the style is in effect
         figure.set_layout_engine("none")
     return figure
 
 
 def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
-    """Return the series with values, keyed by the subject's position, which sets its colour."""
+    """Return the series with values, keyed by the subject's index, which determines its colour."""
     subjects = list(dict.fromkeys(table["subject"]))
     if len(subjects) > MAX_SERIES:
-        raise RequestError(f"{len(subjects)} subjects in one figure; expected {MAX_SERIES} at most")
+        raise RequestError(f"{len(subjects)} subjects in one figure; expected at most {MAX_SERIES}")
     drawn = {
         subjects.index(series.label): series
         for series in per_place(table, name)

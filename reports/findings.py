@@ -18,13 +18,13 @@ from .training import training_findings, training_runs
 
 _MAX_NAMED = 3
 _MAX_REASON = 120
-_STANDOUT_GAP = 2.0  # times the mean gap between the other places
+_STANDOUT_GAP = 2.0  # as a multiple of the mean gap between the other places
 
 
 def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
-    """Split the places of a cell into those that stand out as most nonlinear and the others.
+    """Split the places of a cell into those that stand out as the most nonlinear and the others.
 
-    The first up to three places in order of nonlinearity stand out if the gap to the next one
+    Up to three of the most nonlinear places stand out if the gap between them and the next one
     exceeds twice the mean gap between the remaining places.
 
     Examples
@@ -48,7 +48,7 @@ def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
 
 
 def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
-    """Describe one network: the places that stand out, and its rank among reference networks."""
+    """Describe one network: the places that stand out and its rank among reference networks."""
     sentences = []
     for measure in scores.measures:
         info = measures.get(measure, {})
@@ -63,9 +63,9 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
         value = comparable_value(row, scores, measure)
         if population is None or not math.isfinite(value):
             continue
-        name = "absdev over its range" if measure == "absdev" else measure
+        name = "absdev relative to its range" if measure == "absdev" else measure
         place = population.sentence(value)
-        sentences.append(f"By {name} ({number(value)}) it is {place[0].lower()}{place[1:]}.")
+        sentences.append(f"By {name} ({number(value)}), it is {place[0].lower()}{place[1:]}.")
     return sentences
 
 
@@ -89,7 +89,7 @@ def _places_sentence(measure: str, cell: TableCell, info: Mapping[str, Any]) -> 
     names = " and ".join(part for part in parts if part)
     verb = "stands" if len(standout) == 1 else "stand"
     return (
-        f"By {measure}, {names} {verb} out as most nonlinear; the other "
+        f"By {measure}, {names} {verb} out as the most nonlinear; the other "
         f"{count(len(rest), noun)} lie between {number(min(rest), decimals)} and "
         f"{number(max(rest), decimals)}."
     )
@@ -102,7 +102,7 @@ def findings(
     missing: Sequence[Gap],
     spearman: Mapping[tuple[str, str], Correlation],
 ) -> list[str]:
-    """Describe a run: the extremes, disagreement between measures, and missing values."""
+    """Describe a run: extremes, disagreement between measures, and missing values."""
     sentences = []
     if len(rows) == 1:
         sentences += network_findings(rows[0], scores, measures)
@@ -119,7 +119,8 @@ def findings(
             sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")
     against = [pair for pair, c in spearman.items() if math.isfinite(c.high) and c.high < 0]
     for a, b in against[:_MAX_NAMED]:
-        sentences.append(f"{a} and {b} order the networks oppositely (ρ {spearman[a, b].text}).")
+        rho = spearman[a, b].text
+        sentences.append(f"{a} and {b} rank the networks in opposite order (ρ {rho}).")
     sentences += _missing_sentences(missing)
     return sentences
 
@@ -133,9 +134,7 @@ def _extremes(ranked: Sequence[Row], measure: str, sense: int) -> str:
     if all(map(math.isfinite, ends)) and ends[0] <= ends[1]:
         return f"{text}; their intervals overlap."
     beyond = sum(entry.rank == 1 for entry in (row.entries[measure] for row in ranked))
-    return (
-        f"{text}." if beyond < 2 else f"{text}; {beyond - 1} more may be as nonlinear as the first."
-    )
+    return f"{text}." if beyond < 2 else f"{text}; {beyond - 1} more may be equally nonlinear."
 
 
 def _value_text(row: Row, measure: str) -> str:
@@ -157,5 +156,5 @@ def _missing_sentences(missing: Sequence[Gap]) -> list[str]:
         )
     if len(remarks) > _MAX_NAMED:
         more = count(len(remarks) - _MAX_NAMED, "other reason")
-        sentences.append(f"Missing values have {more}, listed at the end.")
+        sentences.append(f"There are {more} for missing values, listed at the end.")
     return sentences

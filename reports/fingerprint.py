@@ -1,4 +1,4 @@
-"""The fingerprint of a network: a strip over its depth, coloured by score."""
+"""A network's fingerprint: a strip over its depth, coloured by score."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nlbench.errors import without_controls
 LEVELS = 10
 WIDTH, HEIGHT, BAND = 1000.0, 20.0, 5.0
 _GAP = 1.5
-_CLIP_FROM = 200  # number of values above which the outermost 0.5 % at either end is clipped
+_CLIP_FROM = 200  # number of values from which 0.5 % are clipped at either end
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Map from values of a measure to positions between least and most nonlinear.
+    """Mapping from a measure's values to positions between least and most nonlinear.
 
     Parameters
     ----------
@@ -43,10 +43,10 @@ class Scale:
 
     @classmethod
     def of(cls, values: Iterable[float], sense: int, *, clip: bool = False) -> Scale | None:
-        """Fit a scale to values; None if no value is finite.
+        """Fit a scale to values; return None if no value is finite.
 
-        It is logarithmic if they are positive and span more than a factor of 50. With `clip` it
-        ends at the 0.5 % and 99.5 % quantiles of many values.
+        It is logarithmic if the values are positive and span more than a factor of 50. With `clip`,
+        it ends at the 0.5 % and 99.5 % quantiles if there are many values.
         """
         finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
         if not len(finite):
@@ -57,7 +57,7 @@ class Scale:
         return cls(low, high, low > 0 and high > 50 * low, -1 if sense < 0 else 1)
 
     def position(self, value: float) -> float:
-        """Return 0 for the least nonlinear value, 1 for the most, NaN for a non-finite one."""
+        """Return 0 for the least nonlinear value, 1 for the most, NaN if it isn't finite."""
         if not math.isfinite(value):
             return math.nan
         low, high = self.low, self.high
@@ -65,12 +65,12 @@ class Scale:
             low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
         if not high > low:
             return 0.5
-        share = min(1.0, max(0.0, (value - low) / (high - low)))
-        return share if self.sense > 0 else 1 - share
+        fraction = min(1.0, max(0.0, (value - low) / (high - low)))
+        return fraction if self.sense > 0 else 1 - fraction
 
 
 def level_of(position: float) -> int:
-    """Return the colour level of a position, from 0 to `LEVELS` - 1."""
+    """Return the colour level for a position, from 0 to `LEVELS` - 1."""
     return min(LEVELS - 1, int(position * LEVELS))
 
 
@@ -82,18 +82,18 @@ def strip(
     title: str,
     colours: Mapping[int, str] | None = None,
 ) -> Markup:
-    """Draw a strip: one field per site in order of call, hatched where there is no value.
+    """Draw a strip with one cell per site in call order, hatched where there is no value.
 
     Parameters
     ----------
     values : sequence of float
         NaN where there is no value.
     kinds : sequence of int
-        Index of each site's kind of activation; from 1 on it is drawn as a mark below.
+        Index of each site's activation function; indices from 1 are drawn as marks below the strip.
     title : str
         Text for screen readers.
     colours : mapping of int to str, optional
-        Colours by level, for pages without our style sheet; by default classes ``q0``, ``q1``, ….
+        Colours keyed by level, for pages without page.css; by default, classes ``q0``, ``q1``, ….
 
     Returns
     -------
@@ -129,8 +129,8 @@ def strip(
 
 
 def _mark(kind: int, x: float, width: float) -> str:
-    """Return the SVG path of a kind's mark: full width, left half, right half or middle."""
+    """Return the SVG path for a kind's mark: full width, left half, right half or middle."""
     parts = {1: (0.0, 1.0), 2: (0.0, 0.45), 3: (0.55, 0.45), 4: (0.3, 0.4)}
-    begin, share = parts.get(kind, parts[4])
+    begin, length = parts.get(kind, parts[4])
     y = HEIGHT + 2
-    return f"M{x + begin * width:.1f} {y:g}h{share * width:.1f}v{BAND:g}h-{share * width:.1f}z"
+    return f"M{x + begin * width:.1f} {y:g}h{length * width:.1f}v{BAND:g}h-{length * width:.1f}z"

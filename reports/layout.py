@@ -1,4 +1,4 @@
-"""Dataclasses that the page's templates render."""
+"""Dataclasses rendered by the page's templates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class NamedRun:
     Parameters
     ----------
     drawings : mapping of (model, weights, data, seed) to mapping
-        Drawing of one path of each subject that has one.
+        Data for drawing one path, for each subject that has it.
     kinds : mapping of (model, weights, data, seed) to mapping
-        Kind of activation of each site of a subject.
+        Activation function at each site of a subject.
     cells : mapping of (model, weights, data, seed, measure) to mapping
-        ``key``, ``traceback``, ``seconds``, ``peak_memory``, … of each cell.
+        ``key``, ``traceback``, ``seconds``, ``peak_memory``, … for each cell.
     subjects : mapping of (model, weights, data, seed) to mapping
-        Facts of each subject in the manifest.
+        Facts about each subject from the manifest.
     remarks : mapping of (model, weights, data, seed) to sequence of str
-        Notes of the probes on a subject.
+        The probes' notes on a subject.
     planes : tuple of (str, str)
-        Data URL and caption of each plane through input space drawn for the run.
+        Data URL and caption for each plane through input space that was drawn for the run.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Table:
     Parameters
     ----------
     names : int
-        Number of leading columns that hold names.
+        Number of leading columns that contain names.
     numbers : bool
-        True if the other columns hold numbers.
+        True if the other columns contain numbers.
     """
 
     head: tuple[str, ...]

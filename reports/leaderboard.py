@@ -1,4 +1,4 @@
-"""The leaderboard of subjects: values with standard errors, ranks, and their intervals."""
+"""The leaderboard: the subjects' values, with standard errors, and their ranks, with intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tables import Scores, TableCell, TableSubject
 CONFIDENCE = 0.95
 REPEATS = 1000
 MAX_RESAMPLED_VALUES = 2_000_000
-"""Limit of bootstrap means per measure; with more than 2,000 rows there are fewer repeats."""
+"""Maximum number of bootstrap means per measure; above 2,000 rows, the repeats are reduced."""
 _FIELDS = (
     "value", "std", "low", "high", "rank", "tied", "best", "worst", "quantile", "n", "over",
     "status", "reason",
@@ -29,16 +29,16 @@ Measures = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Standing:
-    """One entry of a leaderboard: a value, its interval and its rank.
+    """One entry in a leaderboard: a value, its interval and its rank.
 
     Parameters
     ----------
     value : float
-        The mean over seeds if there are several; NaN if there is none.
+        Mean over seeds if there are several; NaN if there is no value.
     std : float
-        Standard deviation over places or seeds; NaN for a single one.
+        Standard deviation over places or seeds; NaN if there is only one.
     low, high : float
-        Bootstrap interval of `value` over places or seeds; NaN if there is nothing to resample.
+        Bootstrap interval for `value` over places or seeds; NaN if there is nothing to resample.
     n : int
         Number of samples.
     error_of_mean : float
@@ -46,16 +46,16 @@ class Standing:
     over : str
         Unit that was resampled: ``seeds``, ``sites``, ``paths``, ``places``, or empty.
     error : float
-        Error bound of an estimated `value`; 0 for an exact one.
+        Error bound for an estimated `value`; 0 if it is exact.
     rank : int or None
         One more than the number of subjects whose interval, widened by both errors, lies
-        entirely on the more nonlinear side. None for a measure without direction or value.
+        entirely on the more nonlinear side. None if there is no value or no direction.
     tied : bool
         True if another subject has the same rank.
     best, worst : int or None
-        Bootstrap interval of the rank.
+        Bootstrap interval for the rank.
     quantile : float or None
-        Share of the other subjects that are less nonlinear, ties counting half; 1 for the most
+        Fraction of the other subjects that are less nonlinear (ties count half); 1 for the most
         nonlinear.
     """
 
@@ -78,7 +78,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a leaderboard: a subject, or all seeds of one network.
+    """One row in a leaderboard: a subject, or all seeds of one network.
 
     Parameters
     ----------
@@ -107,17 +107,17 @@ def family_of(model: str) -> str:
 
 
 def sense_of(info: Mapping[str, Any]) -> int:
-    """Return 1 or -1 for a measure that grows or falls with nonlinearity, 0 for neither."""
+    """Return 1 if a measure increases with nonlinearity, -1 if it decreases, 0 otherwise."""
     return {"more nonlinear": 1, "less nonlinear": -1}.get(str(info.get("more_means")), 0)
 
 
 def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
-    """Return the first measure with a direction, by which rows are ordered."""
+    """Return the measure by which rows are sorted: the first one with a direction."""
     return next((name for name in names if sense_of(measures.get(name, {}))), None)
 
 
 def is_training(rows: Sequence[Row]) -> bool:
-    """Return True if all rows are checkpoints of several steps, to be ordered by step."""
+    """Return True if all rows are checkpoints, from several steps, so that they sort by step."""
     steps = {row.subjects[0].checkpoint for row in rows}
     return None not in steps and len(steps) > 1
 
@@ -125,12 +125,12 @@ def is_training(rows: Sequence[Row]) -> bool:
 def leaderboard(
     scores: Scores, measures: Measures, *, together: bool = True, repeats: int = REPEATS
 ) -> list[Row]:
-    """Rank subjects: checkpoints by step, others by the first directed measure.
+    """Rank subjects and sort them: checkpoints by step, others by the first directed measure.
 
     Parameters
     ----------
     measures : mapping of str to mapping
-        Metadata of each measure: ``more_means`` and ``probe``.
+        Metadata for each measure: ``more_means`` and ``probe``.
     together : bool
         Merge the seeds of a network into one row.
     repeats : int
@@ -139,7 +139,7 @@ def leaderboard(
     Returns
     -------
     list of Row
-        Most nonlinear first. Subjects without a value of the ordering measure come last.
+        Most nonlinear first. Subjects without a value for the sorting measure come last.
     """
     members = _members(scores.subjects, together)
     labels = _labels(members)
@@ -169,7 +169,7 @@ def _step_key(subject: TableSubject) -> tuple[Any, ...]:
 
 
 def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[TableSubject, ...]]:
-    """Group subjects by network; a group with a repeated seed is split into its subjects."""
+    """Group subjects by network; split groups in which a seed occurs more than once."""
     groups: dict[object, list[TableSubject]] = {}
     for subject in subjects:
         groups.setdefault(subject.group if together else subject.label, []).append(subject)
@@ -184,7 +184,7 @@ def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[Tab
 
 
 def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
-    """Return a label for each row; checkpoints show their step, merged seeds no seed."""
+    """Return a label for each row, with the step of checkpoints and without merged seeds."""
     labels = []
     for group in members:
         first = group[0]
@@ -220,7 +220,7 @@ def _column(
     ranked = [i for i, entry in enumerate(plain) if math.isfinite(entry.value)]
     if not ranked:
         return plain
-    # Networks share their paths, so they are resampled together.
+    # Networks share their paths, so the same paths are resampled for all of them.
     shared = probe == "lines" and len({len(samples[i]) for i in ranked}) == 1
     seeds = [name if shared else f"{labels[i]}\0{name}" for i in ranked]
     repeats = min(repeats, max(100, MAX_RESAMPLED_VALUES // len(ranked)))
@@ -246,7 +246,7 @@ def _bounds(info: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]]:
-    """Return one subject's entry, and the values to resample: its places' if it is their mean."""
+    """Return a subject's entry and the values to resample: those by place if it is their mean."""
     places = cell.place_values
     value = cell.value
     std = cell.statistics.get("std", math.nan) if len(places) > 1 else math.nan
@@ -264,7 +264,7 @@ def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]
 def _of_seeds(
     cells: Sequence[TableCell], group: Sequence[TableSubject]
 ) -> tuple[Standing, NDArray[np.float64]]:
-    """Return the entry of the mean over seeds, and their values; no value if a seed failed."""
+    """Return the entry for the mean over seeds and the values of the seeds, if none failed."""
     values = np.array([cell.value for cell in cells])
     values = values[np.isfinite(values)]
     missing = [(c, s) for c, s in zip(cells, group, strict=True) if not math.isfinite(c.value)]
@@ -287,7 +287,7 @@ def _of_seeds(
 
 
 def standard_error(cell: TableCell, statistic: str = "value") -> float:
-    """Return the standard error over places of a statistic; NaN for fewer than two places."""
+    """Return a statistic's standard error over places; NaN for fewer than two places."""
     values = [place.statistics.get(statistic, math.nan) for place in cell.places]
     finite = np.array([value for value in values if math.isfinite(value)])
     if len(finite) < 2:
@@ -296,7 +296,7 @@ def standard_error(cell: TableCell, statistic: str = "value") -> float:
 
 
 def _mean_and_std(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return mean and standard deviation, NaN for too few values."""
+    """Return the mean and standard deviation, or NaN if there are too few values."""
     scale = _scale_of(values)
     mean = float((values / scale).mean()) if len(values) else math.nan
     std = float((values / scale).std(ddof=1)) if len(values) > 1 else math.nan
@@ -304,19 +304,19 @@ def _mean_and_std(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _scale_of(values: NDArray[np.float64]) -> float:
-    """Return the power of two to divide values by so that no sum or square overflows, else 1."""
+    """Return a power of two by which to divide values so that no sum or square overflows."""
     largest = float(np.abs(values).max(initial=0.0))
     return 1.0 if largest < 1e150 else 2.0 ** (math.frexp(largest)[1] - 1)
 
 
 def _error_of(cell: TableCell) -> float:
-    """Return the statistic ``error`` of an estimate, 0 for an exact value."""
+    """Return the statistic ``error`` of an estimate, or 0 for an exact value."""
     error = cell.statistics.get("error", 0.0)
     return error if math.isfinite(error) else 0.0
 
 
 def mean_interval(values: ArrayLike, seed: str) -> tuple[float, float]:
-    """Return the bootstrap interval of a mean; NaN for fewer than two values."""
+    """Return the bootstrap interval for a mean; NaN for fewer than two values."""
     if len(np.asarray(values)) < 2:
         return math.nan, math.nan
     tail = 50 * (1 - CONFIDENCE)
@@ -325,18 +325,18 @@ def mean_interval(values: ArrayLike, seed: str) -> tuple[float, float]:
 
 
 def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.float64]:
-    """Compute bootstrap means, widened to the scale of Student's distribution.
+    """Compute bootstrap means, widened to the scale of Student's t-distribution.
 
-    The intervals of the plain bootstrap are too narrow for few values: by a factor of 9 for two,
-    2 for four and 1.1 for twenty (T. C. Hesterberg, What Teachers Should Know About the Bootstrap,
+    Plain bootstrap intervals are too narrow for small samples: by a factor of 9 for two values, 2
+    for four and 1.1 for twenty (T. C. Hesterberg, What Teachers Should Know About the Bootstrap,
     The American Statistician, 2015, section 4.2).
 
     Parameters
     ----------
     values : array of shape (n,)
-        At least one.
+        At least one value.
     seed : str
-        Samples of equal length and seed are resampled with the same indices.
+        Arrays with the same length and seed are resampled with the same indices.
 
     Returns
     -------
@@ -363,21 +363,21 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
 
 
 def _widening(n: int) -> float:
-    """Return the ratio of the Student interval of `n` values to the bootstrap's."""
+    """Return the ratio of the widths of the Student and bootstrap intervals for `n` values."""
     from scipy.special import ndtri
 
     return student_half_width(n) / float(ndtri((1 + CONFIDENCE) / 2)) * math.sqrt(n / (n - 1))
 
 
 def student_half_width(n: int) -> float:
-    """Return half the width of the interval of a mean of `n` values, in standard errors.
+    """Return half the width of the interval for a mean of `n` values, in standard errors.
 
     Examples
     --------
     >>> round(student_half_width(2), 3)
     12.706
     """
-    # scipy.stats has this quantile too, but its import takes half a second.
+    # scipy.stats also has this quantile, but takes half a second to import.
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
@@ -386,21 +386,21 @@ def student_half_width(n: int) -> float:
 def rank_intervals(
     scores: ArrayLike, confidence: float = CONFIDENCE, errors: ArrayLike = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Compute the interval of each subject's rank over bootstrap repeats.
+    """Compute the interval for each subject's rank over bootstrap repeats.
 
     Parameters
     ----------
     scores : array of shape (subjects, repeats)
-        The largest has rank 1; equal scores share their ranks.
+        The largest score has rank 1; equal scores share their ranks.
     confidence : float
-        Share of the repeats that the interval covers.
+        Fraction of the repeats that the interval covers.
     errors : array of shape (subjects,)
-        Error bounds of the scores; two scores within their bounds are equal.
+        Error bounds for the scores; scores that agree within their bounds count as equal.
 
     Returns
     -------
     best, worst : integer arrays of shape (subjects,)
-        Ranks from 1.
+        Ranks, counted from 1.
 
     Examples
     --------
@@ -421,14 +421,14 @@ def rank_intervals(
 
 
 def _count_above(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Count, for each interval, the intervals that lie entirely above it."""
+    """Count the intervals that lie entirely above each interval."""
     return len(lower) - np.searchsorted(np.sort(lower), upper, side="right")
 
 
 def _rank(
     entries: list[Standing], ranked: Sequence[int], means: NDArray[np.float64], sense: int
 ) -> None:
-    """Set the ranks of entries in place; `means` grow with nonlinearity."""
+    """Set the ranks of entries in place; `means` increase with nonlinearity."""
     group = [entries[i] for i in ranked]
     values = np.array([sense * entry.value for entry in group])
     ends = np.array([[sense * e.low, sense * e.high] if e.over else [sense * e.value] * 2
@@ -462,14 +462,14 @@ def leaderboard_frame(
     Parameters
     ----------
     full : bool
-        Include all fields of `Standing` and all keys of a row, not only values, intervals and
+        Include all fields of `Standing` and all keys of a row, not just values, intervals and
         ranks.
 
     Returns
     -------
     DataFrame
-        One row per subject, indexed by ``run, model, weights, data, seeds, subject``, or by
-        ``subject`` alone; columns ``(measure, field)``.
+        One row per subject, indexed by ``run, model, weights, data, seeds, subject`` (if `full`) or
+        ``subject``; columns ``(measure, field)``.
     """
     fields = _FIELDS if full else tuple(f for f in _FIELDS if f in ("value", "low", "high", "rank"))
     keys = ["run", "model", "weights", "data", "seeds", "subject"]

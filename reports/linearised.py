@@ -1,4 +1,4 @@
-"""Linearised networks: accuracy against path length, and the nonlinear units of each layer."""
+"""Linearised networks: accuracy vs. path length, and the nonlinear units in each layer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _MAX_PANELS = 6
 
 @dataclass(frozen=True)
 class Network:
-    """One network of a run of ``nlbench linearize``.
+    """One network in a run of ``nlbench linearize``.
 
     Parameters
     ----------
     mode : str
         ``reference``, ``post-training``, ``from-start`` or ``random``.
     accuracy, length, linear : float
-        Accuracy in [0, 1]; path length; share of linear units.
+        Accuracy in [0, 1]; path length; fraction of linear units.
     layers : mapping of str to (float, float)
-        Number of nonlinear units and of all units.
+        Number of nonlinear units and of all units, keyed by layer.
     """
 
     mode: str
@@ -63,7 +63,7 @@ class LinearisedFamily:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """A family's table, sentences and figure data for the page."""
+    """Table, sentences and figure data for a family, as shown on the page."""
 
     label: str
     content: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Tradeoff:
 
 
 def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
-    """Collect the families of all runs of ``nlbench linearize``."""
+    """Collect the families in all runs of ``nlbench linearize``."""
     shown = []
     for family in families(runs):
         reference = [100 * n.accuracy for n in family.networks if n.mode == "reference"]
@@ -123,7 +123,7 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
 
 
 def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
-    """Parse the mode, ω and seed of a network's training from its checkpoint's header."""
+    """Parse a network's training mode, ω and seed from its checkpoint's header."""
     header, own_seed = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
     try:
         seed = int(header.get("seed", own_seed))
@@ -146,14 +146,14 @@ def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
 
 
 def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:
-    """Compare the accuracies of modes at equal path length, one sentence per mode.
+    """Compare the accuracy of the modes at equal path length, one sentence per mode.
 
-    The means over seeds of post-training networks are interpolated linearly at the path lengths
-    of the other mode that lie in their range.
+    The means over seeds for post-training networks are interpolated linearly at those path lengths
+    of the other mode that lie within their range.
     """
     post_training = _curve(family, "post-training")
     for mode in ("from-start", "random"):
-        # Without a penalty both modes give the same network.
+        # Without a penalty, both modes produce the same network.
         other = _curve(family, mode, above=0.0)
         if len(post_training) < 2 or not other:
             continue
@@ -165,7 +165,7 @@ def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:
         ]
         name = {"random": "with random units linear"}.get(mode, MODES[mode])
         if not differences:
-            yield f"Networks {name} share no path length with those linearised after training."
+            yield f"Path lengths of networks {name} and linearised after training don't overlap."
             continue
         better = sum(difference < 0 for difference in differences)
         mean = -100 * statistics.fmean(differences)
@@ -188,7 +188,7 @@ def _curve(family: LinearisedFamily, mode: str, above: float = -1.0) -> list[tup
 
 
 def _curves(family: LinearisedFamily) -> list[dict[str, Any]]:
-    """Return path length and accuracy of each network, by mode and ω."""
+    """Return the path length and accuracy of each network, by mode and ω."""
     return [
         {
             "mode": mode,
@@ -203,7 +203,7 @@ def _curves(family: LinearisedFamily) -> list[dict[str, Any]]:
 
 
 def _shape(family: LinearisedFamily) -> dict[str, Any]:
-    """Return the share of nonlinear units of each layer, for a few values of ω."""
+    """Return the fraction of nonlinear units in each layer, for a few values of ω."""
     mode = "post-training" if family.groups("post-training") else "from-start"
     groups = [(omega, group) for omega, group in family.groups(mode) if group[0].layers]
     groups = groups or [(o, g) for o, g in family.groups("random") if g[0].layers]

@@ -1,4 +1,4 @@
-"""A run's manifest as lines, for the page and the terminal."""
+"""Formatting of a run's manifest as lines of text, for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .text import settings_text
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested mappings: yield each value under its dotted name.
+    """Flatten nested mappings: yield each value with its dotted name.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def settings_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the version, device and options of a run by name."""
+    """Yield the names and values of a run's version, device and options."""
     for key in ("nlbench", "device", "dtype"):
         yield key, manifest.get(key, "")
     for name, options in (manifest.get("probes") or {}).items():
@@ -55,7 +55,7 @@ def manifest_text(manifest: Mapping[str, Any]) -> str:
 
 
 def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each entry of a manifest."""
+    """Yield the name and the text for each manifest entry."""
     for name in ("created", "command", "seconds", "nlbench", "device", "dtype"):
         if manifest.get(name) not in (None, ""):
             yield name, str(manifest[name])
@@ -63,7 +63,7 @@ def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         counts = ", ".join(f"{n} {status}" for status, n in manifest["cells"].items())
         yield "cells", counts or "none"
     if manifest.get("unfinished"):
-        yield "unfinished", "interrupted, or still running"
+        yield "unfinished", "interrupted or still running"
     if "merged" in manifest:
         yield "merged", ", ".join(map(str, manifest["merged"].get("from", [])))
     for key, value in manifest.get("request", {}).items():

@@ -1,4 +1,4 @@
-"""Frames, figures and notebook representation of a run."""
+"""Data frames, figures and the notebook representation of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nlbench.measure import Result
     from nlbench.store.run import Run
 
-# Colour levels of the page's strips in the light theme, from least to most nonlinear.
+# Colour levels for the page's strips in the light theme, from least to most nonlinear.
 COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3878b0", "#23639e",
            "#10457e", "#05234f")  # fmt: skip
 _MAX_ROWS = 30
@@ -54,7 +54,7 @@ def leaderboard_of(
     Raises
     ------
     nlbench.RequestError
-        If the run lacks a measure.
+        If the run doesn't contain a measure.
     """
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
@@ -73,14 +73,14 @@ def leaderboard_of(
 
 
 def agreement_of(run: Run) -> pd.DataFrame:
-    """Correlate a run's measures, pair by pair.
+    """Correlate all pairs of a run's measures.
 
     Returns
     -------
     DataFrame
-        Columns ``coefficient, measure, other, value, low, high, n, networks``: Spearman's and
-        Kendall's over networks, Pearson's over sites within networks, all oriented so that more
-        means more nonlinear.
+        Columns ``coefficient, measure, other, value, low, high, n, networks``. Spearman's and
+        Kendall's are over networks, Pearson's over sites within networks, all oriented so that
+        larger values mean more nonlinear.
     """
     scores, measures = _load_scores(run)
     return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
@@ -92,8 +92,8 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
     Parameters
     ----------
     subject : str, optional
-        Label of the subject on the leaderboard, or its model's name if that is unique. Optional
-        for a run of one subject.
+        Label of the subject in the leaderboard, or its model's name if that is unique. Optional if
+        the run has a single subject.
     measure : str, optional
         By default the first measure of sites that has values.
 
@@ -109,7 +109,7 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
         if record.identity == (*chosen.identity, name):
             kinds = record.probe.facts.get("kinds")
             return Signature.of(record.result, kinds=kinds, name=chosen.label)
-    raise RequestError(f"the run has no {name} of {chosen.label}")
+    raise RequestError(f"the run has no {name} for {chosen.label}")
 
 
 def _subject(scores: Scores, name: str | None) -> Any:
@@ -120,8 +120,9 @@ def _subject(scores: Scores, name: str | None) -> Any:
     labels = dict.fromkeys(name for s in scores.subjects for name in (s.label, s.model))
     if not matches:
         raise RequestError(f"the run has no subject '{name}'{nearest(str(name), labels)}")
-    problem = "expected a subject" if name is None else f"'{name}' is ambiguous: expected one"
-    raise RequestError(f"{problem} of {len(matches)}: {', '.join(s.label for s in matches[:8])}")
+    problem = "no subject given" if name is None else f"'{name}' is ambiguous"
+    names = ", ".join(s.label for s in matches[:8])
+    raise RequestError(f"{problem}; expected one of {len(matches)}: {names}")
 
 
 def _check_name(name: str, names: Sequence[str], what: str) -> None:
@@ -144,7 +145,7 @@ def _site_measure(
 
 
 def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
-    """Draw the fingerprint of each network: a strip over its depth, coloured by score.
+    """Plot the fingerprint of each network: a strip over its depth, coloured by score.
 
     Parameters
     ----------
@@ -201,12 +202,12 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
 
 
 def plot_of(run: Run, measure: str) -> Figure:
-    """Draw a measure's values by place: signatures, distributions over paths, or bars.
+    """Plot a measure's values by place: signatures, distributions over paths, or bars.
 
     Raises
     ------
     nlbench.RequestError
-        If the run lacks the measure or any value of it, or has too many subjects.
+        If the run has no value of the measure or too many subjects.
     """
     scores, measures = _load_scores(run)
     _check_name(measure, scores.measures, "measure")
@@ -214,7 +215,7 @@ def plot_of(run: Run, measure: str) -> Figure:
 
 
 def html_of(shown: Run | Result) -> str:
-    """Return the notebook representation of a run or of one result."""
+    """Return the notebook representation of a run or a single result."""
     return str(_run_html(shown) if hasattr(shown, "records") else _result_html(shown))
 
 
@@ -222,7 +223,7 @@ def _run_html(run: Any) -> Markup:
     scores, measures = _load_scores(run)
     rows = leaderboard(scores, measures)
     if not rows:
-        return Markup("<p>{}: no scores are recorded</p>").format(run.name)
+        return Markup("<p>{}: no scores have been recorded</p>").format(run.name)
     try:
         name = _site_measure(scores, measures, None)
         places = [p.value for s in scores.subjects for p in scores[s.label, name].places]

@@ -1,4 +1,4 @@
-"""Matplotlib figures that notebooks display, and their style."""
+"""Matplotlib figures for display in notebooks, and their style."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import io
 from matplotlib.figure import Figure
 
 STYLE = {
-    "svg.hashsalt": "nlbench",  # ids depend on the content alone
-    "svg.fonttype": "none",  # text remains searchable and accessible, in the page's font
-    "text.parse_math": False,  # names of models may have dollar signs
+    "svg.hashsalt": "nlbench",  # ids depend only on the content
+    "svg.fonttype": "none",  # text remains searchable and accessible and uses the page's font
+    "text.parse_math": False,  # model names may contain dollar signs
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
@@ -23,13 +23,13 @@ STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
 }
-"""Settings of all figures."""
+"""Settings for all figures."""
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook displays without pyplot.
+    """A figure that notebooks can display without pyplot.
 
-    Notebooks know how to display figures only once pyplot is imported.
+    Other figures can only be displayed once pyplot has been imported.
 
     Examples
     --------

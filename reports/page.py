@@ -1,4 +1,4 @@
-"""The HTML page of one or several runs, and a folder of such pages."""
+"""HTML pages for one or several runs, and folders of pages."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 
 _GENERATOR = '<meta name="generator" content="nlbench">'
 MAX_SUBJECTS = 1000
-"""Subjects on one page; with more it would exceed 5 MB."""
+"""Maximum number of subjects on one page; with more, it would exceed 5 MB."""
 MAX_MANIFEST_LINES = 200
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs as one self-contained HTML file, atomically.
+    """Write runs atomically as a self-contained HTML file.
 
     Parameters
     ----------
-    runs : nlbench.Run or sequence of them
-        The rows of several runs are labelled with the run's name.
+    runs : nlbench.Run or sequence of nlbench.Run
+        If there are several runs, the rows are labelled with the run's name.
     output : path
-        Missing folders are created, an existing file is replaced.
+        Missing folders are created; an existing file is replaced.
 
     Returns
     -------
@@ -75,14 +75,14 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     Raises
     ------
     nlbench.RequestError
-        If there is no run, or the file can't be written.
+        If `runs` is empty or the file can't be written.
     """
     path = Path(output)
     if path.is_dir():
-        raise RequestError(f"{path} is a folder; expected the name of an HTML file")
+        raise RequestError(f"{path} is a folder; expected a file name")
     html = render_page(runs)
     make_folder(path.parent)
-    # Names may have lone surrogates, which UTF-8 can't encode.
+    # Names may contain lone surrogates, which UTF-8 can't encode.
     write_atomically(path, html.encode("utf-8", errors="replace"))
     return path
 
@@ -103,16 +103,16 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     Raises
     ------
     nlbench.RequestError
-        If there is no run, the files can't be written, or the folder has an ``index.html`` of
-        another program.
+        If `runs` is empty, the files can't be written, or the folder has an ``index.html`` that
+        nlbench didn't write.
     """
     folder = Path(output)
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if folder.exists() and not folder.is_dir():
-        raise RequestError(f"{folder} is a file; expected the name of a folder")
+        raise RequestError(f"{folder} is a file; expected a folder")
     index = folder / "index.html"
     if index.exists() and _GENERATOR not in index.read_text(encoding="utf-8", errors="replace"):
-        raise RequestError(f"{index} was not written by nlbench; expected a folder without it")
+        raise RequestError(f"{index} was not written by nlbench; choose another folder")
     rows = []
     taken = {index.name}
     for run, named in zip(members, named_runs(members), strict=True):
@@ -137,7 +137,7 @@ def _file_name(name: str, taken: Container[str]) -> str:
 
 
 def _index_row(run: NamedRun) -> dict[str, Any]:
-    """Return a run's row of the index."""
+    """Return a run's row in the index."""
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures") or {}
     scores = Scores(labelled(run.scores), measures)
     rows = leaderboard(scores, measures, repeats=1)
@@ -163,7 +163,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     head : Markup, optional
         Content above the leaderboard.
     title : str
-        Replaces the names of the runs.
+        Shown instead of the names of the runs.
     """
     named = named_runs(runs)
     table, measures = concatenate_scores(named)
@@ -228,7 +228,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
 def _single_view(
     row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the strip and the cards of a page with one network."""
+    """Return the strip and the cards for a page with one network."""
     sites = [
         name
         for name in scores.measures
@@ -249,7 +249,7 @@ def _single_view(
 def _citation(
     runs: Sequence[NamedRun], rows: Sequence[Row], measures: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """Return a sentence that cites the first network of a page, or the last step of a run."""
+    """Return a sentence that cites the first network on a page, or the last step of training."""
     row = rows[-1 if is_training(rows) else 0] if rows else None
     if row is None or not any(entry.status == "ok" for entry in row.entries.values()):
         return ""
@@ -272,29 +272,29 @@ def _citation(
 
 
 def _limit_rows(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
-    """Return the rows that a page shows, and sentences on what it leaves out.
+    """Return the rows that a page shows, and sentences on what it omits.
 
-    With more than `MAX_SUBJECTS` subjects, a row has its first seed only (its values remain those
-    of all seeds); if there are too many rows, only the most and the least nonlinear are shown.
+    With more than `MAX_SUBJECTS` subjects, each row lists only its first seed (with the values for
+    all seeds). If there are too many rows, only the most and the least nonlinear are shown.
     """
     if subjects <= MAX_SUBJECTS:
         return list(rows), []
     sentences = []
     folded = [replace(row, subjects=row.subjects[:1]) for row in rows]
     if subjects > len(rows):
-        sentences.append("Values of single seeds are in scores.csv only.")
+        sentences.append("Values for individual seeds are only in scores.csv.")
     if len(rows) > MAX_SUBJECTS:
         tail = MAX_SUBJECTS // 4
         folded = folded[: MAX_SUBJECTS - tail] + folded[-tail:]
         sentences.append(
             f"This page shows the {MAX_SUBJECTS - tail:,} most and the {tail:,} least nonlinear of "
-            f"{len(rows):,} networks; scores.csv has all."
+            f"{len(rows):,} networks; scores.csv contains all."
         )
     return folded, sentences
 
 
 def _network_title(row: Row) -> str:
-    """Return the title of a page with one network, such as ``vgg8 trained on digits``."""
+    """Return the title for a page with one network, such as ``vgg8 trained on digits``."""
     subject = row.subjects[0]
     if subject.data == "given":  # a model passed to `nlbench.evaluate`
         return subject.model
@@ -308,10 +308,10 @@ def _join_names(named: Sequence[NamedRun]) -> str:
 
 
 def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
-    """Name each run uniquely and collect what pages show from its records."""
+    """Give each run a unique name and collect the facts that pages show from its records."""
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if not members:
-        raise RequestError("no run to report; expected at least one")
+        raise RequestError("no runs to report; expected at least one")
     named: list[NamedRun] = []
     for run in members:
         name = str(run.name) or "run"
@@ -320,7 +320,7 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
         while name in taken:
             name = f"{run.name} ({number})"
             number += 1
-        # Each access to a manifest serializes the entry, so it is converted once.
+        # Each access to a manifest serializes the entry, so convert it once.
         manifest = dict(run.manifest)
         subjects = {
             (str(s["model"]), str(s["weights"]), str(s["data"]), int(s["seed"])): s
@@ -333,7 +333,7 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
 
 
 def _record_facts(run: Run) -> dict[str, Any]:
-    """Collect the facts in a run's records that its table lacks."""
+    """Collect the facts in a run's records that are not in its table."""
     drawings: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
     kinds: dict[tuple[str, str, str, int], dict[str, str]] = {}
     remarks: dict[tuple[str, str, str, int], dict[str, None]] = {}
@@ -341,7 +341,7 @@ def _record_facts(run: Run) -> dict[str, Any]:
     for record in run.records:
         subject = record.identity[:4]
         facts = record.probe.facts
-        if facts.get("drawing"):  # measures of lines share it
+        if facts.get("drawing"):  # shared by the measures of lines
             drawings.setdefault(subject, facts["drawing"])
         kinds.setdefault(subject, {}).update(facts.get("kinds", {}))
         notes = remarks.setdefault(subject, {})
@@ -371,7 +371,7 @@ def _manifest_lines(run: NamedRun) -> list[tuple[str, str]]:
 
 
 def _kinds(runs: Sequence[NamedRun]) -> list[str]:
-    """Return the kinds of activation, the most frequent first."""
+    """Return the activation functions, most frequent first."""
     counted = Counter(
         kind for run in runs for sites in run.kinds.values() for kind in sites.values() if kind
     )
@@ -381,7 +381,7 @@ def _kinds(runs: Sequence[NamedRun]) -> list[str]:
 def concatenate_scores(
     runs: Sequence[NamedRun],
 ) -> tuple[pd.DataFrame, dict[str, Mapping[str, Any]]]:
-    """Concatenate the scores of runs, with each measure's metadata from the first run."""
+    """Concatenate the scores of runs; take each measure's metadata from the first run with it."""
     measures: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         sites = (run.manifest.get("probes") or {}).get("sites") or {}

@@ -1,4 +1,4 @@
-"""Panels of matplotlib figures: signatures, distributions and bars."""
+"""Panels for matplotlib figures: signatures, distributions and bars."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nlbench.errors import RequestError, one_line
 from .tables import Series
 from .text import count
 
-# Okabe and Ito, "Color Universal Design", 2008, with grey for their yellow, which is invisible on
-# white. Marks and dashes repeat the distinction without colour.
+# Okabe and Ito, "Color Universal Design", 2008, with grey instead of yellow, which is invisible on
+# white. Markers and dashes also distinguish the series without colour.
 _COLORS = (
     "#0072B2",
     "#D55E00",
@@ -31,9 +31,9 @@ _COLORS = (
 )
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
-MAX_SERIES = len(_COLORS)  # more series in one figure can't be distinguished
+MAX_SERIES = len(_COLORS)  # more series in one figure couldn't be distinguished
 _MAX_NAMES, _MAX_NAME_LENGTH = 24, 36
-_MAX_CAPS = 40  # the caps of more error bars blur and make up half of the file
+_MAX_CAPS = 40  # with more error bars, the caps blur and make up half of the file
 
 
 def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -42,35 +42,35 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     Parameters
     ----------
     values : array of shape (n,)
-        At least one finite number.
+        Finite numbers, at least one.
 
     Returns
     -------
     x : array of shape (m,)
-        The distinct values, increasing.
-    share : array of shape (m,)
-        Share of the values that are at most x; the last is 1.
+        The distinct values in increasing order.
+    fraction : array of shape (m,)
+        Fraction of the values that are at most x; the last one is 1.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no value or a non-finite one.
+        If `values` is empty or contains a non-finite value.
 
     Examples
     --------
-    >>> x, share = ecdf([2.0, 1.0, 2.0, 5.0])
-    >>> x.tolist(), share.tolist()
+    >>> x, fraction = ecdf([2.0, 1.0, 2.0, 5.0])
+    >>> x.tolist(), fraction.tolist()
     ([1.0, 2.0, 5.0], [0.25, 0.75, 1.0])
     """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     if numbers.size == 0 or not np.isfinite(numbers).all():
-        raise RequestError(f"a distribution needs at least one value, all finite; got {numbers}")
+        raise RequestError(f"expected at least one value, all finite; got {numbers}")
     x, times = np.unique(numbers, return_counts=True)
     return x, np.cumsum(times) / numbers.size
 
 
 def draw_signature(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any]) -> str:
-    """Draw one mark per site and subject; return the axis of the measure."""
+    """Plot one marker per site and subject; return the axis that shows the measure."""
     hollow: Counter[int] = Counter()
     for index, subject in series.items():
         depth = np.arange(1, len(subject.places) + 1)
@@ -93,7 +93,7 @@ def draw_signature(axes: Axes, series: Mapping[int, Series], info: Mapping[str, 
             **style,
         )
         missing = depth[np.isnan(values)]
-        heights = [0.04 * hollow[site] for site in missing]  # stacked, as shares of the panel
+        heights = [0.04 * hollow[site] for site in missing]  # stacked, as fractions of the panel
         hollow.update(missing)
         if len(missing):
             (marks,) = axes.plot(
@@ -114,19 +114,19 @@ def draw_signature(axes: Axes, series: Mapping[int, Series], info: Mapping[str, 
 
 
 def draw_distribution(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any]) -> str:
-    """Draw one step function per subject; return the axis of the measure."""
+    """Plot one step function per subject; return the axis that shows the measure."""
     all_values: list[float] = []
     for index, subject in series.items():
         values = [place.value for place in subject.places if math.isfinite(place.value)]
         if not values:
             continue
         all_values += values
-        x, share = ecdf(values)
+        x, fraction = ecdf(values)
         total = len(subject.places)
         paths = count(total, "path") if len(values) == total else f"{len(values)} of {total} paths"
         axes.step(
             [x[0], *x],
-            [0.0, *share],
+            [0.0, *fraction],
             where="post",
             color=_COLORS[index],
             linestyle=_DASHES[index % len(_DASHES)],
@@ -135,17 +135,17 @@ def draw_distribution(axes: Axes, series: Mapping[int, Series], info: Mapping[st
         )
     if min(all_values) > 0 and max(all_values) > 50 * min(all_values):
         axes.set_xscale("log")
-        # Plain numbers, since mathematical markup is disabled.
+        # Use plain numbers because math markup is disabled.
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
-    axes.set_ylabel("share of paths")
+    axes.set_ylabel("fraction of paths")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     return "x"
 
 
 def draw_bars(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any]) -> str:
-    """Draw one bar per place and subject; return the axis of the measure."""
+    """Plot one bar per place and subject; return the axis that shows the measure."""
     width = 0.8 / len(series)
     for position, (index, subject) in enumerate(series.items()):
         offset = (position - (len(series) - 1) / 2) * width
@@ -158,7 +158,7 @@ def draw_bars(axes: Axes, series: Mapping[int, Series], info: Mapping[str, Any])
 
 
 def short(name: str, length: int = 80) -> str:
-    """Shorten a name for a figure and remove characters that XML can't hold.
+    """Shorten a name for a figure and remove characters that are invalid in XML.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def short(name: str, length: int = 80) -> str:
 
 
 def legend_label(label: str) -> str:
-    """Protect a label that begins with an underscore, which matplotlib would hide."""
+    """Prefix labels that begin with an underscore, which matplotlib would hide, with a space."""
     return f" {label}" if label.startswith("_") else label
 
 
@@ -190,7 +190,7 @@ def _use_bounds(axes: Axes, series: Sequence[Series], bounds: Iterable[float | N
 
 
 def _name_places(axes: Axes, series: Sequence[Series], axis_label: str) -> None:
-    """Label the axis with the names of places if they are few and shared."""
+    """Label the axis with the names of the places if they are few and shared by all series."""
     longest = max(len(entry.places) for entry in series)
     names = [place.name for place in series[0].places]
     shared = all([place.name for place in entry.places] == names for entry in series)

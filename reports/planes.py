@@ -19,13 +19,13 @@ PANELS = 3
 """Number of groups of layers drawn next to the picture of all layers."""
 
 _DESCRIPTION = "Description"
-"""PNG keyword of the caption."""
+"""PNG keyword for the caption."""
 
 
 def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
-    """Load the pictures in a run's folder ``planes`` as data URLs with captions.
+    """Load the pictures in the folder ``planes`` of a run as data URLs with captions.
 
-    Warns about unreadable files and leaves them out.
+    Unreadable files are omitted with a warning.
     """
     pictures = []
     for file in sorted((folder / "planes").glob("*.png")):
@@ -35,7 +35,7 @@ def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
                 image.verify()
                 caption = str(image.info.get(_DESCRIPTION, file.stem))
         except (OSError, SyntaxError, ValueError) as error:
-            warnings.warn(f"{file} is left out of the page: {error}", stacklevel=2)
+            warnings.warn(f"{file} is omitted from the page: {error}", stacklevel=2)
             continue
         encoded = base64.b64encode(content).decode("ascii")
         pictures.append((f"data:image/png;base64,{encoded}", caption))
@@ -43,9 +43,9 @@ def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") -> None:
-    """Draw the boundaries of all layers and of groups of layers, with the decision boundary.
+    """Plot the boundaries of all layers and of groups of layers, with the decision boundary.
 
-    A PNG file stores the caption as metadata.
+    In a PNG file, the caption is stored as metadata.
     """
     import matplotlib as mpl
 
@@ -67,7 +67,7 @@ def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") ->
     decisions = plane.decisions.numpy()
     for axis, (title, part) in zip(axes[0], shown, strict=True):
         counts = plane.boundaries(part).numpy().astype(float)
-        # The last row and column have no neighbour to compare with.
+        # The last row and column have no neighbour to compare them with.
         counts[-1], counts[:, -1] = counts[-2], counts[:, -2]
         largest = max(2.0, float(counts.max()))
         axis.imshow(

@@ -1,4 +1,4 @@
-"""The reference population: values of many networks, among which a value is placed."""
+"""The reference population: values of many networks for comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).parent / "reference_networks.json"
 STATISTICS = {"absdev": "over_range"}
-"""Statistic by which networks are comparable, for measures whose ``value`` is not."""
+"""Statistic for comparing networks, for measures whose ``value`` is not comparable."""
 AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
 """Value of an affine network, or of an activation that acts as an affine map."""
 MIN_NETWORKS = 5
@@ -46,11 +46,11 @@ class Population:
     sense: int
 
     def share_below(self, value: float) -> float:
-        """Return the share of the reference networks that are less nonlinear."""
+        """Return the fraction of reference networks that are less nonlinear."""
         return float((self.sense * self.values < self.sense * value).mean())
 
     def sentence(self, value: float) -> str:
-        """Describe where a value lies among the reference networks.
+        """Describe where a value ranks among the reference networks.
 
         Examples
         --------
@@ -64,7 +64,7 @@ class Population:
 
 
 def comparable_value(row: Row, scores: Scores, measure: str) -> float:
-    """Return the mean over seeds of the statistic that is comparable between networks, or NaN."""
+    """Return the mean over seeds of the statistic for comparing networks; NaN without a value."""
     statistic = STATISTICS.get(measure, "value")
     values = [scores[s.label, measure].statistics.get(statistic, math.nan) for s in row.subjects]
     finite = [value for value in values if math.isfinite(value)]
@@ -72,19 +72,19 @@ def comparable_value(row: Row, scores: Scores, measure: str) -> float:
 
 
 def reference_share(row: Row, scores: Scores, measure: str, info: Mapping[str, Any]) -> float:
-    """Return the share of the reference networks that are less nonlinear than a row's network.
+    """Return the fraction of reference networks that are less nonlinear than a row's network.
 
-    NaN if the row has no value or the measure has no population.
+    The result is NaN if the row has no value or the measure has no reference population.
     """
     population, value = population_of(measure, info), comparable_value(row, scores, measure)
     return population.share_below(value) if population and math.isfinite(value) else math.nan
 
 
 def population_of(measure: str, info: Mapping[str, Any]) -> Population | None:
-    """Return the reference population of a measure.
+    """Return the reference population for a measure.
 
-    None if there are too few networks, if the measure has no direction, or if its version or
-    options differ from those of the reference networks.
+    The result is None if there are too few networks, if the measure has no direction, or if its
+    version or options differ from those used for the reference networks.
     """
     entry = _load().get(measure)
     sense = sense_of(info)
@@ -105,9 +105,9 @@ def _load() -> Mapping[str, Any]:
 
 
 def build_population(runs: Iterable[Run]) -> dict[str, Any]:
-    """Collect the content of ``reference_networks.json`` from runs.
+    """Build the content of ``reference_networks.json`` from runs.
 
-    Only measures with a direction are kept, each with one version and one set of options.
+    Only measures with a direction are included, each with one version and one set of options.
 
     Raises
     ------

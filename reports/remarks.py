@@ -1,4 +1,4 @@
-"""Notes on the leaderboard: coverage, missing values, differing settings."""
+"""Notes on the leaderboard: coverage, missing values and differing settings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class Remark:
-    """A reason for missing values, or a note on values, shared by one or more cells.
+    """A note on values, or a reason why they are missing, that applies to one or more cells.
 
     Parameters
     ----------
     text : str
-        Numbers that differ between the cells are ranges.
+        Numbers that differ between the cells are given as ranges.
     cells : tuple of (str, str)
         Network and measure of each cell.
     """
@@ -51,13 +51,13 @@ class Remark:
 
     @property
     def networks(self) -> str:
-        """Names of up to three networks, otherwise their number."""
+        """Names of the networks if there are at most three, otherwise their number."""
         names = list(dict.fromkeys(name for name, _ in self.cells))
         return ", ".join(names) if len(names) < 4 else f"{len(names)} networks"
 
 
 def group_remarks(remarks: Iterable[tuple[str, str, str, str]]) -> list[Remark]:
-    """Merge remarks that differ in numbers only.
+    """Merge remarks that differ only in numbers.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def group_remarks(remarks: Iterable[tuple[str, str, str, str]]) -> list[Remark]:
 
 
 def _merge_texts(texts: Sequence[str]) -> str:
-    """Merge texts that differ in numbers only."""
+    """Merge texts that differ only in numbers."""
     ranges = []
     for column in zip(*(_NUMBER.findall(text) for text in texts), strict=True):
         ordered = sorted(set(column), key=lambda text: float(text.replace(",", "")))
@@ -90,7 +90,7 @@ def _merge_texts(texts: Sequence[str]) -> str:
 
 
 def remarks_of(rows: Sequence[Row], measures: Sequence[str]) -> list[Remark]:
-    """Collect the remarks on the cells of a leaderboard, and the reasons for missing values."""
+    """Collect the remarks on a leaderboard's cells and the reasons for missing values."""
     entries = ((row.label, name, row.entries[name]) for row in rows for name in measures)
     return group_remarks(
         (entry.status, entry.reason, label, name)
@@ -117,15 +117,15 @@ def describe_scope(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]
 
 
 def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
-    """Count the cells with a value and those without."""
+    """Summarize how many cells have a value and how many don't."""
     cells = [scores[subject.label, name] for subject in scores.subjects for name in scores.measures]
     ok = sum(cell.status == "ok" for cell in cells)
     total = ok + sum(not gap.where for gap in missing)
     verb = "has" if total == 1 else "have"
-    rest = "" if ok == total else f"; {total - ok} {'has' if total - ok == 1 else 'have'} a reason"
+    rest = "" if ok == total else f"; {total - ok} {'has' if total - ok == 1 else 'have'} none"
     whole = {(gap.subject, gap.measure) for gap in missing if not gap.where}
     partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
-    some = f"; {partly} {'lacks' if partly == 1 else 'lack'} some places" if partly else ""
+    some = f" ({partly} with missing places)" if partly else ""
     return f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}."
 
 
@@ -139,7 +139,7 @@ def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
 
 
 def differences(runs: Sequence[NamedRun]) -> Table | None:
-    """Return the settings, versions and devices in which the runs of a page differ."""
+    """Return a table of the settings, versions and devices in which the runs on a page differ."""
     facts: dict[str, dict[str, list[str]]] = {}
     mixed = {"GPU"} if any(len(gpus_of(run.manifest)) > 1 for run in runs) else set()
     for run in runs:
@@ -159,13 +159,13 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
 
 
 def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the GPU models that a run used, whose rounding may differ."""
+    """Return the GPU models used by a run; their rounding may differ."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
     return list(dict.fromkeys(str(e["device_name"]) for e in known if e.get("capability")))
 
 
 def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
-    """List the missing values of cells, then those of places."""
+    """List the missing values for cells, then those for places."""
     requested = {run.name: set(run.manifest.get("measures") or {}) for run in runs}
     cells = [
         (subject, name, scores[subject.label, name])
@@ -191,7 +191,7 @@ def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
 
 
 def gap_table(missing: Iterable[Gap]) -> Table:
-    """Tabulate missing values; subjects with the same gap share a row."""
+    """Tabulate missing values, with one row for all subjects that share a gap."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for gap in missing:
         key = (gap.measure, gap.where or "the whole network", gap.status, gap.reason)

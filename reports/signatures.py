@@ -1,4 +1,4 @@
-"""Comparison of signatures: distances and a dendrogram."""
+"""Comparison of signatures: distances and dendrogram."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .leaderboard import Row
 from .tables import Scores
 
 MIN_NETWORKS, MAX_NETWORKS = 4, 80
-"""Networks in a heatmap; with more, its rows would be unreadable."""
+"""Numbers of networks in a heatmap; with more, the rows would be unreadable."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SignatureComparison:
     ----------
     distances : array of shape (n, n)
     merges : array of shape (n - 1, 4)
-        Average linkage in SciPy's format: the two clusters, their distance, their size.
+        Average linkage in SciPy's format: the two clusters, their distance and their joint size.
     order : tuple of int
         Leaves of the dendrogram from left to right.
     """
@@ -37,10 +37,10 @@ class SignatureComparison:
 
 
 def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Compute the dynamic-time-warping distance of each pair of signatures.
+    """Compute the dynamic-time-warping distance between all pairs of signatures.
 
-    The square root of the minimal sum of squared differences over all monotone alignments: the
-    distance of `nlbench.Signature.dtw`, for all pairs at once.
+    This is the square root of the minimum sum of squared differences over all monotone alignments,
+    as in `nlbench.Signature.dtw`, but for all pairs at once.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
     values = [np.asarray(signature, dtype=np.float64) for signature in signatures]
     lengths = np.array([len(signature) for signature in values])
     n, longest = len(values), int(lengths.max(initial=1))
-    # An entry of the recursion depends on earlier ones only, so padding changes nothing: each
-    # pair's distance is read at the ends of its two signatures.
+    # Entries of the recursion depend only on earlier ones, so padding changes nothing: each pair's
+    # distance is read at the ends of its two signatures.
     padded = np.zeros((n, longest))
     for position, signature in enumerate(values):
         padded[position, : len(signature)] = signature
@@ -97,15 +97,15 @@ def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
 def signature_maps(
     rows: Sequence[Row], scores: Scores, measures: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Compare the signatures of a leaderboard's networks by each measure of activations.
+    """Compare the signatures of a leaderboard's networks for each measure of activations.
 
     Returns
     -------
     dict
-        Keyed by measure, as JSON-compatible values: ``rows`` (positions on the leaderboard),
-        ``distances`` (the lower triangle, row by row), ``merges`` and ``order``, of the first
+        JSON-compatible values keyed by measure: ``rows`` (indices in the leaderboard),
+        ``distances`` (the lower triangle, row by row), ``merges`` and ``order``, for the first
         `MAX_NETWORKS` networks and the first seed of each. Measures with fewer than `MIN_NETWORKS`
-        signatures are left out.
+        signatures are omitted.
     """
     maps = {}
     for name in scores.measures:

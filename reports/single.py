@@ -1,4 +1,4 @@
-"""The page of a single network: its strip of activations and a card per measure."""
+"""Report page for a single network: a strip of activations and one card per measure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DRAWN_PLACES = 60
 
 @dataclass(frozen=True)
 class Card:
-    """Card that shows one measure of a network."""
+    """Card showing one measure of a network."""
 
     name: str
     description: str
@@ -33,7 +33,7 @@ class Card:
 
 
 def strip_fields(cell: TableCell, sense: int) -> list[dict[str, Any]]:
-    """Return the fields of a measure's strip, one per activation in order of call."""
+    """Return the cells of a measure's strip, one per activation, in call order."""
     scale = Scale.of((place.value for place in cell.places), sense)
     decimals = short_decimals(cell.place_values)
     fields = []
@@ -80,8 +80,8 @@ def _card(
     notes = []
     shares = [cell.statistics["over_range"] for cell in cells if "over_range" in cell.statistics]
     if name == "absdev" and shares:
-        # The area depends on the units of inputs and logits; its share of the range does not.
-        notes.append(f"Raw: {plus_minus(value, error)}, in units of logits times inputs.")
+        # The area depends on the units of inputs and logits; its ratio to the range does not.
+        notes.append(f"Raw value: {plus_minus(value, error)}, in units of logits times inputs.")
         statistic, value = "over_range", fmean(shares)
         several = len(shares) > 1
         error = (
@@ -89,7 +89,7 @@ def _card(
             if several
             else standard_error(cells[0], statistic)
         )
-        name = "absdev, over its range"
+        name = "absdev, relative to its range"
     if math.isfinite(error):
         by_seed = entry.over == "seeds"
         units = count(len(cells), "seed") if by_seed else count(len(places), place_noun(info))
@@ -98,8 +98,8 @@ def _card(
     if population is not None:
         notes.append(population.sentence(value) + ".")
     if entry.error:
-        share = entry.error / abs(entry.value) if entry.value else math.inf
-        notes.append(f"Estimated, relative error at most {100 * share:.2g} %.")
+        relative = entry.error / abs(entry.value) if entry.value else math.inf
+        notes.append(f"Estimated, with a relative error of at most {100 * relative:.2g} %.")
     elif entry.reason:
         notes.append(f"{entry.reason[0].upper()}{entry.reason[1:]}.")
     values = [place.statistics.get(statistic, math.nan) for place in places if entry.over]
@@ -115,7 +115,7 @@ def _axis(
     population: Population | None,
     sense: int,
 ) -> Markup:
-    """Draw the value and its standard error among its places and the reference networks."""
+    """Plot the value and its standard error alongside the places and the reference networks."""
     others = [] if population is None else list(population.values)
     affine = math.nan if population is None else population.affine
     shown = [v for v in places if math.isfinite(v)]
@@ -160,7 +160,7 @@ def _axis(
 
 
 def cite_sentence(row: Row, measures: Mapping[str, Mapping[str, Any]], facts: Sequence[str]) -> str:
-    """Return a sentence that cites the values of a network and ends with `facts` on the run."""
+    """Return a citable sentence with a network's values that ends with `facts` about the run."""
     texts, units = [], set()
     for name, entry in row.entries.items():
         if entry.status == "ok" and sense_of(measures.get(name, {})):

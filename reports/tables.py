@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Series:
-    """Values of a measure at the places of one subject, in order of call.
+    """Values of a measure at the places of one subject, in call order.
 
     Parameters
     ----------
@@ -67,9 +67,9 @@ class TableSubject:
     Parameters
     ----------
     label : str
-        Its model and the fields in which it differs from other subjects.
+        The model and the fields in which the subject differs from others.
     run : str
-        Empty if the table is of one run.
+        Empty if the table contains only one run.
     """
 
     label: str
@@ -83,24 +83,24 @@ class TableSubject:
     def group(self) -> tuple[str, str, str, str]:
         """Key of the network without its seed: run, model, weights, data.
 
-        Weights that depend on a seed have it in their name: ``random-0.5-seed0``.
+        The names of weights that depend on a seed contain it: ``random-0.5-seed0``.
         """
         return (self.run, self.model, split_seed(self.weights)[0], self.data)
 
     @property
     def training_seed(self) -> int:
-        """The seed in the name of the weights, else that of the subject."""
+        """The seed in the name of the weights, or else the subject's seed."""
         seed = split_seed(self.weights)[1]
         return self.seed if seed is None else seed
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Step of a training run, parsed from the name of the weights."""
+        """Training step, parsed from the name of the weights."""
         return parse_checkpoint(self.weights)
 
     @property
     def weights_text(self) -> str:
-        """Name of the weights without their seed; for a checkpoint, its training run and step."""
+        """Name of the weights without the seed; for a checkpoint, its training run and step."""
         if self.checkpoint is None:
             return self.group[2]
         training = self.checkpoint.training
@@ -108,7 +108,7 @@ class TableSubject:
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """Key of the subject in its run."""
+        """Key of the subject within its run."""
         return (self.model, self.weights, self.data, self.seed)
 
 
@@ -119,7 +119,7 @@ class TableCell:
     Parameters
     ----------
     statistics : mapping of str to float
-        Statistics of the whole subject; ``value`` is the summary.
+        Statistics for the subject as a whole; ``value`` is the summary.
     status, reason : str
         The status is ``absent`` if nothing is recorded.
     """
@@ -143,7 +143,7 @@ class TableCell:
 
 
 def mean_cell(cells: Sequence[TableCell]) -> TableCell:
-    """Return the first seed's cell, with the mean over seeds at each place if they share places."""
+    """Return the first seed's cell, with the mean over seeds at each place if they all share it."""
     first = cells[0]
     names = [place.name for place in first.places]
     if len(cells) == 1 or any([p.name for p in cell.places] != names for cell in cells):
@@ -174,7 +174,7 @@ class Scores:
     table : DataFrame
         A table that `labelled` accepts.
     measures : iterable of str
-        Names in order; other measures of the table follow.
+        Names in the desired order; other measures in the table follow.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class Scores:
 
     @classmethod
     def of_records(cls, records: Sequence[Record], measures: Iterable[str] = ()) -> Scores:
-        """Index records without their tidy table, in a third of its time and memory."""
+        """Index records directly, which takes a third of the time and memory of a tidy table."""
         scores = cls.__new__(cls)
         names = list(dict.fromkeys(record.subject.identity for record in records))
         varying = [i for i, column in enumerate(zip(*names, strict=True))
@@ -228,10 +228,10 @@ class Scores:
         for record in records:
             key = labels[record.subject.identity], record.measure.name
             if key in scores._done:
-                raise RequestError(f"two records of {', '.join(key)}; expected one")
+                raise RequestError(f"two records for {', '.join(key)}; expected one")
             scores._done[key] = cell = _cell_of(record.result)
             if len({place.name for place in cell.places}) < len(cell.places):
-                raise RequestError(f"the record of {', '.join(key)} has a place twice")
+                raise RequestError(f"the record for {', '.join(key)} contains a place twice")
         return scores
 
     def subset(self, subjects: Iterable[TableSubject]) -> Scores:
@@ -241,7 +241,7 @@ class Scores:
         return part
 
     def __getitem__(self, key: tuple[str, str]) -> TableCell:
-        """Return the cell of a subject's label and a measure."""
+        """Return the cell for a subject's label and a measure."""
         if key not in self._done:
             self._done[key] = self._cells.pop(key).build() if key in self._cells else _ABSENT
         return self._done[key]
@@ -257,7 +257,7 @@ def _cell_of(result: Result) -> TableCell:
 
 
 class _CellBuilder:
-    """Builder of a cell from its rows in the table."""
+    """Builder for a cell from its rows in the table."""
 
     __slots__ = ("states", "statistics")
 
@@ -288,13 +288,13 @@ class _CellBuilder:
 def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     """Add the column ``subject`` to a tidy table of scores.
 
-    A subject's label is its model and the fields in which the table's subjects differ. A table
-    that has the column is returned unchanged.
+    A subject's label consists of its model and the fields in which the table's subjects differ. A
+    table that already has the column is returned unchanged.
 
     Parameters
     ----------
     scores : DataFrame
-        `nlbench.Run.scores`; several runs have the column ``run``.
+        `nlbench.Run.scores`; with a column ``run`` if there are several runs.
 
     Raises
     ------
@@ -314,7 +314,7 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     table = scores.reset_index(drop=True)
     keys = [name for name in _SUBJECT if name in table.columns]
     for name in (*keys, "measure", "place", "statistic", "status", "reason"):
-        # Plain objects that equal values share are read several times as fast and take less memory.
+        # If equal values share an object, the table is smaller and several times faster to read.
         codes, values = pd.factorize(table[name])
         table[name] = pd.Series(values.to_numpy(dtype=object)[codes], dtype=object)
     _check_unique(table, keys)
@@ -332,7 +332,7 @@ def _rows(table: pd.DataFrame, columns: list[str]) -> zip[tuple[object, ...]]:
 
 
 def _labels(subjects: Sequence[tuple[object, ...]], varying: Sequence[int]) -> list[str]:
-    """Return one label per subject; equal labels are numbered."""
+    """Return one label per subject; duplicates are numbered."""
     labels: list[str] = []
     taken: Counter[str] = Counter()
     for subject in subjects:
@@ -353,7 +353,7 @@ def _check_unique(table: pd.DataFrame, keys: list[str]) -> None:
 
 
 def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
-    """Collect the places of a measure, one series per subject that has places.
+    """Collect the places for a measure, with one series per subject that has any.
 
     Parameters
     ----------

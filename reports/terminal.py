@@ -1,4 +1,4 @@
-"""Printing of the leaderboard in a terminal, limited to its width."""
+"""Printing of the leaderboard to a terminal, limited to its width."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 _MAX_ROWS = 40
-_TAIL_ROWS = 10  # least nonlinear rows among those shown if not all fit
+_TAIL_ROWS = 10  # number of least nonlinear rows among those shown if not all fit
 _MAX_REMARKS = 12
 
 
 def print_leaderboard(run: Run, console: Console) -> None:
-    """Print a run's leaderboard, with as many measures as fit the console's width."""
+    """Print a run's leaderboard with as many measures as fit into the console's width."""
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
     scores = Scores(run.scores, measures)
     rows = leaderboard(scores, measures)
     size = f"{count(len(rows), 'network')}, {count(len(scores.measures), 'measure')}"
     _line(console, f"{run.name}: {size}")
     if not rows:
-        _line(console, "no scores are recorded")
+        _line(console, "no scores have been recorded")
         return
     subjects, constant = _varying(rows)
     if constant:
@@ -57,7 +57,7 @@ def print_leaderboard(run: Run, console: Console) -> None:
     if first is not None and len(rows) > 1:
         order = f"sorted by {first}, most nonlinear first"
         order = "checkpoints by step" if is_training(rows) else order
-        _line(console, f"{order}; intervals of ranks in brackets")
+        _line(console, f"{order}; rank intervals in brackets")
     units = dict.fromkeys(
         f"{name} over {rows[0].entries[name].over}"
         for name in shown
@@ -102,7 +102,7 @@ def _seeds(row: Row) -> str:
 
 
 def _column(name: str, rows: Sequence[Row], info: Mapping[str, Any]) -> list[str]:
-    """Return the header and the cells of a measure's column."""
+    """Return the header and the cells for a measure's column."""
     entries = [row.entries[name] for row in rows]
     head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'))}"
     if len(rows) == 1:  # a rank of one is meaningless: show the standard error
@@ -121,14 +121,14 @@ def _text(entry: Standing, decimals: int | None) -> str:
 
 
 def _width(texts: Sequence[str]) -> int:
-    # padding on both sides and the gap to the next column
+    # The width includes the padding on both sides and the gap to the next column.
     return 3 + max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
 def _fitting_measures(
     columns: Mapping[str, Sequence[str]], subjects: Mapping[str, Sequence[str]], width: int
 ) -> list[str]:
-    """Return the measures that fit next to the subject's columns, at least one."""
+    """Return the measures that fit next to the subject columns, at least one."""
     limit = max(12, width // 3)
     remaining = width - sum(min(_width([name, *texts]), limit) for name, texts in subjects.items())
     shown: list[str] = []
@@ -140,14 +140,14 @@ def _fitting_measures(
 
 
 def _pick_rows(rows: int) -> list[int]:
-    """Return the rows to show: all, or the most and the least nonlinear."""
+    """Return the indices of the rows to show: all, or the most and the least nonlinear."""
     if rows <= _MAX_ROWS:
         return list(range(rows))
     return [*range(_MAX_ROWS - _TAIL_ROWS), *range(rows - _TAIL_ROWS, rows)]
 
 
 def _hidden(measures: Sequence[str], shown: Sequence[str], rows: int, picked: int) -> list[str]:
-    """Return lines on the hidden measures and subjects."""
+    """Return lines describing the hidden measures and subjects."""
     lines = []
     left_out = [name for name in measures if name not in shown]
     if left_out:
@@ -155,7 +155,7 @@ def _hidden(measures: Sequence[str], shown: Sequence[str], rows: int, picked: in
     if picked < rows:
         lines.append(f"not shown: {count(rows - picked, 'subject')} in the middle")
     if lines:
-        lines.append("a wider terminal shows more; the page and scores.csv have everything")
+        lines.append("a wider terminal shows more; the page and scores.csv show everything")
     return lines
 
 

@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from .leaderboard import Standing
 
 SIGNIFICANT = 4
-LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # outside this range a number has an exponent
+LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
 
 
 def column_decimals(values: Iterable[float]) -> int | None:
-    """Return the decimals that give the largest number of a column four significant digits.
+    """Return the number of decimals that gives a column's largest value four significant digits.
 
     Parameters
     ----------
     values : iterable of float
-        The numbers of one column; non-finite ones are ignored.
+        The numbers in one column; non-finite ones are ignored.
 
     Returns
     -------
     int or None
-        None if no fixed number of decimals suits all; `number` then chooses for each.
+        None if no fixed number of decimals suits all values; `number` then chooses for each.
 
     Examples
     --------
@@ -43,12 +43,12 @@ def column_decimals(values: Iterable[float]) -> int | None:
         return None
     if all(value.is_integer() for value in finite):
         return 0
-    # Slightly less, so that a column of shares looks the same with and without a 1.
+    # Slightly less, so that columns of fractions look the same with and without a 1.
     return _decimals(0.999 * largest)
 
 
 def short_decimals(values: Iterable[float]) -> int | None:
-    """Return two decimals, or as many more as the extremes need to differ; see `column_decimals`.
+    """Return the number of decimals (at least two if they fit) with which the extremes differ.
 
     Examples
     --------
@@ -65,10 +65,10 @@ def short_decimals(values: Iterable[float]) -> int | None:
 
 
 def interval_decimals(entries: Sequence[Standing]) -> int | None:
-    """Return the decimals of a leaderboard's column, limited by the width of its intervals.
+    """Return the number of decimals for a leaderboard column, limited by its intervals.
 
-    There are at most as many as `column_decimals` returns, and no more than show half the median
-    interval to two significant digits.
+    It is at most the result of `column_decimals`, and at most the number with which half the width
+    of the median interval has two significant digits.
 
     Examples
     --------
@@ -94,8 +94,8 @@ def number(value: float, decimals: int | None = None) -> str:
     Parameters
     ----------
     decimals : int, optional
-        Digits after the point, from `column_decimals`; by default four significant digits. A
-        number that would round to zero keeps one significant digit.
+        Digits after the decimal point, from `column_decimals`; by default four significant digits.
+        A number that would round to zero is shown with one significant digit.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def plus_minus(value: float, error: float) -> str:
 
 
 def place_noun(info: Mapping[str, Any]) -> str:
-    """Return the noun for a place of a measure, such as path or block.
+    """Return the noun for a measure's places, such as path or block.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def place_noun(info: Mapping[str, Any]) -> str:
 
 
 def place_text(name: str) -> str:
-    """Return the name of a place for a sentence.
+    """Return the name of a place for use in a sentence.
 
     Examples
     --------
@@ -170,7 +170,7 @@ def direction(more_means: str) -> str:
 
 
 def bounds_text(bounds: Sequence[float | None]) -> str:
-    """Format the bounds of a measure; None is no bound.
+    """Format the bounds of a measure; None means unbounded.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def bounds_text(bounds: Sequence[float | None]) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """Format a count with its noun, in the plural unless it is 1.
+    """Format a count with its noun, which is in the plural unless the count is 1.
 
     Examples
     --------

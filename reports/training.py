@@ -22,16 +22,16 @@ _MAX_PLACES = 3
 
 @dataclass(frozen=True)
 class Change:
-    """Change of a measure from the first step to the last, as a mean over seeds.
+    """Change in a measure from the first step to the last, as a mean over seeds.
 
     Parameters
     ----------
     place : str
         Empty for the whole network.
     low, high : float
-        Interval of the difference, paired by seed, or by place for one seed; NaN if undefined.
+        Interval for the difference, paired by seed (or by place for one seed); NaN if undefined.
     over : str
-        Number of pairs with their unit, such as ``3 seeds``.
+        Number of pairs with its unit, such as ``3 seeds``.
     """
 
     measure: str
@@ -49,13 +49,13 @@ class Change:
 
     @property
     def values(self) -> str:
-        """The values before and after as text."""
+        """The formatted values before and after."""
         decimals = self._decimals
         return f"{number(self.before, decimals)} → {number(self.after, decimals)}"
 
     @property
     def interval(self) -> str:
-        """The interval of the difference as text; empty if undefined."""
+        """The formatted interval for the difference; empty if undefined."""
         if not math.isfinite(self.low):
             return ""
         ends = (self._format_signed(self.low), self._format_signed(self.high))
@@ -63,7 +63,7 @@ class Change:
 
     @property
     def difference(self) -> str:
-        """The difference with its sign."""
+        """The formatted difference, with its sign."""
         return self._format_signed(self.after - self.before)
 
     @property
@@ -82,20 +82,20 @@ class TrainingRun:
     Parameters
     ----------
     label : str
-        Those of run, model, training run and data that vary on the page.
+        Consists of those of run, model, training run and data that vary on the page.
     """
 
     label: str
     rows: tuple[Row, ...]
 
     def changes(self, scores: Scores, measures: Measures) -> dict[str, list[Change]]:
-        """Compare the last step with the first by each measure.
+        """Compare the last step with the first for each measure.
 
         Returns
         -------
         dict of str to list of Change
-            Keyed by measure. The whole network comes first, then the places that changed, by
-            decreasing change. Paths are omitted, since they are not places of a network.
+            Keyed by measure. The whole network comes first, then the places that changed, in order
+            of decreasing change. Paths are omitted, since they are not places in a network.
         """
         changes = {}
         for name in scores.measures:
@@ -112,7 +112,7 @@ class TrainingRun:
     def packed(
         self, positions: Mapping[str, int], changes: Mapping[str, Sequence[Change]]
     ) -> dict[str, Any]:
-        """Return the data of the page's curves, without the rows that it omits."""
+        """Return the data for the curves on the page, without the rows that the page omits."""
         rows = [row for row in self.rows if row.label in positions]
         checkpoint = self.rows[0].subjects[0].checkpoint
         return {
@@ -124,7 +124,7 @@ class TrainingRun:
         }
 
     def _pairs(self, scores: Scores, measure: str) -> list[tuple[TableCell, TableCell]]:
-        """Return the cells of the first and the last step, seed by seed."""
+        """Return the cells for the first and the last step, paired by seed."""
         first, last = (
             {s.training_seed: scores[s.label, measure] for s in row.subjects}
             for row in (self.rows[0], self.rows[-1])
@@ -134,7 +134,7 @@ class TrainingRun:
 
 
 def training_runs(rows: Sequence[Row]) -> list[TrainingRun]:
-    """Group the checkpoints of each training run with several steps."""
+    """Group checkpoints by training run, keeping runs with several steps."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         subject = row.subjects[0]
@@ -188,7 +188,7 @@ def _mean_change(measure: str, place: str, values: Sequence[tuple[float, float]]
 
 
 def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
-    """Tabulate the changes of the whole network and of the places that changed most."""
+    """Tabulate the changes in the whole network and in the places that changed most."""
     head = ("measure", "place", "from", "to", "difference", "95 % interval", "over")
     rows = []
     for measure, entries in changes.items():
@@ -211,7 +211,7 @@ def training_findings(training: TrainingRun, scores: Scores, measures: Measures)
         places = changes[name][1:]
         if len(places) > 1:
             top = places[0]
-            paired = f" ({100 * CONFIDENCE:g} % interval of the difference {top.interval})"
+            paired = f" ({100 * CONFIDENCE:g} % interval for the difference: {top.interval})"
             text = f"{place_text(top.place)} changed most: {top.values} {span}"
             yield f"{prefix} {name}, {text}{paired if top.interval else ''}."
             break
@@ -219,6 +219,6 @@ def training_findings(training: TrainingRun, scores: Scores, measures: Measures)
     clear = [f"{c.measure} ({c.values})" for c in whole if c.is_clear]
     unclear = [f"{c.measure} ({c.values})" for c in whole if c.low < 0 < c.high]
     texts = [f"The whole network changed clearly in {', '.join(clear)}."] if clear else []
-    texts += [f"No clear change of the whole network in {', '.join(unclear)}."] if unclear else []
+    texts += [f"No clear overall change in {', '.join(unclear)}."] if unclear else []
     if texts:
         yield " ".join(texts)

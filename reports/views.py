@@ -1,4 +1,4 @@
-"""Tables of the HTML page, for its template: leaderboard, agreement, definitions of measures."""
+"""Tables for the template of the HTML page: leaderboard, agreement, definitions of measures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _COEFFICIENTS = {
     "pearson": "Pearson's r over sites within networks",
 }
 
-_MARKS = "abcdefgh"  # for remarks; the cells' records have any others
-_DENSE = 7  # with more measures a heatmap shows intervals in tooltips only
+_MARKS = "abcdefgh"  # for remarks; further remarks are only in the cells' records
+_DENSE = 7  # with more measures, a heatmap shows intervals only in tooltips
 
 
 def meanings(measures: Measures) -> list[dict[str, str]]:
@@ -57,20 +57,20 @@ def meanings(measures: Measures) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class BoardCell:
-    """One cell of the leaderboard in the static page.
+    """One cell of the leaderboard on the static page.
 
     Parameters
     ----------
     text : str
         The value, rounded to its interval.
     exact : str
-        The value in full precision.
+        The value at full precision.
     ranks : str
-        Interval of the rank.
+        Interval for the rank.
     place : str
         CSS variables that position the mark and its interval.
     note : str
-        Mark of the remark below the table.
+        Footnote mark that refers to the remark below the table.
     """
 
     status: str
@@ -85,7 +85,7 @@ class BoardCell:
 def board_view(
     scores: Scores, measures: Measures, rows: Sequence[Row], content: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Build the template's view of the leaderboard.
+    """Build the template variables for the leaderboard.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def board_view(
 
 
 def _group(packed: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Group neighbouring measures of one probe."""
+    """Group neighbouring measures that use the same probe."""
     return [
         [index for index, _ in group]
         for _, group in itertools.groupby(enumerate(packed), key=lambda pair: pair[1]["probe"])
@@ -163,7 +163,7 @@ def _group(packed: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def _details(row: Row, scores: Scores) -> str:
-    """Return the fields, other than the name, in which the row's network differs from others."""
+    """Return the fields, other than the name, in which a row's network differs from others."""
     subject = row.subjects[0]
     provider = subject.model.rpartition("/")[0]
     varies = {
@@ -186,13 +186,13 @@ def _strip(
     mean = mean_cell([scores[subject.label, info["name"]] for subject in row.subjects])
     values = [place.value for place in mean.places]
     cell = content["cells"][index][measure]
-    # A page leaves out the names of too many places.
+    # If there are too many places, the page omits their names.
     if not values or "p" not in cell:
         return Markup("")
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
     finite = [value for value in values if math.isfinite(value)]
-    title = f"{row.label}: {info['name']} of {len(values)} sites in order of call"
+    title = f"{row.label}: {info['name']} at {len(values)} sites in call order"
     if finite:
         title += f", from {number(min(finite))} to {number(max(finite))}"
     return strip(values, Scale(**info["strip"]), kinds, title=title)
@@ -207,7 +207,7 @@ def _ramp(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
-    """Return the legend of the marks below a strip; empty for a single kind."""
+    """Return the legend for the marks below a strip; empty if there is a single kind."""
     if len(kinds) < 2:
         return []
     marks = ("", "M0 3h20v5h-20z", "M0 3h9v5h-9z", "M11 3h9v5h-9z", "M6 3h8v5h-8z")
@@ -240,7 +240,7 @@ def _board_cell(
 
 
 def ranks_text(best: int | None, worst: int | None) -> str:
-    """Format the interval of a rank.
+    """Format the interval for a rank.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def ranks_text(best: int | None, worst: int | None) -> str:
 
 @dataclass(frozen=True)
 class HeatCell:
-    """One cell of a heatmap: a pair of measures."""
+    """One cell of a heatmap, for a pair of measures."""
 
     pair: str
     text: str
@@ -266,7 +266,7 @@ class HeatCell:
 def heatmaps(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Build a heatmap of pairs of measures for each coefficient that has a value."""
+    """Build a heatmap over pairs of measures for each coefficient that has a value."""
     maps = []
     for kind, pairs in coefficients.items():
         if not any(math.isfinite(c.value) for c in pairs.values()):
@@ -294,7 +294,7 @@ def _heat_cell(
     name = f"{_COEFFICIENTS[kind]} of {a} and {b}"
     size = f"n {c.n}" if not c.groups else f"n {c.n} in {c.groups}"
     if not math.isfinite(c.value):
-        reason = "too few" if c.n < 3 else "no spread"
+        reason = "too few" if c.n < 3 else "constant"
         return HeatCell(pair, "–", (size, reason), "empty", f"{name}: {size}, {reason}")
     level = min(5, math.ceil(abs(c.value) * 5 - 1e-9))
     title = f"{name}: {c.value:+.3f}, {size}"

@@ -150,7 +150,7 @@ def _example_inputs(
     axes = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
     first = next((m for m in model.modules() if type(m) in axes), None)
     if first is None:
-        raise RequestError("sparsify needs an example input to find the channels; pass example=")
+        raise RequestError("sparsify requires an example input to find the channels; pass example=")
     channels = first.in_features if isinstance(first, nn.Linear) else first.in_channels
     weight: Tensor = first.weight  # type: ignore[assignment]
     shape = (1, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ def randomize(model: nn.Module, share: float, seed: int) -> int:
         raise RequestError(f"share is {share}, expected 0 to 1")
     layers = [layer for _, layer in _layers(model)]
     if any(layer.layerwise for layer in layers):
-        raise RequestError("random units need one slope per channel; this model's are layer-wise")
+        raise RequestError("randomize requires one slope per channel; this model's are layer-wise")
     units = sum(layer.units for layer in layers)
     count = round(share * units)
     order = torch.randperm(units, generator=torch.Generator().manual_seed(seed))

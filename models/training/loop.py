@@ -238,23 +238,23 @@ class _Training:
 
     def run_epoch(self) -> Epoch:
         """Train for one epoch and evaluate the network."""
-        number = len(self.history)
+        index = len(self.history)
         order = torch.randperm(self.task.size, generator=self.shuffle)
-        loss, running_accuracy = self._pass(order, number)
+        loss, running_accuracy = self._train_epoch(order, index)
         try:
             train_accuracy = None
-            if self.recipe.needs_train_accuracy(number + 1, loss):
+            if self.recipe.needs_train_accuracy(index + 1, loss):
                 train_accuracy = self.task.accuracy(self.model, "train", self.device)
             test_accuracy = self.task.accuracy(self.model, "test", self.device)
         except NotFinite as error:
             raise NotFinite(
-                f"after epoch {number + 1}: {error}; a learning rate below "
+                f"after epoch {index + 1}: {error}; a learning rate below "
                 f"{self.recipe.learning_rate:g} may help"
             ) from error
-        last_step = self._steps(len(order)) * (number + 1) - 1
+        last_step = self._steps(len(order)) * (index + 1) - 1
         epoch = Epoch(
-            number=number + 1,
-            learning_rate=self.recipe.learning_rate_at(number, last_step),
+            number=index + 1,
+            learning_rate=self.recipe.learning_rate_at(index, last_step),
             loss=loss,
             train_accuracy=train_accuracy,
             test_accuracy=test_accuracy,
@@ -267,16 +267,16 @@ class _Training:
     def _steps(self, samples: int) -> int:
         return math.ceil(samples / self.recipe.batch_size)
 
-    def _pass(self, order: torch.Tensor, number: int) -> tuple[float, float]:
-        """Train for the epoch with index `number`; return its mean loss and running accuracy."""
+    def _train_epoch(self, order: torch.Tensor, index: int) -> tuple[float, float]:
+        """Train for one epoch; return its mean loss and running accuracy."""
         self.model.train()
-        loss_sum, samples, step = 0.0, 0, number * self._steps(len(order))
+        loss_sum, samples, step = 0.0, 0, index * self._steps(len(order))
         correct = predictions = 0
         recipe = self.recipe
         for inputs, targets in self.task.batches(
             order, recipe.batch_size, self.device, self.augment
         ):
-            rate = recipe.learning_rate_at(number, step)
+            rate = recipe.learning_rate_at(index, step)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("rate_factor", 1.0)
             output = self.model(inputs)
@@ -284,7 +284,7 @@ class _Training:
             value = loss.item()
             if not math.isfinite(value):
                 raise NotFinite(
-                    f"the training loss became {value} in epoch {number + 1}; "
+                    f"the training loss became {value} in epoch {index + 1}; "
                     f"a learning rate below {recipe.learning_rate:g} may help"
                 )
             penalty = recipe.penalty(self.model)

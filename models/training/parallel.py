@@ -30,7 +30,7 @@ Message = dict[str, Any]
 MessageCallback = Callable[[Message], object]
 
 THREADS_PER_NETWORK = 1
-"""Threads per network; more help little, and the number affects the last bits of the weights."""
+"""Threads per network; more threads help little and change the last bits of the weights."""
 
 
 class _StartFailed(RequestError):

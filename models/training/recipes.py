@@ -69,7 +69,7 @@ class Recipe:
     Raises
     ------
     nlbench.RequestError
-        If a number is out of bounds.
+        If a setting is out of bounds.
     """
 
     name: str

@@ -148,7 +148,7 @@ class TrainingFolder(LockedFolder):
         """
         if self.state.exists() and not resume:
             raise RequestError(
-                f"{self.path} holds an interrupted training run; resume it with --resume, or "
+                f"{self.path} contains an interrupted training run; resume it with --resume, or "
                 f"remove {self.state} to start again"
             )
         recorded = self._recorded_manifest()
@@ -156,7 +156,7 @@ class TrainingFolder(LockedFolder):
             raise RequestError(f"{self.out} exists; remove it or choose another --out")
         if self.state.exists() and recorded and (difference := self._difference(recorded)):
             raise RequestError(
-                f"{self.path} holds another interrupted training run ({difference}); choose "
+                f"{self.path} contains another interrupted training run ({difference}); choose "
                 f"another --out, or remove {self.state}"
             )
 

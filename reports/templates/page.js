@@ -1,12 +1,12 @@
 "use strict";
-/* Sorts, filters and switches the page's tables, draws figures from the embedded data, and keeps
-   the state of the view in the URL. */
+/* Sorts and filters the page's tables, draws figures from the embedded data, and stores the state
+   of the view in the URL. */
 const D = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const SVG = "http://www.w3.org/2000/svg";
 
-/* Removes control and direction characters from names. */
+/* Removes control characters and text-direction marks from names. */
 const plain = text => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "");
 /* Creates an element with text content, so that names are never parsed as markup. */
 function h(tag, attributes = {}, ...children) {
@@ -20,7 +20,7 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/* Number formats of nlbench.reports.text. */
+/* Number formatting as in nlbench.reports.text. */
 const num = value => (value === null || value === undefined ? NaN : Number(value));
 const commas = text => { const [whole, part] = text.split("."); return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part === undefined ? "" : "." + part); };
 function exponent(value, digits) {
@@ -29,7 +29,7 @@ function exponent(value, digits) {
   if (rest[0] === "5" && !/[1-9]/.test(rest.slice(1)) && "13579".includes(mantissa.slice(-1))) text = (value - Math.sign(value) * 10 ** (power - digits) / 2).toExponential(digits);
   return text.replace(/e([+-])(\d)$/, "e$10$2");
 }
-/* Round halves to the even digit, as Python does; toFixed rounds them up. */
+/* Rounds half to even, as Python does; toFixed rounds half up. */
 function fixed(value, decimals) {
   const text = value.toFixed(decimals);
   const rest = value.toFixed(decimals + 25).slice(-25);
@@ -50,13 +50,13 @@ function fmt(value, decimals) {
 }
 const signed = (value, decimals) => (value > 0 ? "+" : value === 0 ? "±" : "") + fmt(value, decimals);
 
-/* The packed data: entries of rows, cells of subjects. */
+/* The packed data: indices into the entries of rows, and accessors for the cells of subjects. */
 const VALUE = 0, STD = 1, LOW = 2, HIGH = 3, RANK = 4, TIED = 5, BEST = 6, WORST = 7, QUANTILE = 8, N = 9, OVER = 10, STATUS = 11, REASON = 12;
 const M = D.measures, ROWS = D.rows, SUBJECTS = D.subjects;
 const siteMeasures = M.map((m, i) => i).filter(i => M[i].probe === "sites" && M[i].strip);
 const lineMeasures = M.map((m, i) => i).filter(i => M[i].probe === "lines" && M[i].strip);
 const cellOf = (subject, measure) => D.cells[subject][measure];
-/* The cell of a row: the mean over seeds, place by place, if they have the same places. */
+/* The cell for a row: if all seeds have the same places, with the mean over seeds at each place. */
 const rowCells = new Map();
 function rowCell(row, measure) {
   const key = row + " " + measure;
@@ -123,7 +123,7 @@ const board = $("#board");
 const body = board && board.tBodies[0];
 const lines = body ? $$("tr", body) : [];
 const SHIFT = $("th.print") ? 2 : 1;
-/* Rows laid out at first, since sorting more is slow; the rest are shown on demand. */
+/* Maximum number of rows shown initially, since sorting more is slow; the rest are shown on demand. */
 const MAX_ROWS = ROWS.length > 100 ? 60 : ROWS.length;
 const fitting = ROWS.map(() => true);
 const visible = row => fitting[row];
@@ -137,7 +137,7 @@ function showRows(all = state.all !== "") {
     if (!hidden) shown++; else if (fitting[row]) waiting++;
   }
   const more = $("#more");
-  if (more) { more.hidden = waiting === 0; more.textContent = `Show the other ${waiting}`; }
+  if (more) { more.hidden = waiting === 0; more.textContent = `Show ${waiting} more`; }
 }
 addEventListener("beforeprint", () => board && showRows(true));
 addEventListener("afterprint", () => board && showRows());
@@ -172,7 +172,7 @@ function cellTexts(row, measure) {
   }
   return [text, small];
 }
-/* Student interval of the mean difference over shared places, if that is the difference shown. */
+/* Student's t interval for the mean difference over shared places, if that is the difference shown. */
 function pairedInterval(row, base, measure) {
   const [mine, other] = [row, base].map(index => rowCell(index, measure));
   const known = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
@@ -317,7 +317,7 @@ function stripOf(cell, label, measure) {
   svg.setAttribute("viewBox", "0 0 1000 " + (marked ? 27 : 20));
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${label}: ${M[measure].name} of ${count} sites in order of call`);
+  svg.setAttribute("aria-label", `${label}: ${M[measure].name} at ${count} sites in call order`);
   for (const name of Object.keys(boxes).sort()) svg.append(path(boxes[name], name));
   for (const name of Object.keys(marks).sort()) svg.append(path(marks[name], name));
   return svg;
@@ -456,7 +456,7 @@ async function copy(text) {
     area.remove();
   }
 }
-/* Spreadsheets parse such cells as formulas; nlbench.reports.exports removes the apostrophe. */
+/* The apostrophe prevents spreadsheets from parsing a cell as a formula; nlbench.reports.exports removes it. */
 const neutral = text => (/^['=+\-@\t\r]/.test(text) ? "'" + text : text);
 const csvCell = value => {
   const text = typeof value === "number" ? (Number.isNaN(value) ? "" : String(value)) : neutral(String(value ?? ""));
@@ -516,12 +516,12 @@ function tidy() {
   return toCsv(rows);
 }
 
-/* ---- Figures: one list of marks, rendered as SVG with the page's colours, or with fixed ones for download ---- */
+/* ---- Figures: lists of marks, rendered as SVG with the page's colours or, for download, with fixed ones ---- */
 const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3878b0", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
 const DASHES = ["", "6 2", "2 2", "7 2 2 2", "4 4", "1 3", "9 3", "3 1"];
 const esc = text => plain(String(text)).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const r1 = x => (Math.round(10 * x) / 10).toString();
-/* The width of a figure is limited by the window's. */
+/* The width of a figure is limited by that of the window. */
 const room = most => Math.max(330, Math.min(most, innerWidth - 48));
 class Figure {
   constructor(width, height, title) { this.width = width; this.height = height; this.title = title; this.items = []; this.rows = []; }
@@ -557,7 +557,7 @@ class Figure {
     return `<svg xmlns="${SVG}" class="chart" role="img" viewBox="0 0 ${this.width} ${this.height}"${outer}><title>${esc(this.title)}</title>${out.join("")}</svg>`;
   }
   csv() { return toCsv(this.rows); }
-  /* A downloaded figure includes the legend that is next to it on the page. */
+  /* Returns the figure with its legend, which is separate on the page. */
   withKeys() {
     if (!this.keys) return this;
     const whole = new Figure(this.width, this.height + 15 * this.keys.length + 8, this.title);
@@ -572,7 +572,7 @@ class Figure {
     const file = name.replace(/[^\w.-]+/g, "-");
     return h("span", {class: "tools"},
       h("button", {type: "button", "aria-label": `${name} as SVG`, onclick: () => download(file + ".svg", this.withKeys().svg(true), "image/svg+xml")}, "SVG"),
-      h("button", {type: "button", "aria-label": `${name}: its data as CSV`, onclick: () => download(file + ".csv", this.csv(), "text/csv")}, "CSV"));
+      h("button", {type: "button", "aria-label": `${name}: data as CSV`, onclick: () => download(file + ".csv", this.csv(), "text/csv")}, "CSV"));
   }
   element() {
     const holder = h("div");
@@ -597,7 +597,7 @@ function logTicks(low, high) {
   return [low, high].map(v => +v.toPrecision(2));
 }
 const tickText = v => (v !== 0 && (Math.abs(v) >= 1e6 || Math.abs(v) < 1e-3) ? v.toExponential(0).replace("e+", "e") : String(+v.toPrecision(6)));
-/* An axis: a map from values to coordinates between two ends. */
+/* Returns an axis: a function from values to coordinates between two ends. */
 function axis(values, from, to, {log = false, pad = 0.04, low = null, high = null} = {}) {
   const finite = values.filter(Number.isFinite);
   let a = low ?? Math.min(...finite), b = high ?? Math.max(...finite);
@@ -625,7 +625,7 @@ document.addEventListener("pointermove", event => {
   else if (!(body && body.contains(event.target))) showTip("");
 });
 
-/* ---- Over training: a panel per measure, a curve per training run ---- */
+/* ---- Over training: one panel per measure, one curve per training run ---- */
 const MAX_CURVES = 60;
 function drawCurves() {
   const holder = $("#curves");
@@ -666,14 +666,14 @@ function curves(measure) {
   return h("figure", {}, h("figcaption", {}, h("b", {}, m.name), names.includes(top) ? h("span", {}, "most changed: ", h("i", {style: "color:var(--kind1)"}, top)) : null), figure.keys ? keys(figure.keys) : null, figure.element(), figure.tools(`${m.name} over training`));
 }
 
-/* ---- Linearised networks: accuracy against path length, and the nonlinear units of each layer ---- */
+/* ---- Linearised networks: accuracy vs. path length, and the nonlinear units in each layer ---- */
 const MODES = {"post-training": "linearised after training", "from-start": "linearised from the start", random: "random units linear"};
 function drawTradeoffs() {
   $$(".tradeoff").forEach((holder, i) => { if (!holder.children.length) holder.append(tradeoff(D.tradeoffs[i]), coreShape(D.tradeoffs[i])); });
 }
 function tradeoff(t) {
   const width = room(600), height = 340, [left, right, top, bottom] = [62, width - 30, 14, height - 42];
-  const figure = new Figure(width, height, `Accuracy against path length of ${t.label}`), points = t.modes.flatMap(mode => mode.groups.flatMap(([, group]) => group));
+  const figure = new Figure(width, height, `Accuracy vs. path length for ${t.label}`), points = t.modes.flatMap(mode => mode.groups.flatMap(([, group]) => group));
   const x = axis(points.map(p => p[0]), left, right), y = axis([...points.map(p => p[1]), num(t.reference)], bottom, top);
   frame(figure, x, y, left, top, right, bottom, "average path length: active nonlinearities on a path", "test accuracy, %");
   figure.rows = [["mode", "ω", "path length", "accuracy, %"]];
@@ -691,13 +691,13 @@ function tradeoff(t) {
     figure.line(means, colour, {dash: k});
   });
   figure.keys = t.modes.map(({mode}) => MODES[mode]);
-  return h("figure", {}, keys(figure.keys), figure.element(), h("figcaption", {}, `Test accuracy against average path length, seeds: ${t.seeds}. Small marks are networks, large marks the mean and standard deviation for one ω.`), figure.tools(`accuracy against path length of ${t.label}`));
+  return h("figure", {}, keys(figure.keys), figure.element(), h("figcaption", {}, `Test accuracy vs. average path length, seeds: ${t.seeds}. Small marks are networks; large marks are the mean and standard deviation for one ω.`), figure.tools(`accuracy vs path length for ${t.label}`));
 }
 function coreShape(t) {
   const {layers, groups} = t.shape, row = 14, named = layers.length <= 40, left = named ? 170 : 4, width = room(600), panel = (width - left) / Math.max(1, groups.length), most = panel - 10;
   if (!layers.length) return "";
-  const figure = new Figure(width, 40 + row * layers.length, `Nonlinear units of each layer of ${t.label}`);
-  figure.rows = [["ω", "layer", "units", "share of nonlinear units"]];
+  const figure = new Figure(width, 40 + row * layers.length, `Nonlinear units in each layer of ${t.label}`);
+  figure.rows = [["ω", "layer", "units", "fraction of nonlinear units"]];
   groups.forEach(([omega, shares], g) => {
     const start = left + g * panel;
     figure.text(start + most / 2, 12, "ω = " + omega, {anchor: "middle", colour: "ink"}).text(start, figure.height - 4, "0", {size: 9}).text(start + most, figure.height - 4, "100 %", {anchor: "end", size: 9});
@@ -709,7 +709,7 @@ function coreShape(t) {
     });
   });
   if (named) layers.forEach(([name, units], k) => figure.text(left - 6, 29 + row * k, `${short(name, 26)} (${units})`, {anchor: "end", size: 9}));
-  return h("figure", {}, figure.element(), h("figcaption", {}, "The core network: share of each layer's units that are still nonlinear, averaged over seeds, for growing ω. The input is at the top."), figure.tools(`core network of ${t.label}`));
+  return h("figure", {}, figure.element(), h("figcaption", {}, "The core network: fraction of each layer's units that are still nonlinear, averaged over seeds, for increasing ω. The input is at the top."), figure.tools(`core network of ${t.label}`));
 }
 
 /* ---- Where in the network: small multiples, and overlaid networks ---- */
@@ -723,7 +723,7 @@ function signature(cell, label, measure, width = 300, height = 126) {
   const names = places(cell), values = placeValues(cell), kinds = kindsOf(cell);
   const stds = (cell.c && cell.c.std ? cell.c.std : []).map(num);
   const figure = new Figure(width, height, `${M[measure].name} of ${label}, site by site`);
-  const named = width > 300 && names.length <= 40; // small multiples have no room for names
+  const named = width > 300 && names.length <= 40; // names don't fit into small multiples
   const left = named ? 60 : 38, right = width - 6, top = 6, bottom = height - (named ? 70 : 18);
   const y = signatureAxis(measure, bottom, top);
   const x = site => (names.length > 1 ? left + 6 + (right - left - 12) * site / (names.length - 1) : (left + right) / 2);
@@ -749,7 +749,7 @@ function signature(cell, label, measure, width = 300, height = 126) {
   });
   return figure;
 }
-/* A null breaks a line at sites without a value. */
+/* Merges consecutive nulls; a null interrupts the line at sites without a value. */
 const gaps = points => points.filter((p, i) => p || (i && points[i - 1]));
 function statisticsText(cell, measure) {
   const values = placeValues(cell).filter(Number.isFinite), decimals = M[measure].all === null ? null : Math.min(3, M[measure].all);
@@ -831,7 +831,7 @@ function distanceFigure(comparison) {
   const most = Math.max(...comparison.distances.flat(), 1e-300);
   const labels = order.map(i => ROWS[comparison.rows[i]].label), size = Math.max(5, Math.min(26, 400 / n)), left = 150, tree = 70;
   const width = left + n * size + 8, height = tree + n * size + 20;
-  const figure = new Figure(Math.max(width, 420), height, `Distances between signatures by ${state.strip}, with their dendrogram`);
+  const figure = new Figure(Math.max(width, 420), height, `Distances between signatures by ${state.strip}, with dendrogram`);
   figure.rows = [["network", ...labels]];
   labels.forEach((label, row) => {
     figure.rows.push([label, ...order.map(j => between(order[row], j))]);
@@ -851,7 +851,7 @@ function distanceFigure(comparison) {
   figure.text(left, height - 4, `higher contrast means closer; largest distance ${fmt(most)}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
-/* ---- Agreement: any two measures against each other ---- */
+/* ---- Agreement: scatter plots of any two measures ---- */
 function drawAgreement() {
   const holder = $("#scatter");
   if (!holder) return;
@@ -883,14 +883,14 @@ function drawAgreement() {
       });
     }
   });
-  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), ` · one mark per ${byPlace ? {sites: "site", lines: "path"}[M[a].probe] : "network"} · n ${points.length}`));
-  if (!points.length) return void holder.append(h("p", {}, "No pair has both values."));
+  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} vs. ${M[a].name}`), ` · one mark per ${byPlace ? {sites: "site", lines: "path"}[M[a].probe] : "network"} · n ${points.length}`));
+  if (!points.length) return void holder.append(h("p", {}, "There are no values of both measures."));
   const figure = scatter(points, M[a].name, M[b].name, byPlace);
-  holder.append(figure.element(), figure.tools(`${M[b].name} against ${M[a].name}`));
+  holder.append(figure.element(), figure.tools(`${M[b].name} vs ${M[a].name}`));
 }
 function scatter(points, xname, yname, small) {
   const width = room(560), height = Math.min(400, width * 0.85), left = 62, right = width - 12, top = 10, bottom = height - 42;
-  const figure = new Figure(width, height, `${yname} against ${xname}`);
+  const figure = new Figure(width, height, `${yname} vs. ${xname}`);
   const x = axis(points.map(p => p.x), left, right, {log: wide(points.map(p => p.x))}), y = axis(points.map(p => p.y), bottom, top, {log: wide(points.map(p => p.y))});
   for (const v of x.ticks) figure.line([[x(v), top], [x(v), bottom]], "rule");
   frame(figure, x, y, left, top, right, bottom, xname, yname);
@@ -925,11 +925,11 @@ function drawLines() {
   const m = M[measure];
   const along = order.filter(row => visible(row) && pathsOf(row, measure).length);
   const shown = along.slice(0, MAX_DRAWN);
-  const ecdf = new Figure(room(560), 360, `Share of paths with ${m.name} at most x`);
+  const ecdf = new Figure(room(560), 360, `Fraction of paths with ${m.name} at most x`);
   const all = shown.flatMap(row => pathsOf(row, measure).map(p => p.value));
   const [left, right, top, bottom] = [62, room(560) - 12, 10, 318];
   const x = axis(all, left, right, {log: wide(all)}), y = axis([0, 1], bottom, top, {low: 0, high: 1});
-  frame(ecdf, x, y, left, top, right, bottom, m.name, "share of paths");
+  frame(ecdf, x, y, left, top, right, bottom, m.name, "fraction of paths");
   ecdf.rows = [["network", "path", m.name]];
   shown.forEach((row, index) => {
     const networkPaths = pathsOf(row, measure);
@@ -988,7 +988,7 @@ function drawSubject() {
   holder.replaceChildren(...parts);
   if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
 }
-/* Draws one bar per row of name, value and, in grey, optional total. */
+/* Draws one bar per row (name, value and an optional total, in grey). */
 function bars(title, head, rows, label, scale = value => value) {
   const row = 15, left = 200, width = room(700);
   const figure = new Figure(width, 8 + row * rows.length, title);
@@ -1003,14 +1003,14 @@ function bars(title, head, rows, label, scale = value => value) {
   });
   return [figure.element(), figure.tools(title)];
 }
-/* Draws the active units of each layer, out of all its units. */
+/* Draws the number of active units in each layer, out of all its units. */
 function coreNetwork(label, cell, measure) {
   if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return [];
   const rows = places(cell).map((name, k) => [name, placeValues(cell)[k], num(cell.c.units[k])]);
   const text = (active, units) => (active === units ? fmt(units, 0) : `${fmt(active, 0)} of ${fmt(units, 0)}`);
-  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer out of all its units. The length of a bar is proportional to the square root."), ...bars(`core network of ${label}`, ["layer", "active units", "units"], rows, text, Math.sqrt)];
+  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units in each layer, out of all its units. The length of a bar is proportional to the square root of the number."), ...bars(`core network of ${label}`, ["layer", "active units", "units"], rows, text, Math.sqrt)];
 }
-/* Parts of a value, by activation. */
+/* Draws the parts of a value by activation. */
 function partsOf(label, cell, measure) {
   const parts = Object.entries(cell.t || {}).filter(([name]) => name.includes(":")).map(([name, value]) => [name.slice(name.indexOf(":") + 1), num(value)]);
   if (!parts.length) return [];
@@ -1054,8 +1054,8 @@ function drawnPath(one) {
     const bars = (drawing.breakpoints || []).map(numbers), row = bars.length > 24 ? 11 : 16;
     const width = 920, left = 150, right = width - 70, panel = 120;
     const height = 10 + logits.length * (panel + 14) + (bars.length ? 26 + row * bars.length : 0) + 36;
-    const figure = new Figure(width, height, `${drawing.place} of ${one.label}: logits along it, with their chords`);
-    figure.rows = [["logit", "segment", "share of the segment", "network"]];
+    const figure = new Figure(width, height, `${drawing.place} of ${one.label}: logits along the path, with chords`);
+    figure.rows = [["logit", "segment", "position in the segment", "network"]];
     const x = axis([0, total], left, right, {low: 0, high: total});
     let top = 10;
     logits.forEach((logit, k) => {
@@ -1077,7 +1077,7 @@ function drawnPath(one) {
       top += panel + 14;
     });
     if (bars.length) {
-      figure.text(left, top + 12, "breakpoints of each site along the path, each row on its own scale", {size: 10});
+      figure.text(left, top + 12, "breakpoints at each site along the path; each row has its own scale", {size: 10});
       top += 22;
       bars.forEach((counts, k) => {
         const most = Math.max(1, ...counts), step = (right - left) / counts.length, name = drawing.sites[k];
@@ -1089,10 +1089,10 @@ function drawnPath(one) {
       });
     }
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
-    figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in units of the input`, {anchor: "middle", size: 11});
-    const summary = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "whose boundaries are estimated and not located" : "the network is not piecewise affine and has no breakpoints";
-    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${summary}. Solid: the network, dashed: the chords; the shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
-  } catch { return [h("p", {class: "missing"}, "The record's drawing of a path is damaged.")]; }
+    figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in input units`, {anchor: "middle", size: 11});
+    const summary = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "with estimated, not located, boundaries" : "the network is not piecewise affine and has no breakpoints";
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
+  } catch { return [h("p", {class: "missing"}, "The path data in the record is damaged.")]; }
 }
 
 /* ---- Citing ---- */
@@ -1117,11 +1117,11 @@ function controls() {
   bar.append(
     h("input", {type: "search", id: "filter", placeholder: "Filter networks", "aria-label": "Filter networks", oninput: event => { state.q = event.target.value; update(); }}),
     ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
-    segment("Content of the cells", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
-    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show the range over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Spread"),
+    segment("Cell content", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
+    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show ranges over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Range"),
     h("label", {class: "narrow"}, "measure", h("select", {id: "one", "aria-label": "Measure shown", onchange: event => { state.one = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)))),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
-    h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
+    h("label", {}, "difference from", h("select", {id: "base", "aria-label": "Show differences from", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
     h("span", {class: "status", id: "shown", role: "status"}),
     h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
   bar.hidden = false;
@@ -1186,7 +1186,7 @@ document.addEventListener("keydown", event => {
   if (open) { open.open = false; $("summary", open).focus(); } else if (state.subject && !D.single) { state.subject = ""; update(); }
 });
 
-/* The leaderboard is drawn at once, the rest when the browser is idle. */
+/* Draws the leaderboard immediately and the rest when the browser is idle. */
 let later = 0;
 function update() {
   drawBoard();
@@ -1212,7 +1212,7 @@ addEventListener("hashchange", () => {
   if (anchor) return;
   const before = state.subject;
   const link = location.hash.slice(1);
-  if (/^subject=[^&]*$/.test(link)) { // a link inside the page changes nothing else
+  if (/^subject=[^&]*$/.test(link)) { // a link within the page changes nothing else
     try { state.subject = decodeURIComponent(link.slice(8)); } catch { /* not ours */ }
   } else readHash();
   drawnState.routed = state.subject !== before;

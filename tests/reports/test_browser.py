@@ -391,7 +391,7 @@ def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
     page = eight.page
     page.locator(".heats:not([hidden]) td[data-pair='0,2'] button").click()
     eight.wait()
-    assert "affinity against cka" in page.locator("#scatter").inner_text()
+    assert "affinity vs. cka" in page.locator("#scatter").inner_text()
     page.click("[data-agree=pearson]")
     eight.wait()
     assert "one mark per site" in page.locator("#scatter").inner_text()
@@ -533,7 +533,7 @@ def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
     assert seen.page.locator(".gauge").count() == 4
     assert "± is the standard error over" in seen.page.locator(".gauge").first.inner_text()
     assert seen.page.evaluate("document.documentElement.scrollWidth") == width
-    for absent in ("difference to", "rank of", "Similar networks", "Do the measures agree"):
+    for absent in ("difference from", "rank of", "Similar networks", "Do the measures agree"):
         assert absent not in seen.page.locator("main").inner_text()
     cited = seen.page.locator("#cite-text").inner_text()
     assert "affinity" in cited

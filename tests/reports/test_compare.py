@@ -73,9 +73,7 @@ def test_a_difference_over_other_places_has_no_interval_and_a_note(before):
         assert d.change != 0
         assert math.isnan(d.low)
         assert math.isnan(d.high)
-        assert d.note.startswith(
-            "the runs share 5 places of 8 and 5; the mean difference there is +0"
-        )
+        assert d.note.startswith("5 of 8 and 5 places are shared; their mean difference is +0")
 
 
 def test_a_place_without_a_value_is_left_out(before):
@@ -86,9 +84,7 @@ def test_a_place_without_a_value_is_left_out(before):
     after = changed(before, "absdev", change)
     for d in (d for d in compare_runs(before, after).differences if d.measure == "absdev"):
         assert d.share.n == 7
-        assert d.note == (
-            "the runs share 7 places of 8 and 7; the mean difference there is +0 (+0 to +0)"
-        )
+        assert d.note == ("7 of 8 and 7 places are shared; their mean difference is +0 (+0 to +0)")
 
 
 def test_a_difference_over_two_places_has_an_interval(before):
@@ -172,12 +168,12 @@ def test_runs_of_one_subject_each_are_aligned_by_measure():
 def test_different_subjects_are_compared_in_runs_of_one_subject_only(first, second):
     run = make_run(first + second, measures=("absdev",))
     one, other = (Run(run.manifest, r) for r in (run.records[:first], run.records[first:]))
-    with pytest.raises(RequestError, match="share no cell"):
+    with pytest.raises(RequestError, match="no cell in common"):
         compare_runs(one, other)
 
 
 def test_runs_that_share_nothing_are_refused(before):
-    with pytest.raises(RequestError, match="share no cell"):
+    with pytest.raises(RequestError, match="no cell in common"):
         compare_runs(before, make_run(3, measures=("density",)))
 
 

@@ -46,7 +46,7 @@ def test_the_distribution_function_is_the_share_of_values_at_most_x(values) -> N
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_a_distribution_of_nothing_or_of_no_number_is_refused(values) -> None:
-    with pytest.raises(RequestError, match="needs at least one value"):
+    with pytest.raises(RequestError, match="expected at least one value"):
         ecdf(values)
 
 
@@ -159,7 +159,7 @@ def test_more_subjects_than_can_be_told_apart_are_refused(conftest) -> None:
     rows = []
     for seed in range(MAX_SERIES + 1):
         rows += conftest.cell_rows(("net", "init", "digits", seed), "affinity", {"a": 0.5})
-    with pytest.raises(RequestError, match="9 subjects in one figure; expected 8 at most"):
+    with pytest.raises(RequestError, match="9 subjects in one figure; expected at most 8"):
         signature(conftest.frame(rows))
 
 

@@ -57,7 +57,7 @@ def test_a_single_network_is_described_by_its_layers(conftest):
     board = leaderboard(scores, measures)
     [sentence] = findings(board, scores, measures, [], {})
     assert sentence == (
-        "By affinity, b (0.50) stands out as most nonlinear; "
+        "By affinity, b (0.50) stands out as the most nonlinear; "
         "the other 3 activations lie between 0.90 and 0.95."
     )
 
@@ -85,7 +85,7 @@ def test_a_single_network_is_placed_among_the_reference_networks(
     measures = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
     sentences = findings(leaderboard(scores, measures), scores, measures, [], {})
     expected = (
-        f"By absdev over its range ({text}) it is more nonlinear than 60 % of 5 reference "
+        f"By absdev relative to its range ({text}), it is more nonlinear than 60 % of 5 reference "
         "networks (0 to 0.4)."
     )
     assert sentences == ([expected] if text else [])
@@ -111,7 +111,7 @@ def test_without_a_file_there_is_no_population(tmp_path, monkeypatch):
     [
         # Four sites a network: the intervals of the first two networks overlap or do not.
         ({"a": 0.1, "b": 0.3, "c": 0.8}, "."),
-        ({"a": 0.1, "b": 0.11, "c": 0.8}, "; 1 more may be as nonlinear as the first."),
+        ({"a": 0.1, "b": 0.11, "c": 0.8}, "; 1 more may be equally nonlinear."),
         ({"a": 0.1, "b": 0.11, "c": 0.12}, "; their intervals overlap."),
     ],
 )
@@ -142,7 +142,7 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
     }
     scores = Scores(conftest.frame([]))
     assert findings([], scores, {}, missing, spearman) == [
-        "a and b order the networks oppositely (ρ -0.90 (-0.99 to -0.50)).",
+        "a and b rank the networks in opposite order (ρ -0.90 (-0.99 to -0.50)).",
         "m is undefined for n0, n1, n2: 7–9 samples are too few.",
         "m is undefined for n3: constant.",
         "k is failed for n0: no memory.",

@@ -88,8 +88,8 @@ def test_a_single_seed_has_no_spread():
 def test_modes_without_a_common_path_length_are_not_compared():
     (family,) = families([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
     assert list(comparison_sentences(family)) == [
-        "Networks linearised from the start share no path length with those linearised after "
-        "training."
+        "Path lengths of networks linearised from the start and linearised after training "
+        "don't overlap."
     ]
 
 

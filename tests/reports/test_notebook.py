@@ -74,7 +74,7 @@ def test_wrong_names_are_refused_with_the_nearest(run):
         run.leaderboard(seeds="mean")
     with pytest.raises(RequestError, match="did you mean 'vgg8"):
         run.signature("vgg9")
-    with pytest.raises(RequestError, match="'vgg8' is ambiguous: expected one of 2"):
+    with pytest.raises(RequestError, match="'vgg8' is ambiguous; expected one of 2"):
         run.signature("vgg8")
 
 
@@ -98,7 +98,7 @@ def test_the_fingerprint_has_a_strip_a_network_and_a_field_a_site(run):
 
 def test_a_measure_is_drawn_as_suits_its_probe(run):
     assert run.plot("affinity").axes[0].get_xlabel() == ""
-    assert run.plot("absdev").axes[0].get_ylabel() == "share of paths"
+    assert run.plot("absdev").axes[0].get_ylabel() == "fraction of paths"
     with pytest.raises(RequestError, match="did you mean 'absdev'"):
         run.plot("absdef")
 

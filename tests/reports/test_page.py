@@ -169,7 +169,7 @@ def test_cells_that_lack_a_value_at_some_places_are_counted_beside_those_that_ha
     scores = conftest.frame(rows)
     manifest = conftest.manifest_of(scores, ["affinity", "absdev", "pathlength"])
     text = Page(render_page(conftest.FakeRun("partly", None, scores, manifest))).text
-    assert "2 of 3 cells have a value; 1 lacks some places; 1 has a reason." in text
+    assert "2 of 3 cells have a value (1 with missing places); 1 has none." in text
 
 
 def test_a_complete_run_says_that_nothing_is_missing(conftest) -> None:
@@ -211,7 +211,7 @@ def test_each_measure_is_explained_with_direction_bounds_and_source(page) -> Non
 
 def test_a_run_without_anything_still_gives_a_page(conftest) -> None:
     text = Page(render_page(conftest.FakeRun("empty"))).text
-    assert "No scores are recorded." in text
+    assert "No scores have been recorded." in text
     assert "0 networks, 0 measures" in text
     assert "0 of 0 cells have a value." in text
 
@@ -254,7 +254,7 @@ def test_the_page_of_one_network_is_of_the_mean_over_its_seeds(conftest) -> None
     scores = conftest.frame(rows)
     run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
     page = Page(render_page(run))
-    assert "By affinity, a (0.50) stands out as most nonlinear" in page.text
+    assert "By affinity, a (0.50) stands out as the most nonlinear" in page.text
     assert "± is the standard error over 3 seeds." in page.texts
     assert page.texts.count("0.50") == 1  # the strip
 
@@ -385,9 +385,9 @@ def test_a_name_that_utf8_cannot_hold_does_not_stop_the_page(conftest, tmp_path)
 
 
 def test_a_folder_or_no_run_is_refused_in_one_line(run, tmp_path) -> None:
-    with pytest.raises(RequestError, match="is a folder; expected the name of an HTML file"):
+    with pytest.raises(RequestError, match="is a folder; expected a file name"):
         write_page([run], tmp_path)
-    with pytest.raises(RequestError, match="no run to report"):
+    with pytest.raises(RequestError, match="no runs to report"):
         write_page([], tmp_path / "report.html")
 
 
@@ -396,8 +396,8 @@ def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, 
     run = make_run(20, measures=("absdev", "nlc"), seeds=2, paths=3)
     page = write_page(run, tmp_path / "page.html")
     text = page.read_text()
-    assert "the 6 most and the 2 least nonlinear of 20 networks; scores.csv has all." in text
-    assert "Values of single seeds are in scores.csv only." in text
+    assert "the 6 most and the 2 least nonlinear of 20 networks; scores.csv contains all." in text
+    assert "Values for individual seeds are only in scores.csv." in text
     content = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
     labels = [
         row.label for row in leaderboard(Scores(run.scores, MEASURES), run.manifest["measures"])
@@ -409,7 +409,7 @@ def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, 
 def test_a_page_leaves_the_places_of_the_last_networks_to_the_table(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3)
     page = write_page(make_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
-    assert "Values by place of 3 networks are in scores.csv only." in page.read_text()
+    assert "Values by place for 3 networks are only in scores.csv." in page.read_text()
     places = read_page(page).query("place != ''")
     assert places["model"].nunique() == 5
 

@@ -81,8 +81,8 @@ def test_records_are_indexed_as_their_tidy_table_is() -> None:
 
 def test_records_of_one_cell_and_places_of_one_name_are_refused() -> None:
     records = make_run(1).records
-    with pytest.raises(RequestError, match="two records of vgg8, affinity"):
+    with pytest.raises(RequestError, match="two records for vgg8, affinity"):
         Scores.of_records([*records, records[0]])
     result = Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2)
-    with pytest.raises(RequestError, match="the record of vgg8, affinity has a place twice"):
+    with pytest.raises(RequestError, match="the record for vgg8, affinity contains a place twice"):
         Scores.of_records([replace(records[0], result=result)])

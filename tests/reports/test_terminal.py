@@ -34,7 +34,7 @@ def test_a_wide_window_shows_every_number_with_its_ranks(run) -> None:
 def test_a_narrow_window_says_what_it_leaves_out_and_where_that_is(run) -> None:
     text = printed(run, 60)
     assert "not shown: absdev, pathlength" in text
-    assert "the page and scores.csv have everything" in text
+    assert "the page and scores.csv show everything" in text
 
 
 def test_of_many_subjects_the_two_ends_are_shown(conftest) -> None:
@@ -75,7 +75,7 @@ def test_names_are_printed_as_they_are_but_harmless(conftest) -> None:
 
 
 def test_a_run_without_scores_says_so(conftest) -> None:
-    assert "no scores are recorded" in printed(conftest.FakeRun())
+    assert "no scores have been recorded" in printed(conftest.FakeRun())
 
 
 def test_output_that_is_not_a_terminal_has_no_escape_codes(run) -> None:

@@ -136,7 +136,7 @@ def test_an_interrupted_training_is_not_overwritten(tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 1)
     with pytest.raises(
-        RequestError, match="holds an interrupted training run; resume it with --resume"
+        RequestError, match="contains an interrupted training run; resume it with --resume"
     ):
         run_training(QUICK, file)
 
@@ -299,7 +299,7 @@ def test_an_interrupted_training_on_other_data_is_not_resumed(tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 1)
     other = replace(QUICK, options=(*QUICK.options, ("seed", 7)))
-    with pytest.raises(RequestError, match="holds another interrupted training run"):
+    with pytest.raises(RequestError, match="contains another interrupted training run"):
         run_training(other, file, resume=True)
 
 

@@ -195,7 +195,7 @@ def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook()
     empty = nlbench.evaluate(nn.Linear(4, 2), torch.randn(8, 4), "r2")
     assert "undefined" in empty._repr_html_()
     assert repr(nlbench.Run({}, [])) == "<Run: no cells>"
-    assert "no scores are recorded" in nlbench.Run({}, [])._repr_html_()
+    assert "no scores have been recorded" in nlbench.Run({}, [])._repr_html_()
 
 
 def test_a_site_whose_name_is_a_formula_is_text_in_a_spreadsheet(tmp_path):
