@@ -69,8 +69,8 @@ def affinity_score(
     Returns
     -------
     tensor, scalar, float64
-        At most 1; without shrinkage at least 0. With shrinkage T x and y differ in covariance, so
-        the score may be negative (−0.15 is the lowest known, for six samples in four
+        At most 1; without shrinkage at least 0. With shrinkage the covariances of T x and y differ,
+        so the score may be negative (−0.15 is the lowest known, for six samples in four
         dimensions). It is not clipped.
 
     Raises

@@ -114,7 +114,7 @@ class Entropy(PooledMeasure):
 
     Limits
     ------
-    It is a property of single samples, which an affine map changes too. The number of bins grows
+    An affine map changes it too, since it is a property of single samples. The number of bins grows
     with the number of channels, so sites of different widths are not comparable.
     """
 

@@ -185,7 +185,7 @@ class NonlinearityCoefficient(Measure):
 
     Cost
     ----
-    ``directions`` = 4 forward-mode derivatives per sample, each as costly as two forward passes.
+    ``directions`` = 4 forward-mode derivatives per sample, each costing about two forward passes.
 
     Limits
     ------

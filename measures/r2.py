@@ -70,8 +70,8 @@ def r2_score(
         folds. It is also defined for n <= d + 1, where the minimum-norm least-squares fit on
         standardised inputs is used.
     folds : int
-        Folds of the cross-validation; sample i is in fold i mod `folds`. With n folds or more it
-        is leave-one-out.
+        Number of cross-validation folds; sample i is in fold i mod `folds`. With `folds` ≥ n it is
+        leave-one-out.
     weighting : {"uniform", "variance"}
         Weights of the columns in the average. With ``variance``, the value is the fraction of the
         total variance that the fit explains.
@@ -84,12 +84,12 @@ def r2_score(
     Raises
     ------
     nlbench.Undefined
-        If n <= d + 1, where the fit is exact for any data, unless cross-validated; if the output
-        is constant, or there are fewer than two samples.
+        If n <= d + 1 and the kind isn't cross-validated, since the fit is exact for any data; if
+        the output is constant, or there are fewer than two samples.
     nlbench.NotFinite
         If a value is NaN or infinite, or the range overflows.
     nlbench.RequestError
-        If the numbers of samples differ, the kind or weighting is unknown, or folds < 2.
+        If the numbers of samples differ, the kind or weighting is unknown, or `folds` is below 2.
 
     References
     ----------
@@ -251,7 +251,7 @@ def _prediction_errors(
 ) -> Tensor:
     """Compute the prediction errors (m, k) of the fit of y on x for test samples.
 
-    Inputs are standardised by the training samples, and scaled so that no square under- or
+    Inputs are standardised by the training samples, and scaled so that no square underflows or
     overflows.
     """
     inputs = varying_columns(x, rounding)
@@ -423,7 +423,7 @@ class R2(PairsMeasure):
 
     Examples
     --------
-    ReLU of a standard normal variable, exactly 1/4 / (1/2 - 1/2π), and its square:
+    The ReLU of a standard normal variable, exactly 1/4 / (1/2 - 1/2π), and the variable's square:
 
     >>> points = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     >>> x = torch.distributions.Normal(0.0, 1.0).icdf(points)[:, None]

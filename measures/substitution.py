@@ -42,7 +42,7 @@ def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tens
     change : tensor of shape (n,), float64
         Sum over the sample's positions.
     positions : tensor of shape (n,), float64
-        Number of positions that count.
+        Number of positions that are not ignored.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def divergence(
     outputs, replaced : tensor of shape (n, ..., classes)
         Logits without and with a place replaced.
     labels : integer tensor of shape (n, ...), optional
-        Positions of label -100 are ignored; the other labels are not used.
+        Positions with label -100 are ignored; other labels are not used.
 
     Returns
     -------
@@ -117,7 +117,7 @@ class _ClassTerms:
     loss, accuracy : tensor
         Zero if there are no labels.
     counted : tensor
-        1 where the position counts; elsewhere 0, like the changes.
+        1, or 0 at ignored positions, where the changes are 0 too.
     """
 
     kl: Tensor
@@ -247,7 +247,7 @@ class Substitution(Measure):
         self._terms: dict[str, dict[str, _Terms]] = {}
         self._primary = ""
         self._cost = ""
-        # Number, sum and sum of squares of the outputs; each batch counts once.
+        # Count, sum and sum of squares of the outputs; each batch is added once.
         self._moments: tuple[float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
         self._batch = -1
 

@@ -45,7 +45,7 @@ def identity_is_optimal(excess: Tensor, diagonal: Tensor, *, allowed: float) -> 
     Returns
     -------
     bool
-        True is a proof; False is inconclusive.
+        True if it is proved; False is inconclusive.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def _is_proved(lowered: Lowering, guesses: Iterable[Tensor], allowed: float, swe
 
 
 def certified_in_single_precision(a: Tensor, b: Tensor, *, allowed: float) -> bool:
-    """Prove that the identity is an optimal matching in half the time of `identity_is_optimal`.
+    """Prove that the identity is an optimal matching, faster than `identity_is_optimal`.
 
     The costs are squared distances, with inner products in float32. A row is settled if its
     smallest entry exceeds the diagonal by more than the total rounding error; the others are

@@ -117,7 +117,7 @@ def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = torch.cat([x, y])
     if not is_differentiated(rows):
-        # The factor R of the transposed rows has the coordinates; the basis is not needed.
+        # The factor R of the transposed rows contains the coordinates; the basis is not needed.
         coordinates = torch.linalg.qr(rows.T, mode="r").R.T
     else:
         coordinates = _Coordinates.apply(rows)[0]

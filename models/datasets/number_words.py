@@ -173,7 +173,7 @@ def number_words(
     vocabulary: int = 128,
     length: int = 32,
 ) -> ParallelText:
-    """Numbers up to 999,999 in words, in two of English, German and French.
+    """Numbers up to 999,999 spelled out in two of the languages English, German and French.
 
     The numbers are drawn without replacement by NumPy's legacy generator, whose stream is frozen.
 

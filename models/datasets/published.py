@@ -46,7 +46,7 @@ class PublishedDataset:
     mean, std : tuple of float
         Per channel.
     expected : str
-        Description of the files, for messages.
+        Description of the files, for error messages.
     labels : str
         Key of the labels in CIFAR's files.
     """

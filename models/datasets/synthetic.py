@@ -127,7 +127,7 @@ def synthetic(
     difficulty: float = 0.7,
     seed: int = 0,
 ) -> Dataset:
-    """Synthetic images with an adjustable number, classes, resolution and difficulty.
+    """Synthetic images whose number, classes, resolution and difficulty can be set.
 
     Each class has a smooth random pattern P: 5×5 Gaussian noise, enlarged by bicubic interpolation,
     with mean 0 and variance 1. An image of difficulty d is the sum of sqrt(1 - d) P', where P' is P

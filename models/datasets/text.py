@@ -90,7 +90,7 @@ def text_files(name: str) -> list[Path]:
     Raises
     ------
     nlbench.RequestError
-        If there are no such files.
+        If there are none.
     """
     path = Path(_expand(name))
     if name == STANDARD_LIBRARY:
