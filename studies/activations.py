@@ -96,16 +96,16 @@ class Activations(Study):
             Verdict(
                 "tanh falls much lower than the sigmoid",
                 "much lower",
-                f"lowest {lowest['tanh']:.3f} against {lowest['sigmoid']:.3f}",
+                f"lowest {lowest['tanh']:.3f} vs. {lowest['sigmoid']:.3f}",
                 ordered(lowest["tanh"], lowest["sigmoid"] - 0.05),
                 "tanh(x) = 2 sigmoid(2x) - 1: its scores are the sigmoid's at twice the "
-                f"mean and width; with an absolute ridge {ridged['tanh']:.3f} against "
+                f"mean and width; with an absolute ridge {ridged['tanh']:.3f} vs. "
                 f"{ridged['sigmoid']:.3f}",
             ),
             Verdict(
                 "Sigmoid and GELU are nonlinear over a wide range, ReLU over a narrow one",
                 "wide; narrow",
-                f"{width['sigmoid']:.1f} and {width['gelu']:.1f} against {width['relu']:.1f}",
+                f"{width['sigmoid']:.1f} and {width['gelu']:.1f} vs. {width['relu']:.1f}",
                 ordered(width["relu"], width[["sigmoid", "gelu"]]),
                 f"range of means where the score is below {NONLINEAR_BELOW}, averaged over "
                 "widths; windows without a score don't count; steps of "
@@ -114,7 +114,7 @@ class Activations(Study):
             Verdict(
                 "SiLU and HardSwish are nonlinear over larger ranges than ReLU",
                 "large subdomains",
-                f"{width['silu']:.1f} and {width['hardswish']:.1f} against {width['relu']:.1f}",
+                f"{width['silu']:.1f} and {width['hardswish']:.1f} vs. {width['relu']:.1f}",
                 ordered(width["relu"], width[["silu", "hardswish"]]),
             ),
             Verdict(
@@ -175,7 +175,7 @@ def _averages(curves: pd.DataFrame, names: tuple[str, ...]) -> tuple[pd.Series, 
     table = curves.pivot_table(index=["mean", "width"], columns="function", values="value")
     means = table[list(names)].dropna().mean()
     first, *others = (f"{means[name]:.4f}" for name in names)
-    return means, f"{first} against {' and '.join(others)}"
+    return means, f"{first} vs. {' and '.join(others)}"
 
 
 def _figure(curves: Mapping[str, pd.DataFrame]) -> Figure:

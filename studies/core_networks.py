@@ -191,8 +191,7 @@ def _compare_difficulties(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict
     noisy, clean = (_lengths_by_omega(lengths, MODEL, noise) for noise in (NOISE, 0.0))
     pairs = _pair(noisy, clean)
     rows = (
-        f"ω = {omega:g}: {row['first']:.2f} against {row.second:.2f}"
-        for omega, row in pairs.iterrows()
+        f"ω = {omega:g}: {row['first']:.2f} vs. {row.second:.2f}" for omega, row in pairs.iterrows()
     )
     return Verdict(
         "A harder task keeps longer nonlinear paths",

@@ -124,7 +124,7 @@ class EarlyOrLate(Study):
         return Findings(
             verdicts,
             {"Networks": pd.concat([table, harder], ignore_index=True)},
-            {"Accuracy against path length": _figure({DATA: table, HARDER_DATA: harder})},
+            {"Accuracy vs. path length": _figure({DATA: table, HARDER_DATA: harder})},
             [
                 f"Small-scale: {MODEL} on {DATA}, {table.seed.nunique()} seeds; late networks all "
                 "start from the bundled checkpoint, early ones from their seed's initialisation. "

@@ -158,7 +158,7 @@ def requests_of(
         settings["local-complexity.traced"] = 1
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
-        # A request measures every model with all its weights, so trained rungs need one per seed.
+        # A request combines all models with all weights, so trained rungs are grouped by model.
         weights: dict[tuple[str, ...], list[str]] = {}
         for rung in ladder.rungs:
             file = weights_of(context, rung, group[0])
@@ -216,7 +216,7 @@ def _headline(questions: pd.DataFrame) -> list[str]:
         best = best.sort_values("seconds to 2 %", kind="stable").measure
         lines.append(
             f"{words} {counts[0].max():.0f} of {counts[1].max():.0f} ladders are seen by "
-            f"{', '.join(best)}, the cheapest at equal precision first, and fewer by all others."
+            f"{', '.join(best)} (cheapest first, at equal precision); other measures see fewer."
         )
     return lines
 
@@ -378,9 +378,9 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
             f"Not measured in this run, but bundled from a full study: {', '.join(shipped)}."
         )
     if "fitted" in set(cells.ladder):
-        remarks.append(f"Fitted networks that explain less than {MIN_EXPLAINED:.0%} are excluded.")
+        remarks.append(f"Fitted networks that explain under {MIN_EXPLAINED:.0%} are excluded.")
     failed = cells[cells.status == "failed"]
     if len(failed):
         first = failed.iloc[0]
-        remarks.append(f"{len(failed)} cells failed, the first of {first.measure}: {first.reason}")
+        remarks.append(f"{len(failed)} cells failed, the first for {first.measure}: {first.reason}")
     return remarks

@@ -177,20 +177,20 @@ def _figure(table: pd.DataFrame) -> Figure:
     names = list(dict.fromkeys(zip(table.higher, table.lower, strict=True)))
     for axes, seeds in zip(panels, ("one seed", OTHER_SEEDS), strict=True):
         part = table[table["networks of"] == seeds]
-        for number, measure in enumerate(dict.fromkeys(table.measure)):
+        for index, measure in enumerate(dict.fromkeys(table.measure)):
             rows = part[part.measure == measure]
             places = [
-                names.index(pair) + 0.2 * (number - 0.5)
+                names.index(pair) + 0.2 * (index - 0.5)
                 for pair in zip(rows.higher, rows.lower, strict=True)
             ]
-            style = {"fmt": "os"[number], "color": COLOURS[number], "markersize": 4}
+            style = {"fmt": "os"[index], "color": COLOURS[index], "markersize": 4}
             draw_intervals(axes, rows, "share", places, label=measure, **style)
         axes.axvline(0.5, color="#777777", linewidth=0.8)
         axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
         axes.set(
             xlim=(-0.03, 1.03),
             ylim=(len(names) - 0.5, -0.5),
-            title=f"networks of {seeds}",
+            title="same seed" if seeds == "one seed" else seeds,
             xlabel="fraction of paths",
         )
         if part.empty:
@@ -205,11 +205,11 @@ def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
     for axes, (measure, table) in zip(panels, values.items(), strict=True):
         pairs = [("clean", "initialised"), ("clean", "augmented"), ("noise 0.4", "clean")]
         known = [pair for pair in pairs if set(pair) <= set(table.setting)]
-        for number, (higher, lower) in enumerate(known):
+        for index, (higher, lower) in enumerate(known):
             first, second = (table[table.setting == name] for name in (higher, lower))
             keys = ["place"] if lower == "initialised" else ["place", "seed"]
             both = first.merge(second, on=keys, suffixes=("", "_lower"))
-            style = {"color": COLOURS[number], "label": f"{higher} - {lower}"}
+            style = {"color": COLOURS[index], "label": f"{higher} - {lower}"}
             draw_ecdf(axes, both.value - both.value_lower, **style)
         axes.axvline(0, color="#777777", linewidth=0.8)
         axes.set_xlabel(f"difference in {AXIS_LABELS[measure]}")

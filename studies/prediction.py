@@ -322,11 +322,11 @@ def _headline(result: pd.DataFrame) -> list[str]:
     for outcome, words in OUTCOMES.items():
         rows = result[result.outcome == outcome]
         decided = [row for _, row in rows.iterrows() if _is_decided(row)]
-        named = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure not in BASELINES]
-        known = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure in BASELINES]
+        measures = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure not in BASELINES]
+        baselines = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure in BASELINES]
         lines.append(
-            f"Given size and training loss, {words} is predicted by {', '.join(named) or 'none'}; "
-            f"among the baselines, by {', '.join(known) or 'none'}."
+            f"Given size and training loss, {words} is predicted by "
+            f"{', '.join(measures) or 'no measure'}; baselines: {', '.join(baselines) or 'none'}."
         )
     return lines
 

@@ -167,7 +167,7 @@ class PublishedRoots(Study):
         error = single.sub(table.measure, axis=0).abs().max(axis=1)
         double_error = (table.measure - table["roots, float64"]).abs().max()
         ours = {
-            name: f"{row.iloc[3]:.4f} (eigh) and {row.iloc[4]:.4f} (svd) against {row.measure:.4f}"
+            name: f"{row.iloc[3]:.4f} (eigh) and {row.iloc[4]:.4f} (svd) vs. {row.measure:.4f}"
             for name, row in table.iterrows()
         }
         verdicts = [

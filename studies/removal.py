@@ -401,10 +401,10 @@ def _headline(table: pd.DataFrame, separations: pd.DataFrame) -> tuple[str, ...]
     ceiling = rows.loc["substitution"] if "substitution" in rows.index else row
     names = ", ".join(LABELS.get(c, c) for c in alike) or "none"
     return (
-        f"{LABELS.get(best, best)} predicts the cost best: Spearman {row.spearman:.2f} "
-        f"({row.low:.2f} to {row.high:.2f}) within a network, over {row.networks:.0f} networks; "
+        f"{LABELS.get(best, best)} predicts the cost best: Spearman correlation {row.spearman:.2f} "
+        f"({row.low:.2f} to {row.high:.2f}) within networks, mean of {row.networks:.0f} networks; "
         f"the cost measured on other samples reaches {ceiling.spearman:.2f}. "
-        f"Not significantly different from it: {names}.",
+        f"Not significantly worse: {names}.",
     )
 
 

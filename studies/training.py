@@ -129,13 +129,13 @@ def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
 
 def _is_not_monotone(pairs: Pairs) -> Verdict:
     steps = [np.diff(after - before) for before, after in pairs.values()]
-    turns = [bool((step > 0).any() and (step < 0).any()) for step in steps]
+    is_mixed = [bool((step > 0).any() and (step < 0).any()) for step in steps]
     share = np.mean([float((step > 0).mean()) for step in steps])
     return Verdict(
         "What training changes neither rises nor falls steadily with depth",
         "non-monotone",
-        f"{sum(turns)} of {len(turns)} networks; {share:.0%} of the steps are upwards",
-        all(turns) if len(turns) >= MIN_NETWORKS else None,
+        f"{sum(is_mixed)} of {len(is_mixed)} networks; {share:.0%} of the steps are upwards",
+        all(is_mixed) if len(is_mixed) >= MIN_NETWORKS else None,
         "difference between the two signatures, from site to site",
     )
 

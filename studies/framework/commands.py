@@ -95,9 +95,9 @@ def study(
     from .context import Context
     from .page import analyse_in_style
 
-    unfinished: list[str] = []
+    failed: list[str] = []
     with keep_workers():
-        for number, (name, loaded) in enumerate(studies.items()):
+        for index, (name, loaded) in enumerate(studies.items()):
             start = time.perf_counter()
             with create_progress(progress) as bar:
                 context = Context(
@@ -119,16 +119,15 @@ def study(
                 except NlbenchError as error:
                     if len(studies) == 1:
                         raise
-                    unfinished.append(name)
+                    failed.append(name)
                     print(f"\n{name}: {error}", file=sys.stderr, flush=True)
                     continue
-            print("\n" * bool(number), end="")
+            print("\n" * bool(index), end="")
             _report(name, loaded, findings, runs, context)
             print(f"took    {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
-    if unfinished:
+    if failed:
         raise NlbenchError(
-            f"{len(unfinished)} of {len(studies)} studies failed: "
-            f"{', '.join(unfinished)} (see above)"
+            f"{len(failed)} of {len(studies)} studies failed: {', '.join(failed)} (see above)"
         )
 
 
@@ -168,8 +167,9 @@ def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
             continue
         for flag in flags:
             if flag not in plugin.takes:
-                allowed = ", ".join(f"--{other}" for other in plugin.takes) or "no settings"
-                raise RequestError(f"--{flag}: study {name} doesn't accept it (it takes {allowed})")
+                allowed = ", ".join(f"--{other}" for other in plugin.takes)
+                only = f", only {allowed}" if allowed else ""
+                raise RequestError(f"--{flag}: study {name} doesn't accept it{only}")
     return studies
 
 

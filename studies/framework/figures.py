@@ -60,9 +60,9 @@ def use_plain_log_labels(figure: Figure) -> None:
 
 
 def draw_ecdf(axes: Axes, values: ArrayLike, **style: Any) -> None:
-    """Draw the empirical distribution function of values."""
-    x, share = ecdf(values)
-    axes.step([x[0], *x], [0.0, *share], where="post", **style)
+    """Plot the empirical distribution function of the values."""
+    x, fractions = ecdf(values)
+    axes.step([x[0], *x], [0.0, *fractions], where="post", **style)
     axes.set_ylim(0, 1.02)
 
 
@@ -76,11 +76,11 @@ def draw_groups(
     **style: Any,
 ) -> None:
     """Plot one column vs. another, with one colour for each group in the column `by`."""
-    for number, (group, rows) in enumerate(table.groupby(by, sort=False)):
+    for index, (group, rows) in enumerate(table.groupby(by, sort=False)):
         if isinstance(colours, Mapping):
             colour = colours[str(group)]
         else:
-            colour = colours[number % len(colours)]
+            colour = colours[index % len(colours)]
         axes.plot(rows[x], rows[y], "o", color=colour, label=str(group), **style)
 
 

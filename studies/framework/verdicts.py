@@ -100,10 +100,10 @@ def between(interval: tuple[float, float], limits: tuple[float, float]) -> bool 
     >>> [between(i, limits=(-0.3, 0.3)) for i in ((-0.1, 0.2), (0.4, 0.6), (0.2, 0.4))]
     [True, False, None]
     """
-    (low, high), (least, most) = interval, limits
-    if low >= least and high <= most:
+    (low, high), (minimum, maximum) = interval, limits
+    if low >= minimum and high <= maximum:
         return True
-    return False if low > most or high < least else None
+    return False if low > maximum or high < minimum else None
 
 
 def ordered(lower: ArrayLike, higher: ArrayLike) -> bool | None:

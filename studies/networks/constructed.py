@@ -120,14 +120,14 @@ def _tents(inputs: int, _: str, times: float) -> nn.Module:
     return nn.Sequential(*layers, _mixing(inputs))
 
 
-def _residual(inputs: int, _: str, share: float) -> nn.Module:
+def _residual(inputs: int, _: str, alpha: float) -> nn.Module:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.branch = nn.Sequential(_linear(inputs, WIDTH), nn.ReLU(), _linear(WIDTH, inputs))
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x + share * self.branch(x)
+            out: Tensor = x + alpha * self.branch(x)
             return out
 
     return nn.Sequential(*(Block() for _ in range(BLOCKS)), _linear(inputs, OUTPUTS))
@@ -152,15 +152,15 @@ def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
     return nn.Sequential(Attention())
 
 
-def _two_sums(inputs: int, _: str, share: float) -> nn.Module:
+def _two_sums(inputs: int, _: str, t: float) -> nn.Module:
     """Build (1 - t) x + t |x| from ReLUs of x and -x, which are the same for any amount t."""
     eye = torch.eye(inputs)
     first = _assign(torch.cat([eye, -eye]), torch.zeros(2 * inputs))
-    last = _rotation(inputs) @ torch.cat([eye, (2 * share - 1) * eye], 1)
+    last = _rotation(inputs) @ torch.cat([eye, (2 * t - 1) * eye], 1)
     return nn.Sequential(first, nn.ReLU(), _assign(last, torch.zeros(inputs)))
 
 
-def _map(inputs: int, _: str, number: float) -> nn.Module:
+def _map(inputs: int, _: str, index: float) -> nn.Module:
     """Build one of the affine maps in `planted.MAPS`, used in place of an activation."""
     permutation = torch.eye(inputs)[torch.randperm(inputs)]
     maps: tuple[Callable[[], nn.Module], ...] = (
@@ -169,7 +169,7 @@ def _map(inputs: int, _: str, number: float) -> nn.Module:
         lambda: LinearMap(permutation),
         lambda: LinearMap(_rotation(inputs)),
     )
-    return nn.Sequential(maps[int(number)](), _mixing(inputs))
+    return nn.Sequential(maps[int(index)](), _mixing(inputs))
 
 
 BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {

@@ -81,7 +81,7 @@ _TRAINED_ONLY = ("torchvision/vit_h_14",)
 """Excluded with random weights: 632 million parameters, and image sides must be divisible by 14."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
-_IMAGE_SIDE = 96  # Smallest side that all but one network accept, given patches of 32 pixels.
+_IMAGE_SIDE = 96  # Smallest side that all networks but one accept; some use patches of 32 pixels.
 
 
 def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:

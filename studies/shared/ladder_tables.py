@@ -48,7 +48,7 @@ def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame
     Parameters
     ----------
     order, precision : DataFrame
-        Results of `order_table` and `precision_table`, possibly with shipped rows.
+        Results of `order_table` and `precision_table`, possibly with bundled rows.
     """
     seconds = precision.groupby("measure")["seconds to 2 %"].median()
     rows = []
@@ -120,8 +120,8 @@ def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
         # The difference between two draws has twice the variance of one.
         error = math.sqrt(((both["first"] - both["again"]) ** 2).mean() / 2) / spread
         seconds = float(again.seconds.median())
-        needed = seconds * (error / TARGET_ERROR) ** 2
-        rows.append((measure, ladder, seconds, error, needed, error * math.sqrt(seconds)))
+        target_seconds = seconds * (error / TARGET_ERROR) ** 2
+        rows.append((measure, ladder, seconds, error, target_seconds, error * math.sqrt(seconds)))
     columns = ["measure", "ladder", "seconds", "standard error / spread", "seconds to 2 %"]
     return pd.DataFrame(rows, columns=[*columns, "error / spread after 1 s"])
 
@@ -189,9 +189,9 @@ def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 
         return ""
     change = (both.other - both.plain).abs()
     scale = both.plain.abs().clip(lower=1e-12)
-    share = float((change / scale).max()) if float(change.max()) > 1e-9 else 0.0
-    is_kept = share <= MAX_CHANGE or bool((change <= allowed).all())
-    return f"{'kept' if is_kept else 'broken'} ({share:.1%})" if share else "kept"
+    relative = float((change / scale).max()) if float(change.max()) > 1e-9 else 0.0
+    is_kept = relative <= MAX_CHANGE or bool((change <= allowed).all())
+    return f"{'kept' if is_kept else 'broken'} ({relative:.1%})" if relative else "kept"
 
 
 def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:
@@ -209,8 +209,8 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
     groups = [group for _, group in wide.groupby(level=["ladder", "seed"])]
     names = [str(name) for name in wide.columns]
     texts = {name: {name: "1"} for name in names}
-    for number, a in enumerate(names):
-        for b in names[:number]:
+    for index, a in enumerate(names):
+        for b in names[:index]:
             text = _rank_correlation([group[[a, b]].dropna() for group in groups])
             texts[a][b] = texts[b][a] = text
     return pd.DataFrame([{"measure": a, **{b: texts[a][b] for b in names}} for a in names])

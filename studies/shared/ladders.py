@@ -107,9 +107,9 @@ class Ladder:
 
     def rung_of(self, subject: SubjectFacts) -> int:
         """Return the index of a recorded subject's rung; 0 is the least nonlinear."""
-        for number, rung in enumerate(self.rungs):
+        for index, rung in enumerate(self.rungs):
             if rung.contains(subject):
-                return number
+                return index
         raise ValueError(f"{subject.model} with {subject.weights} is on no rung")
 
 
@@ -177,16 +177,19 @@ def _amounts(kind: str, amounts: Sequence[float], model: str = CNN) -> list[Rung
     return [Rung(f"{amount:g}", model, f"{kind}{amount:g}") for amount in amounts]
 
 
-_SHARES = (0, 0.25, 0.5, 0.75, 1)
+_FRACTIONS = (0, 0.25, 0.5, 0.75, 1)
 _PLAIN = Rung("0", CNN, "plain")
 
 LADDERS: Mapping[str, Ladder] = {
     ladder.name: ladder
     for ladder in (
-        *(_constructed(name, "activations", _SHARES) for name in ("relu", "gelu", "silu", "tanh")),
+        *(
+            _constructed(name, "activations", _FRACTIONS)
+            for name in ("relu", "gelu", "silu", "tanh")
+        ),
         _constructed("softplus", "activations", (0.125, 0.5, 1, 2, 8), is_affine=False),
         _constructed("swish", "activations", (0, 0.25, 0.5, 1, 4)),
-        _constructed("cubic", "function", _SHARES),
+        _constructed("cubic", "function", _FRACTIONS),
         _constructed("degree", "function", (1, 2, 3, 4)),
         _constructed("sine", "function", (1, 2, 3, 4), "interval/-1:1", 4, is_affine=False),
         _constructed("product", "function", (1, 2, 3, 4)),
@@ -240,7 +243,7 @@ TWIN_LADDER = Ladder(
 AFFINE_MAPS = Ladder(
     "maps",
     "exponential/0:1",
-    tuple(Rung(name, f"ladders/map-{number}") for number, name in enumerate(MAPS)),
+    tuple(Rung(name, f"ladders/map-{index}") for index, name in enumerate(MAPS)),
     seeds=QUICK_SEEDS,
     settings={f"exponential.{name}": value for name, value in drawn_points(16).items()},
 )

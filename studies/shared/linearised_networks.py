@@ -168,9 +168,9 @@ def stays_accurate(table: pd.DataFrame) -> bool | None:
 
     Many means at least `MIN_LINEAR_SHARE` of the units, small means at most `MAX_ACCURACY_LOSS`.
     """
-    means, least = by_omega(table), as_trained(table).accuracy - MAX_ACCURACY_LOSS
+    means, minimum = by_omega(table), as_trained(table).accuracy - MAX_ACCURACY_LOSS
     linear = means[means["linear-units"] >= MIN_LINEAR_SHARE]
-    return conclusive(table, bool((linear.accuracy >= least).any()))
+    return conclusive(table, bool((linear.accuracy >= minimum).any()))
 
 
 def paths_shrink(table: pd.DataFrame, lengths: Sequence[float], remark: str) -> Verdict:

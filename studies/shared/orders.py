@@ -160,12 +160,12 @@ def adjusted(orders: Mapping[str, Order]) -> dict[str, Order]:
     family of tests, so adding a measure changes no verdict.
     """
     judged = {name: order for name, order in orders.items() if not order.mark}
-    smaller = holm({n: min(1, 2 * min(o.p_rises, o.p_falls)) for n, o in judged.items()})
+    p_values = holm({n: min(1, 2 * min(o.p_rises, o.p_falls)) for n, o in judged.items()})
     changed = {
         name: replace(
             order,
-            p_rises=smaller[name] if order.p_rises < order.p_falls else 1.0,
-            p_falls=smaller[name] if order.p_falls < order.p_rises else 1.0,
+            p_rises=p_values[name] if order.p_rises < order.p_falls else 1.0,
+            p_falls=p_values[name] if order.p_falls < order.p_rises else 1.0,
         )
         for name, order in judged.items()
     }

@@ -167,10 +167,10 @@ def first_loss(shares: Sequence[float], accuracies: Sequence[float], cost: float
     (0.625, 1.0)
     """
     losses = [accuracies[0] - accuracy for accuracy in accuracies]
-    for number in range(1, len(losses)):
-        if losses[number] > cost:
-            below = (cost - losses[number - 1]) / (losses[number] - losses[number - 1])
-            return shares[number - 1] + below * (shares[number] - shares[number - 1])
+    for index in range(1, len(losses)):
+        if losses[index] > cost:
+            below = (cost - losses[index - 1]) / (losses[index] - losses[index - 1])
+            return shares[index - 1] + below * (shares[index] - shares[index - 1])
     return shares[-1]
 
 
@@ -199,7 +199,7 @@ def outcomes_measure(
         trained: ClassVar = trainings
 
         def update(self, observation: Any) -> None:
-            """Keep the network."""
+            """Store the network."""
             self._model = observation.model
 
         def compute(self) -> Result:

@@ -55,7 +55,7 @@ def call_criteria(
     draws = random.Random(seed)
     density = _weight_density(model)
     table = {}
-    for number, call in enumerate(calls):
+    for index, call in enumerate(calls):
         x, y, gradient = recorded[call.name]
         fit = AffineFit()
         fit.add(rows_of(x, call.channel_axis), rows_of(y, call.channel_axis))
@@ -68,7 +68,7 @@ def call_criteria(
             "taylor": float(terms.mean().abs()),
             "fisher": float(terms.square().mean()),
             "senet": 1 - density[call.call.path],
-            "depth": float(len(calls) - 1 - number),
+            "depth": float(len(calls) - 1 - index),
             "size": float(call.channels),
             "random": draws.random(),
         }

@@ -115,7 +115,7 @@ def test_shipped_results_stand_next_to_measured_ones(made, monkeypatch, tmp_path
     order = alone.tables[ORDER].set_index(["measure", "ladder"])
     assert order.loc["affinity", "relu"]["what it does"] == "recovers"
     assert set(alone.tables[QUESTIONS].measure) == set(orders.measure)
-    assert any("shipped" in remark and "affinity" in remark for remark in alone.remarks)
+    assert any("bundled" in remark and "affinity" in remark for remark in alone.remarks)
     assert set(alone.tables["Precision and cost"].measure) == set(precision.measure)
     assert {"nlc", "affinity"} <= set(precision.measure)
 

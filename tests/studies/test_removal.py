@@ -46,7 +46,7 @@ def test_best_criterion_and_those_not_separable_lead():
     equal = frames({"fisher": 0.9, "residual": 0.9, "random": 0.0})[0]
     separations = _separations(equal, ["fisher", "residual", "random"])
     (headline,) = _headline(_summary(equal, areas), separations)
-    assert "Not significantly different from it: unexplained variance." in headline
+    assert "Not significantly worse: unexplained variance." in headline
 
 
 def test_cost_on_other_samples_is_tested_against_every_criterion(monkeypatch):

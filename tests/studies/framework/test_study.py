@@ -97,7 +97,7 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
 
 def test_fixed_settings_are_refused_in_one_line(here):
     status, _, err = here("study", "redshift", "--data", "digits")
-    message = "nlbench: --data: study redshift doesn't accept it (it takes --seeds)\n"
+    message = "nlbench: --data: study redshift doesn't accept it, only --seeds\n"
     assert (status, err) == (2, message)
     status, _, err = here("study", "redshif")
     assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
