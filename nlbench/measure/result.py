@@ -24,7 +24,7 @@ Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
 
 
 def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
-    # Measures return numpy and torch scalars; a record holds Python floats.
+    # Measures return NumPy and PyTorch scalars; records contain Python floats.
     return {str(name): float(number) for name, number in statistics.items()}
 
 

@@ -33,7 +33,7 @@ GATED_UNITS = ("gelu", "relu", "silu")
 
 @dataclass(frozen=True)
 class CapturePolicy:
-    """Selection of the calls to capture and of the tensors to keep.
+    """Options for selecting calls and reducing their tensors.
 
     Parameters
     ----------
