@@ -1,4 +1,4 @@
-"""The affine layers that replace removed calls of a network."""
+"""Affine layers that replace removed calls in a network."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ class AffineModule(nn.Module):
     axis : int
         Channel axis of the input, which is the first tensor among the arguments.
     others : int or None
-        Number of additional outputs, which are all None. If `others` is None, a tensor is
-        returned instead of a tuple.
+        Number of additional outputs, which are all None; None to return a tensor, not a tuple.
 
     Examples
     --------

@@ -31,14 +31,14 @@ OUTPUT_TOLERANCE = 1e-4
 def remove(
     model: nn.Module, *, places: Sequence[str], example: Tensor, of: str = "activations"
 ) -> nn.Module:
-    """Copy a network and replace some calls by affine maps, initially identities.
+    """Copy a network and replace some calls by affine maps, which are initially identities.
 
     Parameters
     ----------
     model : torch.nn.Module
         Not modified.
     places : sequence of str
-        Names of calls, as ``nlbench list sites`` prints them.
+        Names of calls, as printed by ``nlbench list sites``.
     example : tensor
         A batch of inputs on the model's device, used to find the calls.
     of : str

@@ -88,11 +88,11 @@ def sparsify(
     if after.relus:
         names = {module: name for name, module in twin.named_modules()}
         owner = names.get(after.relus[0].owner) or "the network"
-        raise RequestError(f"{owner} calls a ReLU that is not among its modules; register it")
+        raise RequestError(f"{owner} calls a ReLU that is not a submodule; register it")
     if not outputs_agree(before.output, after.output):
         raise RequestError(
-            "the model relies on a ReLU that overwrites its input, so a PReLU would change its "
-            "output"
+            "the model relies on a ReLU that overwrites its input, so a PReLU would change the "
+            "model's output"
         )
     return twin
 

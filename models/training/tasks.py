@@ -41,10 +41,9 @@ LOGITS_PER_BATCH = 2**22
 
 
 class Task(ABC):
-    """Base class for tasks; by default, classification with the cross entropy.
+    """Base class for tasks; by default, classification with the cross-entropy loss.
 
-    A dataset that doesn't consist of labelled images can have a method ``task(recipe, seed)`` that
-    returns its task.
+    Datasets other than labelled images can return their own from ``task(recipe, seed)``.
 
     Attributes
     ----------

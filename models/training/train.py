@@ -51,7 +51,7 @@ def run_training(
     ------
     nlbench.RequestError
         If the request can't be carried out, if the checkpoint exists, or if there is an interrupted
-        run that differs or that `resume` doesn't permit resuming.
+        run and it differs or `resume` is False.
     nlbench.NotFinite
         If the loss or a logit is NaN or infinite. The failure is recorded in the manifest.
     """

@@ -143,8 +143,8 @@ class TrainingFolder(LockedFolder):
         Raises
         ------
         nlbench.RequestError
-            If the checkpoint exists, or if there is an interrupted run that differs or that
-            `resume` doesn't permit resuming.
+            If the checkpoint exists, or if there is an interrupted run and it differs or `resume`
+            is False.
         """
         if self.state.exists() and not resume:
             raise RequestError(
@@ -153,7 +153,7 @@ class TrainingFolder(LockedFolder):
             )
         recorded = self._recorded_manifest()
         if self.out.exists() and not (resume and recorded):
-            raise RequestError(f"{self.out} exists; remove it or choose another --out")
+            raise RequestError(f"{self.out} already exists; remove it or choose another --out")
         if self.state.exists() and recorded and (difference := self._difference(recorded)):
             raise RequestError(
                 f"{self.path} contains another interrupted training run ({difference}); choose "

@@ -218,7 +218,9 @@ def test_label_noise_overrides_the_recipe():
 
 
 def test_a_checkpoint_is_not_overwritten(finished):
-    with pytest.raises(RequestError, match=r"net.safetensors exists; remove it or choose another"):
+    with pytest.raises(
+        RequestError, match=r"net.safetensors already exists; remove it or choose another"
+    ):
         run_training(replace(QUICK, seed=4), finished[0])
 
 
