@@ -157,7 +157,7 @@ def test_the_options_come_from_the_command_line():
     ("options", "message"),
     [
         ({"source": "fr"}, "translates from fr to itself"),
-        ({"largest": 100, "train": 100, "test": 10}, "there are 101"),
+        ({"largest": 100, "train": 100, "test": 10}, "there are only 101"),
     ],
 )
 def test_a_corpus_that_can_not_be_is_refused(options, message):

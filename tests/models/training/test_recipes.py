@@ -40,8 +40,8 @@ def test_a_recipe_without_thresholds_never_ends_early():
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
         ({"schedule": "steps"}, "unknown schedule 'steps'; did you mean 'step'"),
         ({"shift": -1}, "shift is -1, expected at least 0"),
-        ({"label_noise": 1.5}, "label_noise is 1.5, expected a share"),
-        ({"until_train_accuracy": 2}, "until_train_accuracy is 2, expected a share"),
+        ({"label_noise": 1.5}, "label_noise is 1.5, expected a fraction"),
+        ({"until_train_accuracy": 2}, "until_train_accuracy is 2, expected a fraction"),
         ({"until_loss": float("nan")}, "until_loss is nan, expected at least 0"),
     ],
 )

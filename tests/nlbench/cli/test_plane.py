@@ -46,7 +46,7 @@ def test_a_runs_page_shows_the_planes_that_were_drawn_for_it(tmp_path, monkeypat
     assert not run_is_measured_again(request, folder)
     # What is no picture is not shown, and said.
     (folder / "planes" / "x.png").write_bytes(b"no picture")
-    with pytest.warns(UserWarning, match=r"x\.png is left out"):
+    with pytest.warns(UserWarning, match=r"x\.png is omitted"):
         assert render_page(load_run(folder)).count("data:image/png;base64,") == 1
 
 
