@@ -62,7 +62,8 @@ class SegmentImage:
 
         The outputs at breakpoints are joined by straight lines; the length is exact if these are
         all the breakpoints of a piecewise-affine network. Without breakpoints, it is extrapolated
-        from grids, which are refined until the extrapolated lengths change by at most 1 %.
+        from grids, which are refined until the extrapolated lengths change by at most 1 %, up to
+        1,024 steps.
 
         Raises
         ------
