@@ -22,8 +22,10 @@ from .path_measure import PathMeasure
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 
-# Vertices tested at once, elements in memory at once, vertices above which only their hull is kept.
-BLOCK_VERTICES, BLOCK_ELEMENTS, MIN_HULL_VERTICES = 32, 2**21, 512
+# Vertices tested at once, at the start of a piece and at most, since most pieces are short.
+MIN_BLOCK_VERTICES, MAX_BLOCK_VERTICES = 4, 32
+# Elements in memory at once, vertices above which only their hull is kept.
+BLOCK_ELEMENTS, MIN_HULL_VERTICES = 2**21, 512
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -94,9 +96,11 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
     """
     low, high = np.full(len(margin), -np.inf), np.full(len(margin), np.inf)
     hull, limit, done = np.array([0]), MIN_HULL_VERTICES, 1
+    vertices = MIN_BLOCK_VERTICES
     while done < len(t):
-        rows = max(1, min(BLOCK_VERTICES, BLOCK_ELEMENTS // (len(hull) * len(margin))))
+        rows = max(1, min(vertices, BLOCK_ELEMENTS // (len(hull) * len(margin))))
         block = np.arange(done, min(len(t), done + rows))
+        vertices = min(2 * vertices, MAX_BLOCK_VERTICES)
         earlier = np.concatenate([hull, block])
         width = t[block, None] - t[earlier]
         rise = y[block, None] - y[earlier]

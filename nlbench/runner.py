@@ -265,13 +265,7 @@ def _measure(
     environment, device = folder.manifest.environment, folder.manifest.device
     expected = recorded_facts(folder.records.values())
     cells = {cell.key: cell for cell in todo.new}
-    units = units_of(
-        todo.new,
-        todo.plan,
-        memory=pool.execution.memory,
-        expected=expected,
-        workers=pool.workers,
-    )
+    units = units_of(todo.new, todo.plan, memory=pool.execution.memory, expected=expected)
     monitor.begin(_count_steps(todo.new, request))
     has_one_subject = len(todo.plan.subjects) == 1
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from nlbench.introspection.allocator import keep_freed_memory
 from nlbench.signals import ignore_interruptions, interruptible, interruptions_first
 
 from .imports import fast_imports
@@ -20,6 +21,7 @@ def main() -> None:
     # Must be set before PyTorch is imported. By default its threads busy-wait, which on a loaded
     # machine takes CPU time from the threads they are waiting for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     with interruptible():
         try:
             with interruptions_first(), fast_imports():

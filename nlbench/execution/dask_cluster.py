@@ -23,14 +23,27 @@ from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
 from .supervisor import START_SECONDS
-from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of, to_message
+from .work_units import (
+    Unit,
+    UnmeasuredCells,
+    WorkerEvent,
+    from_message,
+    keys_of,
+    split_by_probe,
+    to_message,
+)
 from .worker_pool import WorkerPool, end_idle_workers, keep_supervisor, take_supervisor
 
 
 def measure_on_cluster(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | UnmeasuredCells]:
-    """Measure units on a cluster; results arrive as Dask events."""
+    """Measure units on a cluster; results arrive as Dask events.
+
+    Units are split by probe if there are fewer units than workers.
+    """
+    if len(units) < pool.workers:
+        units = [part for unit in units for part in split_by_probe(unit)]
     arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
     topic = f"nlbench-{uuid.uuid4().hex}"
     with _cluster(pool) as client:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError, Undefined, error_text, message_of
-from nlbench.introspection.memory import is_out_of_memory, release_gpu_cache
+from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.precision import without_autocast
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state
@@ -192,7 +192,7 @@ def _observe_alone(
     monitor: ProgressMonitor,
 ) -> Outcome:
     """Run another pass for one measure, on the subject's device or on the CPU."""
-    release_gpu_cache(resources.device)
+    release_freed_memory(resources.device)
     remark = ""
     if device != resources.device:
         try:

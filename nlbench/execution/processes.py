@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from nlbench.errors import RequestError, system_text
@@ -15,27 +16,50 @@ from nlbench.progress import Progress
 from nlbench.store.record import Record
 
 from .supervisor import Supervisor, UnitCancelled, WorkerCrash
-from .work_units import Unit, UnmeasuredCells, WorkerEvent
+from .work_units import Unit, UnmeasuredCells, WorkerEvent, split_by_probe
 from .worker_pool import WorkerPool, release_supervisor, supervising_threads, take_supervisor
 
 
 def measure_in_processes(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | UnmeasuredCells]:
-    """Measure units in worker processes, each supervised by a thread."""
-    queued: queue.SimpleQueue[Unit] = queue.SimpleQueue()
-    for unit in units:
-        queued.put(unit)
+    """Measure units in worker processes, each supervised by a thread.
+
+    A worker measures a unit's probes one after another; once all units are started, workers that
+    are free take probes from others.
+    """
+    unit_parts = deque(deque(split_by_probe(unit)) for unit in units)
+    started: list[deque[Unit]] = []
+    lock = threading.Lock()
+
+    def parts_left(parts: deque[Unit]) -> deque[Unit]:
+        """Return these parts or, if none are left, those of another unit."""
+        if not parts and unit_parts:
+            parts = unit_parts.popleft()
+            started.append(parts)
+        return parts or max(started, key=len)
 
     def supervise(
         supervisor: Supervisor, index: int, is_wanted: Callable[[], bool]
     ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                unit = pool.placed(queued.get_nowait(), index)
-                yield from supervisor.measure(unit, is_wanted)
+        parts: deque[Unit] = deque()
+        while True:
+            with lock:
+                parts = parts_left(parts)
+                if not parts:
+                    return
+                part = parts.popleft()
+            for result in supervisor.measure(pool.placed(part, index), is_wanted):
+                yield result
+                if isinstance(result, UnmeasuredCells) and (
+                    result.load_failed or result.crashed_early
+                ):
+                    with lock:
+                        others = [part.cells for part in parts]
+                        parts.clear()
+                    yield from (replace(result, cells=cells) for cells in others)
 
-    workers = min(pool.workers, len(units))
+    workers = min(pool.workers, sum(map(len, unit_parts)))
     with closing(
         _run_supervisors(supervise, workers, pool.threads, pool.execution.timeout)
     ) as results:

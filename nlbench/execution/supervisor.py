@@ -62,6 +62,11 @@ class Phase:
         """Seconds that the cell has taken so far."""
         return self.spent + time.monotonic() - self.since
 
+    @property
+    def is_early(self) -> bool:
+        """True until the subject is loaded."""
+        return self.name in ("starting", "loading")
+
 
 class WorkerCrash(Exception):
     """A worker exited before completing its unit."""
@@ -230,14 +235,13 @@ class Supervisor:
                     yield _unmeasured(pending, missing, "the worker returned no result")
             except WorkerTimeout as error:
                 late = _late_cells(error.phase, part, pending)
-                text = _PHASE_TEXTS[error.phase.name]
-                yield _unmeasured(pending, late, f"{text} longer than {self.timeout:g} s")
+                reason = f"{_PHASE_TEXTS[error.phase.name]} longer than {self.timeout:g} s"
+                yield _unmeasured(pending, late, reason, error.phase.is_early)
             except WorkerCrash as error:
                 if one_by_one:
                     # A crash before the first forward pass would recur for every other cell.
-                    is_early = error.phase.name in ("starting", "loading")
-                    failed = tuple(cells) if is_early else part.cells
-                    yield _unmeasured(pending, failed, str(error))
+                    failed = tuple(cells) if error.phase.is_early else part.cells
+                    yield _unmeasured(pending, failed, str(error), error.phase.is_early)
                 one_by_one = True
 
     def call(
@@ -274,7 +278,7 @@ _PHASE_TEXTS = {
 
 def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cell, ...]:
     """Return the pending cells that fail if the time limit is exceeded in a phase."""
-    if phase.name in ("starting", "loading"):
+    if phase.is_early:
         return tuple(cell for cell in part.cells if cell.key in pending)
     current = part.cells[phase.cell]
     if phase.name == "measuring" and current.key in pending:
@@ -283,7 +287,9 @@ def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cel
     return tuple(c for c in same_probe if c.key in pending) or tuple(pending.values())
 
 
-def _unmeasured(pending: dict[str, Cell], cells: tuple[Cell, ...], reason: str) -> UnmeasuredCells:
+def _unmeasured(
+    pending: dict[str, Cell], cells: tuple[Cell, ...], reason: str, crashed_early: bool = False
+) -> UnmeasuredCells:
     for cell in cells:
         pending.pop(cell.key, None)
-    return UnmeasuredCells(cells, reason)
+    return UnmeasuredCells(cells, reason, crashed_early=crashed_early)

@@ -17,7 +17,7 @@ import torch
 from nlbench import registry
 from nlbench.cells import MeasureSpec, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
-from nlbench.introspection.memory import FeasibleSizes, release_gpu_cache
+from nlbench.introspection.memory import FeasibleSizes, release_freed_memory
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
@@ -206,7 +206,7 @@ class UnitRunner:
             self._subject = subject = None
             if machine.device.type == "cuda":
                 gc.collect()
-                release_gpu_cache(machine.device)
+            release_freed_memory(machine.device)
             start = time.perf_counter()
             stream = RandomStream(f"load {plan.key}", machine.device)
             with restored_process_state() as changes, preserve_numpy_state(), stream.active():

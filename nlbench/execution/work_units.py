@@ -1,15 +1,15 @@
 """Units of work, their results, and the messages that transfer both between processes.
 
-A unit contains the cells of one subject or, if there are more workers than subjects, only those of
-one probe. Measuring it yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects, which
-`to_message` and `from_message` convert to and from JSON objects.
+A unit contains the cells of one subject, or only those of one probe. Measuring it yields `Record`,
+`UnmeasuredCells` and `WorkerEvent` objects, which `to_message` and `from_message` convert to and
+from JSON objects.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nlbench.cells import Cell, Plan
@@ -41,12 +41,21 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnmeasuredCells:
-    """Cells that were not measured, and the reason why."""
+    """Cells that were not measured, and the reason why.
+
+    Parameters
+    ----------
+    load_failed : bool
+        Loading the subject raised an error.
+    crashed_early : bool
+        The worker crashed, or the time limit was exceeded, before the subject was loaded.
+    """
 
     cells: tuple[Cell, ...]
     reason: str
     traceback: str = ""
     load_failed: bool = False
+    crashed_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,12 +105,8 @@ def units_of(
     *,
     memory: int | None,
     expected: Mapping[str, Mapping[str, Any]],
-    workers: int = 1,
 ) -> list[Unit]:
-    """Group cells by subject, and also by probe if there are more workers than subjects."""
-    groups = _group(cells, lambda cell: cell.subject.key)
-    if len(groups) < workers:
-        groups = [part for group in groups for part in _group(group, lambda c: c.measure.probe)]
+    """Group cells by subject."""
     return [
         Unit(
             tuple(group),
@@ -110,8 +115,14 @@ def units_of(
             memory,
             expected.get(group[0].subject.key, {}),
         )
-        for group in groups
+        for group in _group(cells, lambda cell: cell.subject.key)
     ]
+
+
+def split_by_probe(unit: Unit) -> list[Unit]:
+    """Split a unit into one for each probe."""
+    groups = _group(unit.cells, lambda cell: cell.measure.probe)
+    return [replace(unit, cells=tuple(cells)) for cells in groups]
 
 
 def _group(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:

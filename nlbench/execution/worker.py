@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from nlbench.errors import NlbenchError
+from nlbench.introspection.allocator import keep_freed_memory
 from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain
 
@@ -125,6 +126,7 @@ def main(handle: int, threads: int) -> None:
     # A SIGTERM sent to the whole process group is left to the supervisor, which kills this process.
     signal.signal(signal.SIGTERM, lambda *_: None)
     _end_with_parent()
+    keep_freed_memory()
     connection = Connection(handle)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()

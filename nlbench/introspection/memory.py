@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 from nlbench.errors import message_of
 
+from . import allocator
 from .dispatch import DispatchMode, storage_of
 from .function_calls import tensors_in
 from .model_state import preserve_attributes
@@ -22,6 +24,11 @@ from .random_state import preserve_rng_state
 
 DEFAULT_MEMORY_FRACTION = 0.5
 """Fraction of the free memory that is used by default."""
+CPU_BATCH_BYTES = 256 * 2**20
+"""Memory for a batch on the CPU if no limit is given: larger batches take longer, since the system
+zeroes their memory (benchmarks/batches_on_the_cpu.py)."""
+MIN_LIMITED = 2**16
+"""Number of elements in a batch below which it isn't worth estimating its memory by default."""
 OVERHEAD_BYTES = 32 * 2**20
 """Memory for allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""
 
@@ -217,15 +224,21 @@ class SampleLimit:
 
     Parameters
     ----------
-    sizes : mutable mapping
+    sizes : mutable mapping or None
         Limits from earlier passes; read and updated.
     purpose : str
         Computation that the limit is for.
     batch : tensor of shape (n, ...)
     memory : int or None
-        Bytes; if None, there is no limit until memory runs out.
+        Bytes. If None, `CPU_BATCH_BYTES` for large batches on the CPU, if there are `sizes`;
+        otherwise, there is no limit until memory runs out.
     times : int
         Memory for the computation, as a multiple of the memory for a forward pass.
+
+    Attributes
+    ----------
+    is_required : bool
+        False for the CPU's default, which only saves time.
 
     Examples
     --------
@@ -237,7 +250,7 @@ class SampleLimit:
 
     def __init__(
         self,
-        sizes: FeasibleSizes,
+        sizes: FeasibleSizes | None,
         model: nn.Module,
         purpose: str,
         batch: Tensor,
@@ -245,11 +258,19 @@ class SampleLimit:
         *,
         times: int = 1,
     ) -> None:
-        self._sizes = sizes.setdefault(model, {})
+        self._sizes = ({} if sizes is None else sizes).setdefault(model, {})
         self._key = (purpose, tuple(batch.shape[1:]), batch.dtype, batch.device, memory)
-        if memory is not None and self._key not in self._sizes and len(batch):
-            # At least two, since a network might drop a batch axis of size 1.
+        self.is_required = memory is not None
+        if self._key in self._sizes or not len(batch):
+            return
+        # At least two samples, since a network might drop a batch axis of size 1.
+        if memory is not None:
             self.remember(max(2, memory // (times * bytes_per_sample(model, batch[:2]))))
+        elif sizes is not None and batch.device.type == "cpu" and batch.numel() >= MIN_LIMITED:
+            # A network that only accepts whole batches isn't limited.
+            with contextlib.suppress(Exception):
+                size = times * bytes_per_sample(model, batch[:2])
+                self.remember(max(2, CPU_BATCH_BYTES // size))
 
     @property
     def limit(self) -> int | None:
@@ -295,19 +316,20 @@ def halve_on_oom(
                 raise
         # Outside the except clause, since its traceback holds tensors.
         size = max(min_size, -(-size // 2))
-        release_gpu_cache(device)
+        release_freed_memory(device)
 
 
-def release_gpu_cache(device: torch.device) -> None:
-    """Synchronise a GPU, and release its allocator's cached memory.
+def release_freed_memory(device: torch.device) -> None:
+    """Return memory that allocators keep to the system: a GPU's, and the C library's on Linux.
 
     Examples
     --------
-    >>> release_gpu_cache(torch.device("cpu"))
+    >>> release_freed_memory(torch.device("cpu"))
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
+    allocator.release_freed_memory()
 
 
 def microbatch_sizes(samples: int, limit: int) -> list[int]:

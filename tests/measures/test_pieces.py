@@ -110,7 +110,8 @@ def test_hulls_and_blocks_change_no_count(monkeypatch):
     trace = polyline(t, random.standard_normal((len(t), 3)).cumsum(0))
     counts = [piece_count(trace, e) for e in pieces.CURVE]
     monkeypatch.setattr(pieces, "MIN_HULL_VERTICES", 4)
-    monkeypatch.setattr(pieces, "BLOCK_VERTICES", 3)
+    monkeypatch.setattr(pieces, "MIN_BLOCK_VERTICES", 2)
+    monkeypatch.setattr(pieces, "MAX_BLOCK_VERTICES", 3)
     assert [piece_count(trace, e) for e in pieces.CURVE] == counts
     monkeypatch.setattr(pieces, "MIN_HULL_VERTICES", 10**9)
     assert [piece_count(trace, e) for e in pieces.CURVE] == counts

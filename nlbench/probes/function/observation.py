@@ -77,7 +77,8 @@ def observe_function(
     memory : int, optional
         Memory limit for a derivative in bytes. Two samples are run first to estimate how many fit.
     feasible_sizes : mutable mapping, optional
-        Batch sizes known to fit in memory; read and updated by this function.
+        Batch sizes known to fit in memory; read and updated by this function. If it is given,
+        large batches on the CPU are split, too.
 
     Returns
     -------
@@ -99,7 +100,6 @@ def observe_function(
     torch.Size([5, 6])
     """
     samples = 0
-    sizes = {} if feasible_sizes is None else feasible_sizes
     precision = autocast_now()
     checked: set[bool] = set()
     with evaluation_mode(model), without_fast_path(), with_plain_attention():
@@ -109,15 +109,16 @@ def observe_function(
                     f"the inputs are {str(batch.dtype).removeprefix('torch.')}: a network has no "
                     "derivative with respect to them"
                 )
-            limit = SampleLimit(
-                sizes,
+            sample_limit = SampleLimit(
+                feasible_sizes,
                 model,
                 "samples of a derivative",
                 batch,
                 memory,
                 times=DERIVATIVE_MEMORY_FACTOR,
-            ).limit
-            in_parts = limit is not None and limit < len(batch)
+            )
+            limit = sample_limit.limit
+            in_parts = limit is not None and limit < len(batch) and sample_limit.is_required
             if len(batch) > 1 and in_parts not in checked:
                 with preserve_attributes(model), preserve_rng_state(batch.device):
                     _refuse_mixing(model, batch, limit if in_parts else None)

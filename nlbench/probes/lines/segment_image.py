@@ -14,7 +14,7 @@ from nlbench.probes.sites.site import SiteBatch
 
 from .segments import Segment, points_at
 
-POINTS_PER_BATCH = 32
+POINTS_PER_BATCH = 8
 """Number of points run at a time, small enough for the outputs of all sites to stay in cache."""
 FIRST_STEPS, MAX_STEPS = 64, 1024
 """Numbers of steps of the coarsest and finest grids from which lengths are extrapolated."""

@@ -78,7 +78,8 @@ def observe_sites(
     memory : int, optional
         Memory limit for a forward pass in bytes. Two samples are run first to see how many fit.
     feasible_sizes : mutable mapping, optional
-        Cache for the number of samples that fit into memory, used by later calls.
+        Cache for the number of samples that fit into memory, used by later calls. If it is given,
+        large batches on the CPU are split, too, unless their samples depend on each other.
     on_unseen : callable, optional
         Called with a description of each activation that can't be intercepted: hidden in a fused
         kernel, such as an LSTM's, or written as elementary operations inside a larger module.
@@ -123,7 +124,6 @@ def observe_sites(
     check = partial(
         rows_at_sites, make_interceptor, attention=attention, selects=site_pass.may_select
     )
-    feasible_sizes = {} if feasible_sizes is None else feasible_sizes
     samples = 0
     with (
         evaluation_mode(model),
@@ -257,6 +257,13 @@ def _observe_batch(
             interceptor.run(microbatch.clone())
 
     first_size = min(limit.limit or len(batch), len(batch))
+    if first_size < len(batch) and not (limit.is_required or site_pass.is_independent):
+        try:
+            check_batch_independence(check, batch, first_size)
+            site_pass.is_independent = True
+        except Exception:  # It may also fail, for example if it reshapes pairs of samples.
+            first_size = len(batch)
+            limit.remember(first_size)
     _, size = halve_on_oom(attempt, first_size, batch.device)
     if size < first_size:
         limit.remember(size)

@@ -23,7 +23,13 @@ from nlbench.execution import dask_cluster, processes
 from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
-from nlbench.execution.work_units import Unit, UnmeasuredCells, WorkerEvent, to_message
+from nlbench.execution.work_units import (
+    Unit,
+    UnmeasuredCells,
+    WorkerEvent,
+    to_message,
+    units_of,
+)
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
@@ -463,3 +469,52 @@ def test_calls_in_processes_wait_for_those_they_come_after(monkeypatch, workers)
     assert messages.index(("a", {"value": 0})) > messages.index(("c", {"done": ""}))
     if workers == 1:
         assert [name for name, message in messages if "done" in message] == list("bcda")
+
+
+def three_probes_of_two_subjects():
+    plan = make_plan(request("absdev,affinity,nlc"), "cpu", print)
+    return units_of(plan.cells, plan, memory=None, expected={})
+
+
+def measured_by_fakes(monkeypatch, units, workers, measure):
+    """Measure units with a fake in place of worker processes."""
+    supervisor = SimpleNamespace(measure=measure, end=lambda: None)
+    monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
+    pool = WorkerPool(ExecutionOptions(executor="processes"), workers, 1)
+    return list(processes.measure_in_processes(units, pool, ProgressMonitor()))
+
+
+def test_a_free_worker_takes_probes_of_a_subject_that_another_has_started(plugin, monkeypatch):
+    units, taken, all_taken = three_probes_of_two_subjects(), [], threading.Event()
+
+    def measure(unit, is_wanted):
+        taken.append((unit.cells[0].subject.spec.model, unit.cells[0].measure.probe))
+        if len(taken) == 6:
+            all_taken.set()
+        if taken[-1] == ("mini", "lines"):
+            assert all_taken.wait(60)
+        yield UnmeasuredCells(unit.cells, "")
+
+    results = measured_by_fakes(monkeypatch, units, 2, measure)
+    assert sorted(c.key for r in results for c in r.cells) == sorted(
+        c.key for unit in units for c in unit.cells
+    )
+    assert ("mini", "lines") in taken[:2]
+    assert [probe for model, probe in taken if model == "mini2"] == ["lines", "sites", "function"]
+    assert taken[4:] == [("mini", "sites"), ("mini", "function")]
+
+
+@pytest.mark.parametrize("flag", ["load_failed", "crashed_early", None])
+def test_a_subject_that_fails_to_load_is_not_loaded_for_each_probe(plugin, monkeypatch, flag):
+    units, taken = three_probes_of_two_subjects(), []
+
+    def measure(unit, is_wanted):
+        taken.append(unit.cells[0].subject.spec.model)
+        flags = {flag: True} if flag and taken[-1] == "mini" else {}
+        yield UnmeasuredCells(unit.cells, f"no {taken[-1]}", **flags)
+
+    results = measured_by_fakes(monkeypatch, units, 1, measure)
+    assert taken == ["mini"] * (1 if flag else 3) + ["mini2"] * 3
+    assert [(c.key, r.reason) for r in results for c in r.cells] == [
+        (c.key, f"no {c.subject.spec.model}") for unit in units for c in unit.cells
+    ]

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from nlbench.introspection import memory
 from nlbench.introspection.memory import (
+    SampleLimit,
     _container_memory,
     available_memory,
     bytes_per_sample,
@@ -92,3 +94,29 @@ def test_bytes_per_sample_grow_with_the_width_of_layers():
 )
 def test_errors_of_gpu_libraries_are_classified(text, is_memory):
     assert is_out_of_memory(RuntimeError(text)) is is_memory
+
+
+class Fixed(nn.Module):
+    """Accepts batches of 64 samples only."""
+
+    def forward(self, x):
+        return x.reshape(64, -1).relu()
+
+
+def test_a_batch_on_the_cpu_is_limited_unless_the_network_needs_all_of_it(monkeypatch):
+    model, batch = nn.Sequential(nn.Linear(4, 100), nn.ReLU()), torch.zeros(64, 4)
+    assert SampleLimit({}, model, "a pass", batch, None).limit is None
+    monkeypatch.setattr(memory, "MIN_LIMITED", 256)
+    monkeypatch.setattr(memory, "CPU_BATCH_BYTES", 30 * bytes_per_sample(model, batch[:2]))
+    found = {}
+    limits = [SampleLimit(found, model, "a pass", batch, None, times=times) for times in (1, 3)]
+    assert [limit.limit for limit in limits] == [30, 30]
+    assert SampleLimit({}, model, "a pass", batch, None, times=3).limit == 10
+    assert not limits[0].is_required
+    given = SampleLimit(found, model, "a pass", batch, 20 * bytes_per_sample(model, batch[:2]))
+    assert given.limit == 20
+    assert given.is_required
+    assert SampleLimit(None, model, "a pass", batch, None).limit is None
+    assert SampleLimit(found, Fixed(), "a pass", batch, None).limit is None
+    with pytest.raises(RuntimeError):
+        SampleLimit(found, Fixed(), "a pass", batch, 1000)

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nlbench.errors import Undefined
+from nlbench.introspection import memory
 from nlbench.introspection.memory import bytes_per_sample
 from nlbench.probes.sites.observation import observe_sites
 
@@ -252,9 +253,9 @@ def test_a_network_that_draws_numbers_is_refused_in_parts():
 def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
     x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
     found = []
-    for memory in (None, 10**9):
+    for limit in (None, 10**9):
         torch.manual_seed(0)
-        found.append(looks_of(model, x, memory=memory)[1].y)
+        found.append(looks_of(model, x, memory=limit)[1].y)
     assert torch.equal(*found)
 
 
@@ -298,3 +299,21 @@ def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():
             return torch.log_softmax(self.linear(x), 1)
 
     assert len(looks_of(Squeezing(), torch.randn(8, 3, 5, 5), memory=10**6)) == 1
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_large_batch_runs_in_parts_on_the_cpu_unless_its_samples_mix(monkeypatch, mixes):
+    class Network(nn.Module):
+        def forward(self, x):
+            sizes.append(len(x))
+            return torch.relu(x - x.mean(0) if mixes else x)
+
+    batch, sizes = torch.randn(90, 40).double(), []
+    whole = looks_of(Network(), batch)
+    assert max(sizes) == 90
+    monkeypatch.setattr(memory, "MIN_LIMITED", 0)
+    monkeypatch.setattr(memory, "CPU_BATCH_BYTES", 20 * bytes_per_sample(Network(), batch[:2]))
+    sizes.clear()
+    in_parts = looks_of(Network(), batch, feasible_sizes={})
+    assert max(sizes) == (90 if mixes else 19)
+    torch.testing.assert_close([o.y for o in in_parts], [o.y for o in whole], rtol=0, atol=0)
