@@ -153,7 +153,8 @@ class ExecutionOptions:
         Time limit per cell in seconds, including loading and the passes shared with other cells.
         Cells with a timeout are measured in a separate process.
     memory : int or str, optional
-        Memory limit for a forward pass, such as ``4GB``; by default part of the free memory.
+        Memory limit for a forward pass, such as ``4GB``; by default 256 MiB for batches on the
+        CPU, half of the free memory for traces, and until memory runs out for batches on a GPU.
     executor : {"serial", "processes", "dask"}
     workers : int, optional
         Number of workers; the default depends on the cores or GPUs of the machine.
@@ -183,7 +184,7 @@ class ExecutionOptions:
         "Memory limit for a forward pass, such as 4GB.",
         None,
         kind="size",
-        default_text="a fraction of the free memory",
+        default_text="256 MiB for batches on the CPU, half of the free memory for traces",
     )
     executor: str = _option("serial, processes or dask.", "serial", choices=EXECUTORS)
     workers: int | None = _integer("Number of workers.", None, minimum=1, maximum=1024)
