@@ -299,7 +299,30 @@ def paired_share(differences: ArrayLike) -> Correlation:
     n = len(values)
     if n == 0:
         return _undefined(0)
-    share = float((values > 0).mean() + (values == 0).mean() / 2)
+    return _wilson(float((values > 0).mean() + (values == 0).mean() / 2), n)
+
+
+def rise_share(differences: ArrayLike) -> Correlation:
+    """Compute the fraction of positive differences, with Wilson's interval; ties are no rises.
+
+    Parameters
+    ----------
+    differences : array of shape (n,)
+
+    Examples
+    --------
+    >>> rise_share([1.0, 0.0, 0.0, 0.0]).value, rise_share([0.0, 0.0]).value
+    (0.25, 0.0)
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return _undefined(0)
+    return _wilson(float((values > 0).mean()), len(values))
+
+
+def _wilson(share: float, n: int) -> Correlation:
+    """Return a fraction of `n` with Wilson's interval."""
     z = _WIDTH**2
     middle = (share + z / (2 * n)) / (1 + z / n)
     half = _WIDTH / (1 + z / n) * math.sqrt(share * (1 - share) / n + z / (4 * n**2))

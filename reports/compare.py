@@ -24,7 +24,7 @@ from rich.text import Text
 from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.serialization.files import make_folder, write_atomically
 
-from .agreement import Correlation, paired_share
+from .agreement import Correlation, rise_share
 from .environment import environment
 from .exports import markdown_table, to_csv
 from .layout import Table
@@ -54,7 +54,10 @@ class Difference:
         Bootstrap interval for the mean difference over places; NaN if fewer than two places have
         a value in both runs.
     share : Correlation
-        Fraction of places at which the value rose, with its interval.
+        Fraction of places at which the value rose, with its interval; a change within rounding
+        is neither a rise nor a fall.
+    fall_share : float
+        Fraction of places at which the value fell; NaN without places.
     note : str
         Reason for a missing value.
     """
@@ -66,6 +69,7 @@ class Difference:
     low: float
     high: float
     share: Correlation
+    fall_share: float
     note: str = ""
 
     @property
@@ -115,6 +119,7 @@ class Comparison:
                     "share above zero": d.share.value,
                     "share low": d.share.low,
                     "share high": d.share.high,
+                    "share below zero": d.fall_share,
                     "note": d.note,
                 }
                 for d in self.differences
@@ -184,7 +189,7 @@ class Comparison:
             hidden = len(rows) - _MAX_ROWS
             if hidden > 0:
                 rows = [rows[i] for i in self._largest(_MAX_ROWS)]
-            shown = len(head) if console.width >= _MIN_WIDE_COLUMNS else len(head) - 2
+            shown = len(head) if console.width >= _MIN_WIDE_COLUMNS else len(head) - 3
             table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
             for place, name in enumerate(head[:shown]):
                 table.add_column(
@@ -198,7 +203,7 @@ class Comparison:
             if hidden > 0:
                 _line(console, f"and {count(hidden, 'cell')} that changed less; -o FILE writes all")
             if shown < len(head):
-                _line(console, "a wider terminal also shows intervals and the fraction of rises")
+                _line(console, "a wider terminal also shows intervals and the fractions of rises and falls")
         console.print()
         remarks = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
         remarks += [f"only in {run}: {cell}" for run, cell in self.alone]
@@ -232,7 +237,7 @@ class Comparison:
             for name in {d.measure for d in self.differences}
         }
         head = ["subject", "measure", self.names[0], self.names[1], "difference", "interval",
-                "rose at"]  # fmt: skip
+                "rose at", "fell at"]  # fmt: skip
         return head, [_row(d, decimals[d.measure]) for d in self.differences]
 
     def markdown(self) -> str:
@@ -297,11 +302,10 @@ def _row(d: Difference, decimals: int | None) -> list[str]:
     if not math.isnan(d.relative):
         change += f" ({100 * d.relative:+.1f} %)"
     interval = f"{text(d.low, True)} to {text(d.high, True)}" if math.isfinite(d.low) else "–"
-    share = f"{100 * d.share.value:.0f} % of {d.share.n}" if d.share.n else "–"
-    if d.low == d.high == 0:
-        share = f"none of {d.share.n}"
+    n = d.share.n
+    shares = [f"{100 * s:.0f} % of {n}" if n else "–" for s in (d.share.value, d.fall_share)]
     return [one_line(d.subject), one_line(d.measure), text(d.before), text(d.after), change,
-            interval, share]  # fmt: skip
+            interval, *shares]  # fmt: skip
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
@@ -389,8 +393,10 @@ def difference_of(subject: str, measure: str, before: TableCell, after: TableCel
         if cell.status != "ok"
     ]
     known = {place.name: place.value for place in before.places}
-    steps = np.array([p.value - known[p.name] for p in after.places if p.name in known])
-    steps = steps[np.isfinite(steps)]
+    shared = [(known[p.name], p.value) for p in after.places if p.name in known]
+    pairs = np.array(shared, dtype=np.float64).reshape(-1, 2)
+    pairs = pairs[np.isfinite(pairs).all(axis=1)]
+    steps = pairs[:, 1] - pairs[:, 0]
     low, high = mean_interval(steps, f"{subject}\0{measure}")
     counts = len(before.place_values), len(after.place_values)
     if counts != (len(steps), len(steps)) and not notes:
@@ -402,10 +408,25 @@ def difference_of(subject: str, measure: str, before: TableCell, after: TableCel
         low = high = math.nan
     elif not _is_mean(steps, after.value - before.value):
         low = high = math.nan
-    share = paired_share(steps)
-    return Difference(
-        subject, measure, before.value, after.value, low, high, share, "; ".join(notes)
-    )
+    changes = _without_rounding(pairs)
+    rises, falls = rise_share(changes), rise_share(-changes)
+    values = before.value, after.value
+    return Difference(subject, measure, *values, low, high, rises, falls.value, "; ".join(notes))
+
+
+_TIE_TOLERANCE = 1e-9
+"""Relative difference up to which two values are equal, as in the leaderboard's ranks."""
+
+
+def _without_rounding(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the second value minus the first of each pair, or 0 if they agree up to rounding.
+
+    A value that cancels to almost zero has the rounding of the other places.
+    """
+    steps = pairs[:, 1] - pairs[:, 0]
+    largest = np.abs(pairs).max(axis=1, initial=0.0)
+    tolerance = np.maximum(_TIE_TOLERANCE * largest, 1e-12 * largest.max(initial=0.0))
+    return np.where(np.abs(steps) <= tolerance, 0.0, steps)
 
 
 def _is_mean(steps: NDArray[np.float64], change: float) -> bool:

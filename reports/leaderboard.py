@@ -264,12 +264,15 @@ def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]
 def _of_seeds(
     cells: Sequence[TableCell], group: Sequence[TableSubject]
 ) -> tuple[Standing, NDArray[np.float64]]:
-    """Return the entry for the mean over seeds and the values of the seeds, if none failed."""
+    """Return the entry for the mean over seeds and the values of the seeds, if none failed.
+
+    A seed that the measure hasn't been applied to is left out, with a note.
+    """
     values = np.array([cell.value for cell in cells])
     values = values[np.isfinite(values)]
     missing = [(c, s) for c, s in zip(cells, group, strict=True) if not math.isfinite(c.value)]
     n = max(cell.n for cell in cells)
-    failed = [pair for pair in missing if pair[0].status in ("failed", "absent")]
+    failed = [pair for pair in missing if pair[0].status == "failed"]
     if failed or not len(values):
         cell, subject = (failed or missing)[0]
         reason = f"seed {subject.training_seed}: {cell.reason}"

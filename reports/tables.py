@@ -143,7 +143,11 @@ class TableCell:
 
 
 def mean_cell(cells: Sequence[TableCell]) -> TableCell:
-    """Return the first seed's cell, with the mean over seeds at each place if they all share it."""
+    """Return the first seed's cell, with the mean over seeds at each place if they all share it.
+
+    Seeds without a recorded cell are left out.
+    """
+    cells = [cell for cell in cells if cell.status != "absent"] or cells
     first = cells[0]
     names = [place.name for place in first.places]
     if len(cells) == 1 or any([p.name for p in cell.places] != names for cell in cells):

@@ -13,8 +13,9 @@ from rich.console import Console
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import compare
-from nlbench.reports.compare import compare_runs
+from nlbench.reports.compare import compare_runs, difference_of
 from nlbench.reports.exports import read_csv
+from nlbench.reports.tables import _cell_of
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
 
@@ -229,3 +230,31 @@ def test_it_is_printed_and_written_with_the_same_numbers(before, tmp_path):
     np.testing.assert_allclose(table["difference"], comparison.frame()["difference"])
     with pytest.raises(RequestError, match=r"ending in \.html, \.md, \.csv"):
         comparison.write(tmp_path / "out.txt")
+
+
+@pytest.mark.parametrize(
+    ("by", "rose", "fell"),
+    [
+        (lambda i: 5.0 * (i == 0), 1 / 8, 0.0),
+        (lambda i: 0.0, 0.0, 0.0),
+        (lambda i: -9e-13, 0.0, 0.0),
+        (lambda i: (-5.0, 5.0, 0.0, 9e-13)[i % 4], 1 / 4, 1 / 4),
+    ],
+)
+def test_ties_neither_rise_nor_fall(before, tmp_path, by, rose, fell):
+    comparison = compare_runs(before, changed(before, "absdev", shifted(by)))
+    table = read_csv(comparison.write(tmp_path / "change.csv")).query("measure == 'absdev'")
+    assert table["share above zero"].tolist() == [rose] * 3
+    assert table["share below zero"].tolist() == [fell] * 3
+    texts = f"{100 * rose:.0f} % of 8 | {100 * fell:.0f} % of 8"
+    assert comparison.markdown().count(texts) >= 3
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_ties_do_not_depend_on_the_unit(scale):
+    def cell(values):
+        places = [Value(f"p{i}", {"value": scale * v}, 4) for i, v in enumerate(values)]
+        return _cell_of(Result.of(places))
+
+    difference = difference_of("a", "m", cell([1.0, 2.0, 3e-6]), cell([1.0, 2.1, 2e-6]))
+    assert (difference.share.value, difference.fall_share) == (1 / 3, 1 / 3)

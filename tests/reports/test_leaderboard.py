@@ -17,7 +17,7 @@ from nlbench.reports.leaderboard import (
     rank_intervals,
     resampled_means,
 )
-from nlbench.reports.tables import Scores
+from nlbench.reports.tables import Scores, mean_cell
 
 LESS, MORE = {"more_means": "less nonlinear"}, {"more_means": "more nonlinear"}
 
@@ -316,3 +316,22 @@ def test_moments_of_ordinary_values_are_those_of_numpy():
     values = np.random.default_rng(0).normal(size=50) * 1e140
     mean, std = leaderboard_module._mean_and_std(values)
     assert (mean, std) == (values.mean(), values.std(ddof=1))
+
+
+def test_a_further_seed_with_some_measures_keeps_the_values(conftest) -> None:
+    rows = [
+        row
+        for seed in (0, 1, 2)
+        for name, value in (("m", 2.0 + seed), ("other", 1.0))
+        if (seed, name) != (2, "m")
+        for row in conftest.cell_rows(("a", "init", "d", seed), name, {"p": value})
+    ]
+    scores = Scores(conftest.frame(rows))
+    (row,) = leaderboard(scores, {"m": MORE})
+    entry = row.entries["m"]
+    assert (entry.value, entry.status, entry.over) == (2.5, "ok", "seeds")
+    assert "seed 2" in entry.reason
+    assert "nothing is recorded" in entry.reason
+    for seeds in ((0, 1, 2), (2, 0, 1)):
+        mean = mean_cell([scores[f"a · seed {seed}", "m"] for seed in seeds])
+        assert [place.value for place in mean.places] == [2.5]
