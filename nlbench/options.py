@@ -50,7 +50,7 @@ class Option:
     choices : tuple of str
         The allowed values; if empty, any value is allowed.
     minimum, maximum : float
-        Inclusive bounds for numbers.
+        Inclusive bounds for numbers; integers always have 64 bits.
     kind : str
         ``boolean``, ``integer``, ``number`` or ``text``, by default the type of the default; or
         ``size`` (in bytes), ``names``, ``paths``, ``seeds`` or ``settings``.
@@ -86,6 +86,9 @@ class Option:
     def __post_init__(self) -> None:
         if not self.kind:
             object.__setattr__(self, "kind", _KIND_OF_TYPE.get(type(self.default), "text"))
+        if self.kind == "integer":  # Tensors and records hold 64-bit integers.
+            object.__setattr__(self, "minimum", max(self.minimum, -MAX_INTEGER))
+            object.__setattr__(self, "maximum", min(self.maximum, MAX_INTEGER))
         if not self.default_text and self.default not in (None, ""):
             listed = self.default if isinstance(self.default, tuple) else (self.default,)
             text = "" if self.kind == "settings" else ",".join(map(str, listed))
@@ -130,7 +133,7 @@ class Option:
     @property
     def _bounds_text(self) -> str:
         low = f"more than {self.minimum:g}" if self.above_minimum else f"{self.minimum:g}"
-        if math.isinf(self.minimum):
+        if self.minimum <= -MAX_INTEGER:
             return f"at most {self.maximum:g}"
         if self.maximum < MAX_INTEGER:
             return f"{low} to {self.maximum:g}"

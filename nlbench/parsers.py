@@ -15,6 +15,17 @@ from nlbench.errors import RequestError, shorten
 
 MAX_INTEGER = 2**63 - 1
 MAX_SEEDS = 100_000
+MAX_TRAINING_SEED = 2**32 - 1
+"""Largest seed that NumPy's legacy generator accepts."""
+
+MAX_COUNT = 10_000_000
+"""Maximum number of epochs, steps or samples in a batch."""
+
+MAX_LEARNING_RATE = 1e30
+"""Far beyond divergence, but within float32, also after multiplication by `MAX_WEIGHT`."""
+
+MAX_WEIGHT = 1e6
+"""Maximum weight of a term in a loss, or of a learning rate relative to another."""
 
 SEEDS_TEXT = "non-negative integers"
 SIZE_TEXT = "a size such as 4GB"

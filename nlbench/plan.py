@@ -18,6 +18,7 @@ from nlbench.options import Options
 from nlbench.request import AUTO_DATA, Request
 from nlbench.serialization.hashing import content_key
 from nlbench.settings import resolve_settings
+from nlbench.signals import raise_interruption
 from nlbench.subjects.data import DatasetInfo, dataset_info
 from nlbench.subjects.model import default_data
 from nlbench.subjects.spec import SubjectSpec
@@ -148,9 +149,8 @@ def _fingerprint(name: str, info: DatasetInfo, options: Options) -> tuple[str, s
         return (str(info.fingerprint(**options)) if info.fingerprint else ""), ""
     except NlbenchError as error:
         return "", one_line(error)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        raise_interruption(error)
         return "", f"dataset '{name}': {error_text(error)}"
 
 

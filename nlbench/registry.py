@@ -36,6 +36,7 @@ from nlbench.errors import (
     shorten,
     system_text,
 )
+from nlbench.signals import raise_interruption
 
 
 class Family(ABC):
@@ -213,9 +214,10 @@ def load(group: str, name: str) -> Any:
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
         return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded
-    except (NlbenchError, KeyboardInterrupt):
+    except NlbenchError:
         raise
     except BaseException as error:
+        raise_interruption(error)
         # The import of a plugin may raise anything.
         where = f"{GROUPS[group]} '{name}' ({entry.providers[0]}, {entry.claims[0].value})"
         raise PluginError(f"{where} can't be loaded: {error_text(error)}") from error

@@ -93,6 +93,19 @@ def interruptions_first() -> Iterator[None]:
         raise
 
 
+def raise_interruption(error: BaseException) -> None:
+    """Raise a `KeyboardInterrupt` again unless a plugin raised it, without any signal.
+
+    Outside of `interruptible` the two can't be distinguished. Threads other than the main one
+    receive no signals.
+    """
+    if not isinstance(error, KeyboardInterrupt) or not _is_main_thread():
+        return
+    interruptions = _active_interruptions()
+    if not interruptions or any(i.was_raised for i in interruptions):
+        raise error
+
+
 def ignore_interruptions() -> None:
     """Ignore the signals of `interruptible` until the process ends."""
     for interruption in _active_interruptions():

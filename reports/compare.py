@@ -203,7 +203,10 @@ class Comparison:
             if hidden > 0:
                 _line(console, f"and {count(hidden, 'cell')} that changed less; -o FILE writes all")
             if shown < len(head):
-                _line(console, "a wider terminal also shows intervals and the fractions of rises and falls")
+                _line(
+                    console,
+                    "a wider terminal also shows intervals and the fractions of rises and falls",
+                )
         console.print()
         remarks = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
         remarks += [f"only in {run}: {cell}" for run, cell in self.alone]

@@ -27,7 +27,7 @@ COLUMNS = (
     "status", "reason",
 )  # fmt: skip
 
-_SCRIPT = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+SCORES_SCRIPT = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 _FACTS = (
     "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
     "weights_metadata", "data_options", "mode", "omega",
@@ -310,7 +310,7 @@ def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
     nlbench.RequestError
         If the file isn't a page written by nlbench.
     """
-    match = _SCRIPT.search(Path(path).read_text(encoding="utf-8"))
+    match = SCORES_SCRIPT.search(Path(path).read_text(encoding="utf-8"))
     if not match:
         raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
     return unpack(json.loads(match[1]))

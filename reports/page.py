@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,17 @@ import pandas as pd
 from markupsafe import Markup
 
 from nlbench.errors import RequestError
-from nlbench.serialization.files import make_folder, write_atomically
+from nlbench.serialization.fields import to_plain
+from nlbench.serialization.files import (
+    check_is_file,
+    is_part,
+    make_folder,
+    read_text,
+    write_atomically,
+)
 
 from .agreement import agreement
-from .embedded import pack, places_left_out, to_script
+from .embedded import SCORES_SCRIPT, pack, places_left_out, to_script
 from .environment import environment
 from .findings import findings
 from .layout import NamedRun
@@ -52,6 +61,8 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 _GENERATOR = '<meta name="generator" content="nlbench">'
+_SOURCE = '<meta name="nlbench-source" content="{}">'
+_HEAD_BYTES = 4096
 MAX_SUBJECTS = 1000
 """Maximum number of subjects on one page; with more, it would exceed 5 MB."""
 MAX_MANIFEST_LINES = 200
@@ -87,13 +98,34 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     return path
 
 
+def is_page_of(runs: Run | Sequence[Run], page: str | os.PathLike[str]) -> bool:
+    """Return True if a page was made from the present content of runs, whatever its time."""
+    try:
+        check_is_file(Path(page))
+        with Path(page).open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except (OSError, RequestError):
+        return False
+    return _SOURCE.format(_source_hash(named_runs(runs))).encode() in head
+
+
+def _source_hash(named: Sequence[NamedRun]) -> str:
+    """Compute a hash of everything on a page that comes from its runs."""
+    digest = hashlib.sha256(version("nlbench").encode())
+    for run in named:
+        facts = {name: value for name, value in vars(run).items() if name != "scores"}
+        for text in (repr(to_plain(facts)), run.scores.to_csv(index=False)):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()[:32]
+
+
 def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
     """Write runs as a folder of static pages: an index and one page per run.
 
     Parameters
     ----------
     output : path
-        The folder; existing pages are replaced.
+        The folder: a new or empty one, or that of an earlier site, whose pages are replaced.
 
     Returns
     -------
@@ -103,27 +135,48 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     Raises
     ------
     nlbench.RequestError
-        If `runs` is empty, the files can't be written, or the folder has an ``index.html`` that
-        nlbench didn't write.
+        If `runs` is empty, the files can't be written, or the folder contains files that nlbench
+        didn't write and no ``index.html`` that it wrote.
     """
     folder = Path(output)
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file; expected a folder")
     index = folder / "index.html"
-    if index.exists() and _GENERATOR not in index.read_text(encoding="utf-8", errors="replace"):
-        raise RequestError(f"{index} was not written by nlbench; choose another folder")
     rows = []
     taken = {index.name}
-    for run, named in zip(members, named_runs(members), strict=True):
+    for named in named_runs(members):
         file = _file_name(named.name, taken)
         taken.add(file)
-        write_page(run, folder / file)
         rows.append({"file": file, **_index_row(named)})
+    _check_site_folder(folder, taken)
+    for run, row in zip(members, rows, strict=True):
+        write_page(run, folder / row["file"])
     rows.sort(key=lambda row: str(row["created"]), reverse=True)
     html = environment().get_template("index.html.j2").render(rows=rows)
     write_atomically(index, html.encode("utf-8", errors="replace"))
     return index
+
+
+def _check_site_folder(folder: Path, pages: Iterable[str]) -> None:
+    """Raise if a folder contains files of others, or one of the pages isn't a page of nlbench."""
+    if not folder.exists():
+        return
+    # An interrupted site has pages and no index.
+    required = set(pages)
+    if not (folder / "index.html").exists():
+        required |= {entry.name for entry in folder.iterdir() if not is_part(entry)}
+    for name in sorted(required):
+        if (folder / name).exists() and not _is_own_page(folder / name):
+            raise RequestError(f"{folder / name} was not written by nlbench; choose another folder")
+
+
+def _is_own_page(path: Path) -> bool:
+    try:
+        text = read_text(path)
+    except RequestError:
+        return False
+    return _GENERATOR in text or SCORES_SCRIPT.search(text) is not None
 
 
 def _file_name(name: str, taken: Container[str]) -> str:
@@ -198,6 +251,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         environment()
         .get_template("page.html.j2")
         .render(
+            source=_source_hash(named),
             title=title or (_network_title(rows[0]) if is_single else _join_names(named)),
             head=head or Markup(),
             measured=describe_scope(named, scores, all_rows),

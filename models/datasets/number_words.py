@@ -160,7 +160,9 @@ LANGUAGES = {"en": _english, "de": _german, "fr": _french}
         "largest": Option(LARGEST, "largest number", minimum=9, maximum=LARGEST),
         "seed": Option(0, "seed for the numbers and the split", minimum=0, maximum=2**32 - 1),
         "vocabulary": Option(128, "maximum vocabulary size", minimum=16, maximum=2**20),
-        "length": Option(32, "maximum tokens per sentence; longer pairs are dropped", minimum=2),
+        "length": Option(
+            32, "maximum tokens per sentence; longer pairs are dropped", minimum=2, maximum=2**17
+        ),
     }
 )
 def number_words(

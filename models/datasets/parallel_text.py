@@ -301,9 +301,13 @@ def _pad(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tenso
         "target": Option("", "file of their translations, line by line"),
         "test": Option(0.1, "fraction of the pairs in the test split", minimum=0, maximum=1),
         "seed": Option(0, "seed for the split", minimum=0, maximum=2**32 - 1),
-        "vocabulary": Option(8000, "size of the vocabulary for both languages", minimum=16),
+        "vocabulary": Option(
+            8000, "size of the vocabulary for both languages", minimum=16, maximum=2**20
+        ),
         "vocabulary_of": Option("", "checkpoint or tokenizer file with a vocabulary to use"),
-        "length": Option(64, "maximum tokens per sentence; longer pairs are dropped", minimum=2),
+        "length": Option(
+            64, "maximum tokens per sentence; longer pairs are dropped", minimum=2, maximum=2**17
+        ),
         "bleu": Option("13a", "tokenizer for BLEU: 13a, char, intl, zh, none"),
     }
 )

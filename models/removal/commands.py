@@ -6,9 +6,18 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import command_line, name_completer, print_table, split_dataset_options
+from nlbench.cli.common import (
+    check_unused,
+    command_line,
+    name_completer,
+    numbered,
+    parse_folder,
+    print_table,
+    split_dataset_options,
+)
 from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
 from nlbench.errors import RequestError
+from nlbench.parsers import MAX_COUNT, MAX_INTEGER
 
 Criterion = Annotated[
     str,
@@ -38,19 +47,31 @@ Curve = Annotated[
 ]
 Reverse = Annotated[bool, typer.Option("--reverse", help="Remove in the opposite order.")]
 Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Folder for curve.csv and left.safetensors. [MODEL-removed]"),
+    str | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="New folder for curve.csv and left.safetensors. [MODEL-removed, with a number if it "
+        "exists]",
+    ),
 ]
 Weights = Annotated[
     str, typer.Option(help="trained, init or a checkpoint's path; auto: trained if available.")
 ]
 Samples = Annotated[
-    int, typer.Option(help="Samples from the test split for evaluation; 0: all.", min=0)
+    int,
+    typer.Option(help="Samples from the test split for evaluation; 0: all.", min=0, max=MAX_COUNT),
 ]
 FitSamples = Annotated[
-    int, typer.Option(help="Samples from the training split for ranking and fitting.", min=4)
+    int,
+    typer.Option(
+        help="Samples from the training split for ranking and fitting.", min=4, max=MAX_COUNT
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed for the samples and the random order.", min=0)]
+Seed = Annotated[
+    int,
+    typer.Option(help="Seed for the samples and the random order.", min=0, max=MAX_INTEGER),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -107,7 +128,7 @@ def remove(
         raise RequestError(str(error).replace("sites.of", "--of", 1)) from None
     if share not in CALL_WEIGHTS:
         raise RequestError(f"--share: '{share}', expected {', '.join(CALL_WEIGHTS)}")
-    folder = out or Path(f"{model.replace('/', '-')}-removed")
+    _output_folder(out, model)
     command = command_line()
     with create_progress(progress) as bar:
         bar.show_status("loading")
@@ -132,6 +153,8 @@ def remove(
             of=of,
             compute_curve=curve,
         )
+    # Another process may have written its result in the meantime.
+    folder = _output_folder(out, model)
     make_folder(folder)
     result.write_curve(folder / "curve.csv")
     checkpoint = folder / "left.safetensors"
@@ -147,3 +170,12 @@ def remove(
     if not as_json:
         print(f"curve    {folder / 'curve.csv'}")
         print(f"network  {checkpoint} ({result.remaining} of {len(result.order)} calls remaining)")
+
+
+def _output_folder(out: str | None, model: str) -> Path:
+    """Return the folder for the result; raise if it contains anything."""
+    if out is None:
+        return numbered(Path(f"{model.replace('/', '-')}-removed"))
+    folder = parse_folder(out)
+    check_unused(folder)
+    return folder

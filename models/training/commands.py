@@ -11,6 +11,7 @@ from nlbench.cli.common import (
     Interrupted,
     command_line,
     note,
+    parse_folder,
     show_run,
     split_dataset_options,
     split_names,
@@ -24,7 +25,13 @@ from nlbench.cli.parameters import (
     Seeds,
 )
 from nlbench.errors import NotFinite, RequestError, shorten
-from nlbench.parsers import parse_seeds
+from nlbench.parsers import (
+    MAX_COUNT,
+    MAX_LEARNING_RATE,
+    MAX_TRAINING_SEED,
+    MAX_WEIGHT,
+    parse_seeds,
+)
 from nlbench.signals import check_interruption
 
 if TYPE_CHECKING:
@@ -41,23 +48,37 @@ RecipeName = Annotated[str, typer.Option(help="Registered recipe; auto: the mode
 InitialWeights = Annotated[
     str, typer.Option(help="Initial weights: init, trained or a checkpoint's path.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed for initialisation and shuffling. [0]")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Seed for initialisation and shuffling. [0]", min=0, max=MAX_TRAINING_SEED),
+]
 LabelNoise = Annotated[
     float | None,
     typer.Option(help="Fraction of training labels to change to another class.", min=0, max=1),
 ]
-Epochs = Annotated[int | None, typer.Option(help="Number of epochs; overrides the recipe.", min=1)]
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="Number of epochs; overrides the recipe.", min=1, max=MAX_COUNT),
+]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")]
-LearningRate = Annotated[float | None, typer.Option(help="Learning rate; overrides the recipe.")]
-BatchSize = Annotated[int | None, typer.Option(help="Batch size; overrides the recipe.", min=1)]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(help="Learning rate; overrides the recipe.", min=0, max=MAX_LEARNING_RATE),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Batch size; overrides the recipe.", min=1, max=MAX_COUNT)
+]
 TrainAccuracy = Annotated[
     float | None, typer.Option(help="Stop once this training accuracy is reached.", min=0, max=1)
 ]
 Omega = Annotated[
-    float | None, typer.Option(help="Weight of the penalty, for post-training and from-start.")
+    float | None,
+    typer.Option(
+        help="Weight of the penalty, for post-training and from-start.", min=0, max=MAX_WEIGHT
+    ),
 ]
 CheckpointInterval = Annotated[
-    int, typer.Option(help="Keep a checkpoint every N epochs; 0: none.", min=0)
+    int, typer.Option(help="Keep a checkpoint every N epochs; 0: none.", min=0, max=MAX_COUNT)
 ]
 CheckpointEpochs = Annotated[
     str, typer.Option(help="Keep checkpoints after these epochs (comma-separated).")
@@ -200,7 +221,7 @@ def _parse_epochs(text: str) -> frozenset[int]:
     return frozenset(int(part[:MAX_DIGITS]) for part in parts)
 
 
-RunFolderName = Annotated[Path, typer.Option(help="Folder for the run and its checkpoints.")]
+RunFolderName = Annotated[str, typer.Option(help="Folder for the run and its checkpoints.")]
 TrainedWeights = Annotated[
     str,
     typer.Option(
@@ -226,7 +247,10 @@ BaseRecipe = Annotated[
     str, typer.Option(help="Recipe for networks to train first; auto: the model's default.")
 ]
 SlopeRate = Annotated[
-    float | None, typer.Option(help="Learning rate of the slopes relative to that of the weights.")
+    float | None,
+    typer.Option(
+        help="Learning rate of the slopes relative to that of the weights.", min=0, max=MAX_WEIGHT
+    ),
 ]
 MeasureSettings = Annotated[
     list[str] | None,
@@ -264,8 +288,7 @@ def linearize(
     """
     if control not in ("", "random"):
         raise RequestError(f"--control: expected random, got '{control}'")
-    if out == Path():
-        raise RequestError("--out: expected a folder's name, got ''")
+    folder = parse_folder(out)
     options, settings = split_dataset_options(setting or [], data)
     changes = _without_none(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
     omegas, seed_numbers = _parse_omegas(omega), parse_seeds(seeds or ["0"])
@@ -295,16 +318,16 @@ def linearize(
             device=device,
         )
         try:
-            run = linearise(request, out, settings=settings, progress=bar, command=command)
+            run = linearise(request, folder, settings=settings, progress=bar, command=command)
             bar.stop()
-            show_run(run, report, checkpoints=out / "checkpoints")
+            show_run(run, report, checkpoints=folder / "checkpoints")
             check_interruption()
         except NotFinite as error:
             note(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            has_started = (out / "checkpoints").is_dir()
-            done = f"finished networks are in {out}"
+            has_started = (folder / "checkpoints").is_dir()
+            done = f"finished networks are in {folder}"
             status = done if has_started else "nothing has been trained yet"
             raise Interrupted(status, command) from None
     # The cells of networks that couldn't be trained are recorded as skipped.
@@ -319,9 +342,8 @@ def _parse_omegas(text: str) -> tuple[float, ...]:
             number = float(part)
         except ValueError:
             number = math.nan
-        if not (math.isfinite(number) and number >= 0):
-            raise RequestError(
-                f"--omega: expected non-negative numbers, separated by commas, got '{part}'"
-            )
+        if not 0 <= number <= MAX_WEIGHT:
+            expected = f"numbers from 0 to {MAX_WEIGHT:g}, separated by commas"
+            raise RequestError(f"--omega: expected {expected}, got '{shorten(part)}'")
         numbers.append(number)
     return tuple(dict.fromkeys(numbers))

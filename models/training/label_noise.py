@@ -10,16 +10,14 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
+from nlbench.parsers import MAX_TRAINING_SEED
 from nlbench.subjects.data import Items, read_items
-
-MAX_SEED = 2**32 - 1
-"""Largest seed that NumPy's legacy generator accepts."""
 
 
 def check_seed(seed: int) -> None:
-    """Raise `nlbench.RequestError` unless a seed is from 0 to `MAX_SEED`."""
-    if not 0 <= seed <= MAX_SEED:
-        raise RequestError(f"the seed is {seed}, expected 0 to {MAX_SEED}")
+    """Raise `nlbench.RequestError` unless a seed is from 0 to 2³² - 1."""
+    if not 0 <= seed <= MAX_TRAINING_SEED:
+        raise RequestError(f"the seed is {seed}, expected 0 to {MAX_TRAINING_SEED}")
 
 
 def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> Tensor:

@@ -20,8 +20,9 @@ from nlbench.models.sparsified.sparsification import (
     sparsify,
     transform_metadata,
 )
+from nlbench.parsers import MAX_WEIGHT
 
-from .recipes import Recipe
+from .recipes import WEIGHT_TEXT, Recipe
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ class Linearisation(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("omega", self.omega >= 0, "at least 0")
-        self._check("slope_rate", self.slope_rate > 0, "a positive number")
+        self._check("omega", 0 <= self.omega <= MAX_WEIGHT, WEIGHT_TEXT)
+        self._check(
+            "slope_rate",
+            0 < self.slope_rate <= MAX_WEIGHT,
+            f"more than 0 and at most {MAX_WEIGHT:g}",
+        )
         self._check("random_share", self.random_share <= 1, "at most 1")
 
     @property

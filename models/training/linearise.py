@@ -7,7 +7,6 @@ they were trained, and any measure can be applied to them. The recipes are in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.options import OptionValue
+from nlbench.parsers import MAX_WEIGHT
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import Request
 from nlbench.runner import preview
@@ -27,6 +27,7 @@ from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights, training_failure
 
 from .parallel import train_networks
+from .recipes import WEIGHT_TEXT
 from .train import check_training, finished_training
 from .training_folder import record_failure
 from .training_request import TrainingRequest
@@ -81,8 +82,8 @@ class LinearisationRequest:
 
     def __post_init__(self) -> None:
         for omega in self.omegas:
-            if not (math.isfinite(omega) and omega >= 0):
-                raise RequestError(f"omega is {omega}, expected a non-negative number")
+            if not 0 <= omega <= MAX_WEIGHT:
+                raise RequestError(f"omega is {omega}, expected {WEIGHT_TEXT}")
         if self.control and self.layerwise:
             raise RequestError("the random control requires one slope per channel, not per layer")
         if self.control and not self.starts_trained:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from nlbench.errors import NotFinite
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
+from nlbench.parsers import MAX_TRAINING_SEED
 from nlbench.serialization.hashing import state_hash
 
-from .label_noise import MAX_SEED, check_seed
+from .label_noise import check_seed
 from .recipes import Recipe, vanilla
 from .tasks import Task, task_of
 from .training_state import read_state, write_state
@@ -215,7 +216,7 @@ class _Training:
         self.optimizer = recipe.make_optimizer(model)
         self.shuffle = torch.Generator().manual_seed(seed)
         # A separate stream, so that augmentation doesn't change the order of the images.
-        self.augment = torch.Generator().manual_seed(seed + MAX_SEED + 1)
+        self.augment = torch.Generator().manual_seed(seed + MAX_TRAINING_SEED + 1)
         self.history: list[Epoch] = []
 
     @property

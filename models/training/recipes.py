@@ -14,10 +14,10 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
 from nlbench.models.networks import vgg
 from nlbench.models.networks.transformer import ATTENTION
+from nlbench.parsers import MAX_COUNT, MAX_LEARNING_RATE, MAX_WEIGHT
 
-MAX_COUNT = 10_000_000
-"""Maximum number of epochs, samples per batch or epochs between decays."""
-
+RATE_TEXT = f"more than 0 and at most {MAX_LEARNING_RATE:g}"
+WEIGHT_TEXT = f"0 to {MAX_WEIGHT:g}"
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("step", "cosine")
 
@@ -93,10 +93,12 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "decay_every"):
             self._check(name, 1 <= getattr(self, name) <= MAX_COUNT, f"1 to {MAX_COUNT:,}")
-        for name in ("weight_decay", "warmup_steps", "shift", "until_loss"):
-            self._check(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("learning_rate", "decay"):
-            self._check(name, getattr(self, name) > 0, "a positive number")
+        for name in ("warmup_steps", "shift"):
+            self._check(name, 0 <= getattr(self, name) <= MAX_COUNT, f"0 to {MAX_COUNT:,}")
+        for name in ("weight_decay", "until_loss"):
+            self._check(name, 0 <= getattr(self, name) <= MAX_WEIGHT, WEIGHT_TEXT)
+        self._check("learning_rate", 0 < self.learning_rate <= MAX_LEARNING_RATE, RATE_TEXT)
+        self._check("decay", 0 < self.decay <= 1, "more than 0 and at most 1")
         self._check("momentum", 0 <= self.momentum < 1, "at least 0 and less than 1")
         for name in ("label_noise", "until_train_accuracy"):
             self._check(name, 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nlbench.errors import NlbenchError, NotFinite, RequestError
+from nlbench.errors import NotFinite, RequestError
 from nlbench.execution.machine import Machine
 from nlbench.serialization.fields import extra_fields, from_plain
 from nlbench.serialization.hashing import file_hash
@@ -164,7 +164,7 @@ class TrainingFolder(LockedFolder):
     def opened(self, device: torch.device) -> Iterator[None]:
         """Create or reopen the folder, and lock it against other writers.
 
-        Training that fails validation before its first epoch leaves no folder behind.
+        Training that ends before its first epoch leaves no folder behind.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class TrainingFolder(LockedFolder):
                 self.manifest["failed"] = str(error)
                 self._write_manifest()
                 raise
-            except NlbenchError:
+            except BaseException:
                 self._remove_if_empty()
                 raise
 

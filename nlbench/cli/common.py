@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import RequestError, one_line, shorten
+from nlbench.errors import RequestError, one_line, shorten, system_text
 from nlbench.parsers import parse_names, parse_settings
+from nlbench.serialization.files import is_part
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -80,6 +82,52 @@ def print_table(rows: list[dict[str, Any]], as_json: bool, *, show_header: bool 
         print("  ".join(value.ljust(widths[key]) for key, value in row.items()).rstrip())
 
 
+FILE_SUFFIXES = (
+    *(".safetensors", ".pt", ".pth", ".ckpt", ".bin"),
+    *(".csv", ".html", ".md", ".png", ".json", ".toml"),
+)
+"""Suffixes of files that nlbench reads or writes; a folder's name with one is a mistake."""
+
+
+def parse_folder(text: str, option: str = "--out") -> Path:
+    """Return the folder with a name; raise if there is no name, or if it is that of a file.
+
+    Examples
+    --------
+    >>> parse_folder("runs/v1.5").as_posix()
+    'runs/v1.5'
+    >>> parse_folder("kept.safetensors")
+    Traceback (most recent call last):
+    nlbench.errors.RequestError: --out: expected a folder's name, got 'kept.safetensors'
+    """
+    folder = Path(text)
+    if not text.strip() or "\0" in text or folder.suffix.lower() in FILE_SUFFIXES:
+        raise RequestError(f"{option}: expected a folder's name, got '{shorten(text)}'")
+    return folder
+
+
+def check_unused(folder: Path, option: str = "--out") -> None:
+    """Raise unless a folder is missing or empty, so that nobody's files are overwritten."""
+    try:
+        is_unused = not os.path.lexists(folder) or (
+            folder.is_dir() and all(map(is_part, folder.iterdir()))
+        )
+    except OSError as error:
+        raise RequestError(f"{option}: can't read {folder}: {system_text(error)}") from error
+    if not is_unused:
+        raise RequestError(f"{folder} already exists and is not empty; choose another {option}")
+
+
+def numbered(path: Path) -> Path:
+    """Return a path that doesn't exist yet: the given one, or one with a number."""
+    candidate = path
+    number = 1
+    while os.path.lexists(candidate):
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
+
+
 def command_line() -> str:
     """Return the current command line, quoted for a shell."""
     return shlex.join(["nlbench", *sys.argv[1:]])
@@ -97,9 +145,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
     assert run.path is not None
     page = run.path / "report.html"
     # The report is written first, since printing fails if standard output is closed.
-    manifest = run.path / "manifest.json"
-    is_current = page.exists() and page.stat().st_mtime_ns > manifest.stat().st_mtime_ns
-    if report and not is_current:
+    if report and not load_reports().is_page_of(run, page):
         page = run.report(page)
     load_reports().print_leaderboard(run, Console())
     files = {"run": run.path, **files, "table": run.path / "scores.csv"}

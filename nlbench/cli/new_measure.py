@@ -11,6 +11,8 @@ import typer
 from nlbench import registry
 from nlbench.errors import RequestError, shorten
 
+from .common import check_unused, parse_folder
+
 _PYPROJECT = """\
 [build-system]
 requires = ["setuptools>=77"]
@@ -115,7 +117,7 @@ pytest
 def new_measure(
     name: Annotated[str, typer.Argument(help="Name of the measure.")],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", "-o", help="Folder to create. [nlbench-NAME]", metavar="DIR"),
     ] = None,
 ) -> None:
@@ -124,9 +126,8 @@ def new_measure(
 
     _check_name(name)
     dashed = name.replace("_", "-")
-    folder = out or Path(f"nlbench-{dashed}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RequestError(f"{folder} already exists; choose another folder with --out")
+    folder = parse_folder(out) if out is not None else Path(f"nlbench-{dashed}")
+    check_unused(folder)
     files = {
         "pyproject.toml": _PYPROJECT,
         "README.md": _README,

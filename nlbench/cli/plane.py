@@ -1,14 +1,15 @@
 """``nlbench plane``."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nlbench.errors import RequestError
-from nlbench.parsers import parse_size
+from nlbench.errors import RequestError, shorten
+from nlbench.parsers import MAX_COUNT, MAX_INTEGER, parse_size
 
-from .common import split_dataset_options
+from .common import numbered, split_dataset_options
 from .parameters import DataName, DatasetSettings, Device, ProgressStyle
 
 MAX_PIXELS = 16384
@@ -18,14 +19,20 @@ Samples = Annotated[str, typer.Option(help="Indices of two or three samples, com
 Weights = Annotated[
     str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed for the initialisation and the samples.", min=0)]
+Seed = Annotated[
+    int,
+    typer.Option(help="Seed for the initialisation and the samples.", min=0, max=MAX_INTEGER),
+]
 Size = Annotated[int, typer.Option(min=2, max=MAX_PIXELS, help="Width and height in pixels.")]
 Margin = Annotated[
     float,
     typer.Option(min=0, max=1e6, help="Margin, as a fraction of the distance between samples."),
 ]
 Memory = Annotated[str, typer.Option(help="Memory limit, such as 4GB. [half of the free memory]")]
-Picture = Annotated[Path | None, typer.Option("--out", "-o", help="Output file. [plane.png]")]
+Picture = Annotated[
+    str | None,
+    typer.Option("--out", "-o", help="New file. [plane.png, with a number if it exists]"),
+]
 
 
 def plane(
@@ -51,6 +58,8 @@ def plane(
     from nlbench.store.run import load_run
 
     numbers = _sample_numbers(samples)
+    if out is not None:
+        _picture_file(out)
     loaded_run = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
@@ -95,9 +104,10 @@ def plane(
     )
     draw = load_reports().draw_plane
     if out or not run:
-        out = out or Path("plane.png")
-        draw(picture, out, names, caption)
-        print(out)
+        file = _picture_file(out)
+        make_folder(file.parent)
+        draw(picture, file, names, caption)
+        print(file)
     if run and loaded_run:
         suffixes = (f"{name}-{value}" for name, value in options)
         parts = model, label, str(seed), data, *suffixes, split, *map(str, numbers)
@@ -106,6 +116,24 @@ def plane(
         draw(picture, file, names, caption)
         print(file)
         print(loaded_run.report(run / "report.html"))
+
+
+_FORMATS = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
+
+
+def _picture_file(out: str | None) -> Path:
+    """Return the file for the picture; raise if it exists or its format isn't known."""
+    if out is None:
+        return numbered(Path("plane.png"))
+    file = Path(out)
+    if out and file.suffix == "" and not file.is_dir():
+        file = file.with_name(f"{file.name}.png")
+    if file.suffix.lower() not in _FORMATS or "\0" in out:
+        expected = f"a file's name ending in {', '.join(_FORMATS)}"
+        raise RequestError(f"--out: expected {expected}, got '{shorten(out)}'")
+    if os.path.lexists(file):
+        raise RequestError(f"--out: {file} already exists; choose another name")
+    return file
 
 
 def _filename_part(text: str) -> str:
@@ -117,7 +145,8 @@ def _sample_numbers(samples: str) -> list[int]:
         numbers = [int(part) for part in samples.split(",")]
     except ValueError:
         numbers = []
-    if len(numbers) not in (2, 3) or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+    is_valid = len(numbers) in (2, 3) and len(set(numbers)) == len(numbers)
+    if not is_valid or not 0 <= min(numbers) <= max(numbers) <= MAX_COUNT:
         raise RequestError(
             f"--samples: '{samples[:100]}', expected two or three distinct indices, such as 0,1,2"
         )

@@ -20,7 +20,7 @@ from nlbench.options import Option
 from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, options_of
 from nlbench.signals import check_interruption
 
-from .common import Interrupted, command_line, name_completer, show_run
+from .common import Interrupted, command_line, name_completer, numbered, parse_folder, show_run
 from .imports import fast_imports
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(
     if options.sites:
         settings = {**request.settings, "sites.select": options.sites}
         request = replace(request, settings=settings)
-    folder = Path(options.out) if options.out else _default_folder(request.models)
+    folder = parse_folder(options.out) if options.out else _default_folder(request.models)
     folder = folder if folder.name not in ("", "..") else folder.resolve()
     command = command_line()
     with create_progress(options.progress) as bar:
@@ -182,8 +182,4 @@ def _print_preview(
 def _default_folder(models: tuple[str, ...]) -> Path:
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in models[0]).strip("-") or "run"
     stem = f"{name[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder, count = Path("runs", stem), 1
-    while folder.exists():
-        count += 1
-        folder = Path("runs", f"{stem}-{count}")
-    return folder
+    return numbered(Path("runs", stem))

@@ -28,6 +28,7 @@ from nlbench.options import OptionValue
 from nlbench.plugin_loading import load_probe
 from nlbench.probes import OnStep, ProbeOptions, Resources
 from nlbench.progress import ProgressMonitor
+from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import DrawnBatches
 from nlbench.subjects.subject import Subject
 
@@ -121,9 +122,8 @@ class _Feed:
                 return value
             finally:
                 self._monitor.leave()
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            raise_interruption(error)
             # A plugin may raise any exception, which must not affect other measures.
             failure, trace = result_of_error(error)
             with self._lock:
@@ -230,9 +230,8 @@ def _observe_once(
         probe.observe(
             subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
         )
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        raise_interruption(error)
         # The model's forward pass may raise any exception; every measure in the pass then fails.
         failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
     outcomes = []

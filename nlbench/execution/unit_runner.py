@@ -29,6 +29,7 @@ from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.serialization.files import parse_json
 from nlbench.settings import ResolvedSettings
+from nlbench.signals import raise_interruption
 from nlbench.store.consistency import changed_subject
 from nlbench.store.record import Record
 from nlbench.subjects.facts import SubjectFacts
@@ -78,9 +79,8 @@ class UnitRunner:
         try:
             subject, machine = self._load(unit, monitor)
             _warn_of_fewer_samples(plan.spec, subject.facts.samples, monitor)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            raise_interruption(error)
             # A model or dataset plugin may raise any exception, which affects only this subject.
             trace = traceback.format_exc()
             unmeasured = UnmeasuredCells(
@@ -122,9 +122,8 @@ class UnitRunner:
         plan, forecasts = unit.cells[0].subject, {}
         try:
             subject, machine = self._load(unit, monitor)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            raise_interruption(error)
             reason = f"can't be loaded: {_load_error(error, plan)}"
             return {probe.name: reason for probe in probes}
         resources = Resources(machine.device, unit.memory, self._feasible_sizes)
@@ -140,9 +139,8 @@ class UnitRunner:
                     stream.active(),
                 ):
                     text = probe.forecast(subject.model, subject, settings, resources=resources)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
+                raise_interruption(error)
                 # The model's forward pass may raise any exception.
                 result, _ = result_of_error(error)
                 text = f"{result.status}: {result.reason}"

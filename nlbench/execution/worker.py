@@ -19,14 +19,18 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nlbench.errors import NlbenchError
 from nlbench.introspection.allocator import keep_freed_memory
 from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain
+from nlbench.signals import interruptible
 
 from .work_units import Unit, to_message
+
+if TYPE_CHECKING:
+    from .unit_runner import UnitRunner
 
 IDLE_SECONDS = 60.0
 """Idle time after which a worker exits, freeing its memory and GPU."""
@@ -131,11 +135,22 @@ def main(handle: int, threads: int) -> None:
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
     # Imported last, so that the process exits with its supervisor even during the imports.
-    from nlbench.introspection.threads import torch_threads
-
     from .unit_runner import UnitRunner
 
     unit_runner = UnitRunner(threads=threads)
+    with interruptible():
+        _serve(connection, requests, unit_runner, threads)
+
+
+def _serve(
+    connection: Connection,
+    requests: queue.SimpleQueue[bytes],
+    unit_runner: UnitRunner,
+    threads: int,
+) -> NoReturn:
+    """Answer requests, one at a time."""
+    from nlbench.introspection.threads import torch_threads
+
     while True:
         try:
             request = json.loads(requests.get(timeout=IDLE_SECONDS))

@@ -1,6 +1,7 @@
 """The page: self-contained, escaped, complete."""
 
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -12,12 +13,13 @@ import pytest
 from made_records import make_record
 from made_runs import MEASURES, make_run
 
+from nlbench.cli.common import show_run
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports.embedded import read_page
 from nlbench.reports.exports import to_latex
 from nlbench.reports.leaderboard import leaderboard
-from nlbench.reports.page import render_page, write_page
+from nlbench.reports.page import is_page_of, render_page, write_page
 from nlbench.reports.tables import Scores
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run, load_run
@@ -436,3 +438,38 @@ def test_control_and_direction_characters_of_names_are_not_displayed(conftest) -
     latex = to_latex(run)
     assert "vgg[31m8" in latex
     assert not set("\x1b\u202e") & set(latex)
+
+
+def test_a_page_is_renewed_whatever_its_time(tmp_path, capsys) -> None:
+    older, newer = (tmp_path / name / "run" for name in ("older", "newer"))
+    make_run(2, measures=("affinity",)).save(older)
+    make_run(2, measures=("affinity", "absdev")).save(newer)
+    show_run(load_run(older), True)
+    page = newer / "report.html"
+    page.write_bytes((older / "report.html").read_bytes())
+    os.utime(page, (2**32, 2**32))
+    assert is_page_of(load_run(older), page)
+    show_run(load_run(newer), True)
+    assert is_page_of(load_run(newer), page)
+    assert "absdev" in Page(page.read_text(encoding="utf-8")).text
+
+
+def test_an_up_to_date_page_is_kept_whatever_its_time(tmp_path, capsys) -> None:
+    make_run(1, measures=("affinity",)).save(tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    show_run(run, True)
+    os.utime(tmp_path / "run" / "report.html", (0, 0))
+    show_run(load_run(tmp_path / "run"), True)
+    assert (tmp_path / "run" / "report.html").stat().st_mtime == 0
+
+
+@pytest.mark.parametrize("old", ["pipe", "folder", "text", "missing"])
+def test_what_is_no_page_is_of_no_run(run, tmp_path, old) -> None:
+    page = tmp_path / "report.html"
+    if old == "pipe":
+        os.mkfifo(page)
+    elif old == "folder":
+        page.mkdir()
+    elif old == "text":
+        page.write_text("old")
+    assert not is_page_of(run, page)

@@ -87,3 +87,26 @@ def test_an_index_of_another_program_is_kept(runs, tmp_path):
 def test_a_site_replaces_its_own_index(runs, tmp_path):
     for _ in range(2):
         assert nlbench("report", runs, "-o", tmp_path / "site")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "run-1.html", "cells", "manifest.json"])
+def test_a_site_is_not_written_among_files_of_others(runs, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    error = nlbench("report", runs, "-o", tmp_path)[2]
+    assert isinstance(error, RequestError)
+    assert "choose another folder" in str(error)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_an_interrupted_site_is_written_again(runs, tmp_path):
+    assert nlbench("report", runs, "-o", tmp_path / "site")[0] == 0
+    (tmp_path / "site" / "index.html").unlink()
+    assert nlbench("report", runs, "-o", tmp_path / "site")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["", "merged.html"])
+def test_a_merged_run_needs_a_folder(runs, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    error = nlbench("merge", runs / "run 1", f"--out={name}")[2]
+    assert str(error) == f"--out: expected a folder's name, got '{name}'"
+    assert list(tmp_path.iterdir()) == []

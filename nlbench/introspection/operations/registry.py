@@ -30,6 +30,7 @@ from torch import nn
 
 from nlbench.errors import PluginError, message_of
 from nlbench.registry import entry_points
+from nlbench.signals import raise_interruption
 
 from .names import qualified_name
 
@@ -374,9 +375,8 @@ def _load_plugins() -> None:
                     target = point.load()
                     if not isinstance(target, ModuleType):
                         target()
-                except KeyboardInterrupt:
-                    raise
                 except BaseException as error:
+                    raise_interruption(error)
                     # A plugin's import can fail in any way; other operations remain available.
                     reason = f"{type(error).__name__}: {message_of(error)}".splitlines()[0]
                     owner = point.dist.name if point.dist else point.value

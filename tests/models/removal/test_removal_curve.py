@@ -205,6 +205,39 @@ def test_wrong_arguments_are_refused(arguments, tmp_path, command):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_with_files_is_refused_before_any_work(tmp_path, command, monkeypatch):
+    monkeypatch.setattr("nlbench.subjects.load.load_subject", None)
+    for name in ("left.safetensors", "curve.csv", "notes.txt"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_bytes(b"mine")
+        code, _, error = command("--by", "depth", "--out", str(folder))
+        assert (code, error.count("\n")) == (2, 1)
+        assert "already exists and is not empty" in error
+        assert [(folder / name).read_bytes()] == [file.read_bytes() for file in folder.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["", "kept.safetensors", "x/kept.pt", "curve.csv"])
+def test_a_folder_named_like_a_file_is_refused(name, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = command("--by", "depth", "--out", name)
+    assert code == 2
+    assert error == f"nlbench: --out: expected a folder's name, got '{name}'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_criterion_keeps_the_first_result(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = []
+    for criterion in ("depth", "size"):
+        arguments = ("--samples", "8", "--fit-samples", "8", "--no-curve", "--by", criterion)
+        code, _, error = command(*arguments)
+        assert code == 0, error
+        written.append((tmp_path / "vgg8-removed" / "left.safetensors").read_bytes())
+    assert written[0] == written[1]
+    assert (tmp_path / "vgg8-removed-2" / "left.safetensors").is_file()
+
+
 def test_samples_are_moved_to_the_device_of_the_network():
     splits = ["train", "test"]
     specs = [SubjectSpec("vgg8", "auto", "digits", 0, samples=16, split=split) for split in splits]

@@ -72,6 +72,13 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
         (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
         (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
         (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),
+        (
+            ["--learning-rate", "1e300", "--out", "x.safetensors"],
+            "--learning-rate: expected at most",
+        ),
+        (["--learning-rate", "nan", "--out", "x.safetensors"], "--learning-rate: expected at most"),
+        (["--learning-rate", "0", "--out", "x.safetensors"], "expected more than 0"),
+        (["--seed", "99999999999999999999", "--out", "x.safetensors"], "expected at most"),
         (["--label-noise", "1.5", "--out", "x.safetensors"], "expected at most 1"),
     ],
 )

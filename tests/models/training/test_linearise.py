@@ -317,7 +317,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, start):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"omegas": (-1.0,)}, "omega is -1.0, expected a non-negative number"),
+        ({"omegas": (-1.0,)}, "omega is -1.0, expected 0 to 1e"),
         ({"control": True, "layerwise": True}, "requires one slope per channel"),
         ({"control": True, "mode": "from-start"}, "requires --post-training"),
         ({"weights": "init"}, "use --from-start to linearise"),
@@ -332,7 +332,7 @@ def test_an_invalid_request_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--omega", "1,x"], "--omega: expected non-negative numbers"),
+        (["--omega", "1,x"], "--omega: expected numbers from 0"),
         (["--control", "rnd"], "--control: expected random, got 'rnd'"),
         (["--base-recipe", "vanila"], "did you mean 'vanilla'"),
         (["--set", "pathlength.nrmalized=no"], "did you mean 'normalized'"),

@@ -329,3 +329,14 @@ def test_ctrl_c_leaves_the_state_and_prints_how_to_resume(tmp_path):
     assert "--resume" in message
     assert not file.exists()
     assert (tmp_path / "cut.training" / "state").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("overflow"), KeyboardInterrupt()])
+def test_a_training_without_an_epoch_leaves_no_folder(tmp_path, monkeypatch, error):
+    def fail(*arguments, **more):
+        raise error
+
+    monkeypatch.setattr("nlbench.models.training.train.train", fail)
+    with pytest.raises(type(error)):
+        run_training(QUICK, tmp_path / "net.safetensors")
+    assert list(tmp_path.iterdir()) == []

@@ -63,12 +63,18 @@ def run_is_measured_again(request, folder):
         (["vgg8", "--precision", "half"], "--precision"),
         (["vgg9"], "did you mean"),
         (["vgg8", "--run", "nowhere"], "nowhere"),
+        (["vgg8", "--out", __file__], "--out: expected a file's name ending in .png"),
+        (["vgg8", "--out", "here"], "here.png already exists"),
+        (["vgg8", "--out", ""], "--out: expected a file's name"),
         (["vgg8", "--set", "synthetic.size=9"], "expected digits.OPTION=VALUE"),
         (["vgg8", "--set", "digits.size=9"], "size"),
     ],
 )
-def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys):
+def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("here.png").write_bytes(b"mine")
     assert run(arguments, monkeypatch) == 2
     error = capsys.readouterr().err.strip()
     assert said in error
+    assert Path("here.png").read_bytes() == b"mine"
     assert "\n" not in error

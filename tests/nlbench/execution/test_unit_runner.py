@@ -92,6 +92,20 @@ def own_in_forward(in_channels=3, num_classes=10):
     return Network(in_channels, num_classes, act)
 
 
+def interrupting_builder(in_channels=3, num_classes=10):
+    """Raises KeyboardInterrupt, without a signal, when it is built."""
+    raise KeyboardInterrupt
+
+
+def interrupting_forward(in_channels=3, num_classes=10):
+    """Raises KeyboardInterrupt, without a signal, when it is run."""
+
+    def act(self):
+        raise KeyboardInterrupt
+
+    return Network(in_channels, num_classes, act)
+
+
 def own_in_builder(in_channels=3, num_classes=10):
     """Raises a BaseException when it is built."""
     raise GeneratorExit
@@ -115,6 +129,12 @@ def mute(x, y):
 
 
 @nlbench.site_measure()
+def interrupting(x, y):
+    """Raises KeyboardInterrupt without a signal."""
+    raise KeyboardInterrupt
+
+
+@nlbench.site_measure()
 def own(x, y):
     """Raises a BaseException."""
     raise Own("no")
@@ -122,14 +142,14 @@ def own(x, y):
 
 MODELS = (
     "innocent", "switching", "patching", "built_patching", "learning", "own_in_forward",
-    "own_in_builder", "mute_in_builder",
+    "own_in_builder", "mute_in_builder", "interrupting_builder", "interrupting_forward",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def plugin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugin")
-    write_plugin(folder, CODE, ("plain", "mute", "own"), MODELS, "leaving")
+    write_plugin(folder, CODE, ("plain", "mute", "own", "interrupting"), MODELS, "leaving")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.syspath_prepend(str(folder))
         yield
@@ -217,7 +237,13 @@ def test_probe_after_changed_weights_sees_the_loaded_ones(tmp_path):
     assert after["learning", "linear-units"].summary == alone["innocent", "linear-units"].summary
 
 
-@pytest.mark.parametrize("broken", ["own_in_forward", "own_in_builder", "mute_in_builder"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "own_in_forward", "own_in_builder", "mute_in_builder", "interrupting_builder",
+        "interrupting_forward",
+    ],
+)  # fmt: skip
 def test_any_exception_fails_only_its_subject(tmp_path, broken):
     results = measured(tmp_path / "run", f"{broken},innocent", "plain")
     assert results[broken, "plain"].status == "failed"
@@ -225,8 +251,9 @@ def test_any_exception_fails_only_its_subject(tmp_path, broken):
 
 
 def test_any_exception_fails_only_its_measure(tmp_path):
-    results = measured(tmp_path / "run", "innocent", "mute,own,plain")
+    results = measured(tmp_path / "run", "innocent", "mute,own,interrupting,plain")
     statuses = {name: (r.status, r.reason) for (_, name), r in results.items()}
     assert statuses["mute"] == ("failed", "Mute: its message can't be printed (RuntimeError)")
     assert statuses["own"] == ("failed", "Own: no")
+    assert statuses["interrupting"] == ("failed", "KeyboardInterrupt:")
     assert statuses["plain"][0] == "ok"
