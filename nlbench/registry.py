@@ -168,6 +168,23 @@ def families(group: str) -> dict[str, Entry]:
     return _families(group, _points(group))
 
 
+def is_listed(group: str, name: str) -> bool:
+    """Return True for a registered name and for a member that its family lists by itself.
+
+    Other members of families are paths on this machine, such as ``text//etc/passwd``.
+
+    Examples
+    --------
+    >>> is_listed("datasets", "text/python"), is_listed("datasets", "text/README.md")
+    (True, False)
+    """
+    prefix, slash, member = name.partition("/")
+    entry = families(group).get(prefix) if slash else None
+    if entry is None:
+        return not name.endswith("/*") and name in _points(group)
+    return entry.family is not None and member in entry.family.names()
+
+
 def find(group: str, name: str) -> Entry:
     """Find a registered name or a member of a family, importing no other plugin.
 

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from nlbench.errors import RequestError
+from nlbench.serialization.files import read_text
 
 from .fingerprint import Scale
 from .layout import NamedRun
@@ -310,7 +311,7 @@ def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
     nlbench.RequestError
         If the file isn't a page written by nlbench.
     """
-    match = SCORES_SCRIPT.search(Path(path).read_text(encoding="utf-8"))
+    match = SCORES_SCRIPT.search(read_text(Path(path)))
     if not match:
         raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
     return unpack(json.loads(match[1]))

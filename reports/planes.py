@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from nlbench.errors import RequestError
+from nlbench.serialization.files import check_is_file
 
 if TYPE_CHECKING:
     from nlbench.probes.lines import Plane
 
 PANELS = 3
 """Number of groups of layers drawn next to the picture of all layers."""
+
+MAX_PICTURE_BYTES = 2**24
+MAX_PICTURE_PIXELS = 2**24
+"""Limits for a picture on a page; `draw_plane` draws at most 1.2 million pixels."""
 
 _DESCRIPTION = "Description"
 """PNG keyword for the caption."""
@@ -25,21 +30,36 @@ _DESCRIPTION = "Description"
 def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
     """Load the pictures in the folder ``planes`` of a run as data URLs with captions.
 
-    Unreadable files are omitted with a warning.
+    Links and unreadable or unusually large files are omitted with a warning. The folder may be
+    from others.
     """
     pictures = []
-    for file in sorted((folder / "planes").glob("*.png")):
+    planes = folder / "planes"
+    files = [] if planes.is_symlink() else sorted(planes.glob("*.png"))
+    for file in files:
         try:
-            content = file.read_bytes()
-            with Image.open(io.BytesIO(content)) as image:
-                image.verify()
-                caption = str(image.info.get(_DESCRIPTION, file.stem))
+            content, caption = _read_picture(file)
         except (OSError, SyntaxError, ValueError) as error:
             warnings.warn(f"{file} is omitted from the page: {error}", stacklevel=2)
             continue
         encoded = base64.b64encode(content).decode("ascii")
         pictures.append((f"data:image/png;base64,{encoded}", caption))
     return tuple(pictures)
+
+
+def _read_picture(file: Path) -> tuple[bytes, str]:
+    """Read a PNG file and its caption."""
+    if file.is_symlink():
+        raise ValueError("it is a link")
+    check_is_file(file, MAX_PICTURE_BYTES)
+    content = file.read_bytes()
+    # The header, whose first entry has the size, precedes everything else in a PNG file.
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    if width * height > MAX_PICTURE_PIXELS:
+        raise ValueError(f"it has {width} × {height} pixels")
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        image.verify()
+        return content, str(image.info.get(_DESCRIPTION, file.stem))
 
 
 def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") -> None:

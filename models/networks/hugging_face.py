@@ -41,6 +41,9 @@ IMAGE_SETTINGS = "preprocessor_config.json"
 INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Names of Pillow's interpolation modes, keyed by number."""
 
+_LOCAL_ONLY: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Without it, transformers asks on the terminal whether to run a folder's code."""
+
 INSTALL = "pip install 'nlbench[transformers]'"
 
 
@@ -253,7 +256,7 @@ def _class_and_config(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any
     name = _architecture(config)
     # Eager attention exposes its softmax as an activation.
     parsed = transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, attn_implementation="eager"
+        folder, **_LOCAL_ONLY, attn_implementation="eager"
     )
     parsed.use_cache = False
     kind = getattr(transformers, name, None) if name else transformers.MODEL_MAPPING[type(parsed)]
@@ -284,7 +287,7 @@ def _trained_state(
     network, loading = kind.from_pretrained(
         folder,
         config=parsed,
-        local_files_only=True,
+        **_LOCAL_ONLY,
         dtype=torch.float32,
         output_loading_info=True,
     )
@@ -302,7 +305,7 @@ def _trained_state(
 def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """Load a model's tokenizer, with the special tokens that it adds around a text."""
     with _quiet():
-        tokenizer = _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = _transformers().AutoTokenizer.from_pretrained(folder, **_LOCAL_ONLY)
     # Special tokens are those that the tokenizer adds around any text.
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     complete = tokenizer("a", add_special_tokens=True)["input_ids"]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nlbench import registry
 from nlbench.errors import NlbenchError, without_controls
 
 from .show import source_of
@@ -37,6 +38,9 @@ def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for group, key in (("models", "model"), ("datasets", "data"), ("recipes", "recipe")):
         names = (s.get(key) or (s.get("weights_metadata") or {}).get(key) for s in subjects)
         for name in dict.fromkeys(str(name) for name in names if name):
+            # A manifest may be from others, and its paths must not be opened.
+            if not registry.is_listed(group, name):
+                continue
             try:
                 source = source_of(group, name)
             except NlbenchError:  # Not registered on this machine, or its data is missing.

@@ -111,17 +111,15 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     Raises
     ------
     nlbench.RequestError
-        If it is damaged, nested too deeply, or contains a number or string that can't be stored.
+        If it is damaged, nested too deeply, has too many values for its size, or contains a number
+        or string that can't be stored.
     """
     parsers: dict[str, Any] = (
         {"parse_constant": _reject_constant, "parse_float": _parse_float} if finite else {}
     )
     try:
+        _check_structure(text)
         content = json.loads(text, parse_int=_parse_int, **parsers)
-        # Text with few brackets isn't nested deeply, so most records don't need the search.
-        brackets = text.count("[") + text.count("{")
-        if brackets > MAX_JSON_DEPTH and not _is_within_depth(content, MAX_JSON_DEPTH):
-            raise ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep")
         if "\\u" in text:
             # JSON can represent lone surrogates, but UTF-8 can't encode them.
             json.dumps(content, ensure_ascii=False).encode("utf-8")
@@ -149,16 +147,56 @@ def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _is_within_depth(content: object, levels: int) -> bool:
-    containers = [content] if isinstance(content, dict | list) else []
-    for _ in range(levels):
-        containers = [
-            inner
-            for outer in containers
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-    return not containers
+def _check_structure(text: str) -> None:
+    """Raise if text is nested too deeply, or has more values than a file of its size needs.
+
+    An empty list takes 20 times as much memory as its text.
+    """
+    brackets = text.count("[") + text.count("{")
+    for number, characters in ((brackets, 16), (text.count(","), 6)):
+        if number > _FREE_VALUES + len(text) // characters:
+            raise ValueError(f"{number} values in {len(text)} characters")
+    # Text with few brackets isn't nested deeply, so most records don't need the search.
+    if brackets > MAX_JSON_DEPTH and _depth_of(text) > MAX_JSON_DEPTH:
+        raise ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep")
+
+
+_FREE_VALUES = 10_000
+"""Number of values that a file may have, however short."""
+
+_BRACKETS_AND_QUOTES = b'[]{}"'
+_OTHER_BYTES = bytes(set(range(256)) - set(_BRACKETS_AND_QUOTES))
+
+
+def _depth_of(text: str) -> int:
+    """Return the nesting depth of JSON, without parsing it; at most one more than the maximum.
+
+    Examples
+    --------
+    >>> _depth_of('[{"a": "[[["}, []]'), _depth_of("[" * 1000) == MAX_JSON_DEPTH + 1
+    (2, True)
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # What remains of most strings is a pair of quotes.
+    data = data.translate(None, _OTHER_BYTES).replace(b'""', b"")
+    depth = 0
+    deepest = 0
+    is_string = False
+    for byte in data:
+        if byte == 34:  # a quote
+            is_string = not is_string
+        elif is_string:
+            continue
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+            if depth > MAX_JSON_DEPTH:
+                break
+        else:
+            depth -= 1
+    return deepest
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

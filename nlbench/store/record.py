@@ -97,6 +97,10 @@ class RecordedMachine:
     environment: Mapping[str, Any]
 
 
+MAX_RECORD_BYTES = 2**26
+"""Maximum size of a record's file, about a million values."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One finished cell: a result and everything that determined it.
@@ -148,6 +152,8 @@ class Record:
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
         """Parse the text of a record's file."""
+        if len(text) > MAX_RECORD_BYTES:
+            raise RequestError(f"{origin} has {len(text)} characters, more than {MAX_RECORD_BYTES}")
         content = check_checksum(parse_versioned(text, origin), text, origin)
         try:
             if not is_plain_name(content.get("key")):

@@ -24,7 +24,7 @@ from nlbench.subjects.facts import SubjectFacts
 from .consistency import Decisions, changed_keys, decisions_of, difference_text
 from .locked_folder import LockedFolder
 from .manifest import Manifest, RunCall, now
-from .record import Record, is_plain_name
+from .record import MAX_RECORD_BYTES, Record, is_plain_name
 from .table import table_text, tidy_table
 
 TABLE_SECONDS = 30.0
@@ -92,7 +92,7 @@ class RunFolder(LockedFolder):
         return [self.cells / name for name in names if name.endswith(".json")]
 
     def _read_record(self, file: Path) -> Record:
-        record = Record.from_json(read_text(file), str(file))
+        record = Record.from_json(read_text(file, MAX_RECORD_BYTES), str(file))
         if record.key != file.stem:
             raise RequestError(f"{file} is not a record of a cell (its key is '{record.key}')")
         return record

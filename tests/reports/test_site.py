@@ -2,14 +2,20 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
+from nlbench import registry
 from nlbench.cli.app import app
 from nlbench.errors import RequestError
 from nlbench.reports.page import write_site
+from nlbench.store.manifest import Manifest
+from nlbench.store.run import Run
+from nlbench.subjects.facts import SubjectFacts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import make_run
@@ -110,3 +116,24 @@ def test_a_merged_run_needs_a_folder(runs, tmp_path, monkeypatch, name):
     error = nlbench("merge", runs / "run 1", f"--out={name}")[2]
     assert str(error) == f"--out: expected a folder's name, got '{name}'"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("group", ["model", "data", "recipe"])
+def test_citing_opens_nothing_that_a_manifest_names(tmp_path, monkeypatch, group):
+    run = make_run(1, measures=("affinity",))
+    (record,) = run.records
+    (tmp_path / "mine.txt").write_text("mine " * 99)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    names = [f"{family}/{tmp_path}{end}" for family in ("text", "hf", "folder")
+             for end in ("", "/**", "/mine.txt")]  # fmt: skip
+    fields = SubjectFacts.__dataclass_fields__
+    for name in (*names, "text/*", "hf/*", "text/", "nothing/x", "../x"):
+        change = {group: name} if group in fields else {"weights_metadata": {group: name}}
+        other = replace(record, subject=replace(record.subject, **change))
+        folder = tmp_path / "runs" / str(len(list(tmp_path.glob("runs/*"))))
+        Run({**run.manifest, **Manifest().of_records([other])}, [other]).save(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr("nlbench.registry.load", opened := Mock(wraps=registry.load))
+            status, _, error = nlbench("cite", folder)
+        assert (status, error) == (0, None)
+        assert all(name not in call.args for call in opened.call_args_list)

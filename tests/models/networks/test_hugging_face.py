@@ -1,7 +1,9 @@
 """Models in folders of transformers have its weights, its tokenizer, and nothing is downloaded."""
 
+import contextlib
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -221,6 +223,24 @@ def test_a_configuration_that_cannot_be_used_is_one_line(tmp_path, config, messa
     with pytest.raises(RequestError, match=message) as caught:
         registry.load("models", f"hf/{tmp_path}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["AutoConfig", "AutoTokenizer"])
+def test_code_in_a_folder_is_neither_run_nor_offered(folders, tmp_path, part, monkeypatch):
+    monkeypatch.setattr("builtins.input", asked := Mock(return_value="y"))
+    folder = tmp_path / "gpt2"
+    shutil.copytree(folders / "gpt2", folder)
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    name = "config.json" if part == "AutoConfig" else "tokenizer_config.json"
+    config = json.loads((folder / name).read_text())
+    code = "own.Own" if part == "AutoConfig" else ["own.Own", None]
+    changes = {"model_type": "own"} if part == "AutoConfig" else {"tokenizer_class": "Own"}
+    (folder / name).write_text(json.dumps({**config, **changes, "auto_map": {part: code}}))
+    # A tokenizer has a standard class that takes the place of its own.
+    with contextlib.suppress(RequestError):
+        loaded(folder, options=(("length", 16),))
+    assert not asked.called
+    assert not (tmp_path / "ran").exists()
 
 
 def test_unknown_code_and_missing_tensors_are_one_line(folders, tmp_path):

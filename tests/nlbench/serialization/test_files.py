@@ -1,3 +1,5 @@
+import contextlib
+import json
 import os
 import stat
 import tracemalloc
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
 from nlbench.serialization.files import (
+    MAX_JSON_DEPTH,
+    _depth_of,
     check_is_file,
     make_folder,
     parse_json,
@@ -106,6 +110,61 @@ def test_nesting_is_bounded(levels, is_read):
         else:
             with pytest.raises(RequestError, match="nested more than 32 levels deep"):
                 parse_json(text, "it")
+
+
+nested_json = st.recursive(
+    st.text('[]{}",\\\\ é', max_size=6) | st.integers(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text('[{"\\\\', max_size=3), inner, max_size=3)
+    ),
+    max_leaves=30,
+)
+
+
+def depth(content):
+    if not isinstance(content, dict | list):
+        return 0
+    parts = content.values() if isinstance(content, dict) else content
+    return 1 + max(map(depth, parts), default=0)
+
+
+@given(nested_json, st.booleans())
+def test_depth_is_known_without_parsing(content, ascii_only):
+    text = json.dumps(content, ensure_ascii=ascii_only)
+    assert _depth_of(text) == min(depth(content), MAX_JSON_DEPTH + 1)
+
+
+HOSTILE = {
+    "empty lists": "[]",
+    "spaced lists": "[]" + " " * 30,
+    "objects": '{"a":0}',
+    "numbers": "1.5",
+    "long numbers": "12345.678",
+    "strings": '"ab"',
+    "long strings": '"éléments"',
+    "deep": "[" * 40 + "]" * 40,
+    "broken": "[" * 9,
+}
+
+
+@pytest.mark.parametrize("item", HOSTILE.values(), ids=HOSTILE)
+def test_parsing_takes_memory_in_proportion_to_the_text(item):
+    text = f"[{','.join([item] * (400_000 // len(item)))}]"
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(RequestError):
+            parse_json(text, "it")
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["[" * 50 + "]" * 50, f"[{'[],' * 50_000}[]]"])
+def test_structure_is_checked_before_parsing(text, monkeypatch):
+    monkeypatch.setattr("json.loads", None)
+    with pytest.raises(RequestError, match="damaged"):
+        parse_json(text, "it")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")  # noqa: PTH110

@@ -1,5 +1,6 @@
 import json
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,8 @@ from made_records import make_record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, Value
-from nlbench.store.record import Record, RecordedMeasure
+from nlbench.store.record import Record, RecordedMeasure, ensure_readable
+from nlbench.store.run import Run, load_run
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
@@ -81,3 +83,25 @@ def test_a_measure_is_recorded_with_its_finite_bounds():
     assert (recorded.probe, recorded.bounds) == ("function", (-1.5, None))
     assert (recorded.more_means, recorded.version) == ("more nonlinear", "7")
     assert (recorded.options, recorded.source) == ({"a": 1}, Half.source)
+
+
+def test_a_record_beyond_the_limit_is_refused_unread(tmp_path):
+    Run({}, [record()]).save(tmp_path / "run")
+    file = tmp_path / "run" / "cells" / "k.json"
+    with file.open("r+b") as content:
+        content.truncate(2**26 + 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=r"k\.json.* 67108865 bytes"):
+            load_run(tmp_path / "run")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_result_beyond_the_limit_is_recorded_as_failed(monkeypatch):
+    monkeypatch.setattr("nlbench.store.record.MAX_RECORD_BYTES", 2000)
+    many = record(result=Result.of({f"place{i}": 0.1 for i in range(100)}, n=8))
+    kept = ensure_readable(many)
+    assert kept.result.status == "failed"
+    assert "more than 2000" in kept.result.reason
