@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nlbench.cells import Cell
@@ -170,16 +171,25 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
         raise RequestError("--executor dask requires Dask: pip install 'nlbench[dask]'") from error
     address = pool.execution.address
     stack = ExitStack()
+    security = None
     try:
         try:
             if address:
                 # Given an invalid address, the client would block until it is closed.
                 importlib.import_module("distributed.comm").resolve_address(address)
             else:
+                security = _temporary_security(distributed)
+                # Dask would leave its folder of temporary files behind.
+                scratch = stack.enter_context(
+                    TemporaryDirectory(prefix="nlbench-dask-", ignore_cleanup_errors=True)
+                )
+                config: Any = importlib.import_module("dask.config")
+                stack.enter_context(config.set({"temporary-directory": scratch}))
                 with _interrupts_blocked():
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
                         threads_per_worker=1,
+                        security=security,
                         # Any free port, accessible only from this machine.
                         dashboard_address="127.0.0.1:0",
                         # Dask would log cancelled tasks; other errors are raised here.
@@ -189,7 +199,9 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                 address = cluster.scheduler_address
             # A local scheduler is running, but on a busy machine it may respond late.
             timeout = CONNECT_SECONDS if pool.execution.address else START_SECONDS
-            client = distributed.Client(address, timeout=timeout, set_as_default=False)
+            client = distributed.Client(
+                address, timeout=timeout, set_as_default=False, security=security
+            )
             stack.enter_context(client)
         except (OSError, ValueError, OverflowError, RuntimeError, ImportError, Warning) as error:
             what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"
@@ -197,6 +209,19 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
         yield client
     finally:
         _call_within(CLOSE_SECONDS, stack.close)
+
+
+def _temporary_security(distributed: Any) -> Any:
+    """Create keys for a cluster on this machine, whose other users could otherwise run code in it.
+
+    They exist only in the memory of the run and its workers.
+    """
+    try:
+        return distributed.Security.temporary()
+    except ImportError as error:
+        raise RequestError(
+            "--executor dask without --address requires cryptography: pip install 'nlbench[dask]'"
+        ) from error
 
 
 @contextmanager

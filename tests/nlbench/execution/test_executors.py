@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -188,6 +189,22 @@ def test_client_is_closed_after_the_run(monkeypatch):
     with dask_cluster._cluster(WorkerPool(execution, 1, 1)) as client:
         assert (client.address, client.is_open) == ("tcp://127.0.0.1:9", True)
     assert not client.is_open
+
+
+def test_a_cluster_of_this_machine_accepts_only_its_own_client(tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with dask_cluster._cluster(WorkerPool(ExecutionOptions(executor="dask"), 1, 1)) as client:
+        address = client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        assert client.submit(os.getpid).result() != os.getpid()
+        keys = [distributed.Security(), distributed.Security.temporary()]
+        for place, security in zip((address.replace("tls", "tcp"), address), keys, strict=True):
+            with pytest.raises((OSError, RuntimeError)):
+                distributed.Client(place, timeout=0.5, set_as_default=False, security=security)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_that_failed_has_a_reason():
