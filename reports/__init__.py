@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .notebook import leaderboard_of as leaderboard_of
     from .notebook import plot_of as plot_of
     from .notebook import signature_of as signature_of
+    from .page import check_page as check_page
     from .page import is_page_of as is_page_of
     from .page import write_page as write_page
     from .page import write_site as write_site

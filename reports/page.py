@@ -167,16 +167,19 @@ def _check_site_folder(folder: Path, pages: Iterable[str]) -> None:
     if not (folder / "index.html").exists():
         required |= {entry.name for entry in folder.iterdir() if not is_part(entry)}
     for name in sorted(required):
-        if (folder / name).exists() and not _is_own_page(folder / name):
-            raise RequestError(f"{folder / name} was not written by nlbench; choose another folder")
+        check_page(folder / name, "folder")
 
 
-def _is_own_page(path: Path) -> bool:
+def check_page(path: Path, other: str = "file") -> None:
+    """Raise if a path exists and isn't a page that nlbench wrote."""
+    if not os.path.lexists(path):
+        return
     try:
         text = read_text(path)
     except RequestError:
-        return False
-    return _GENERATOR in text or SCORES_SCRIPT.search(text) is not None
+        text = ""
+    if _GENERATOR not in text and not SCORES_SCRIPT.search(text):
+        raise RequestError(f"{path} was not written by nlbench; choose another {other}")
 
 
 def _file_name(name: str, taken: Container[str]) -> str:

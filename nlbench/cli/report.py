@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from nlbench.errors import RequestError, shorten
+
 
 def report(
     runs: Annotated[
@@ -19,12 +21,18 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Write a self-contained page for one or more runs, or a site."""
+    is_site = output.is_dir() or not output.suffix
+    if not is_site and output.suffix.lower() not in (".html", ".htm"):
+        expected = "a name ending in .html, or a folder"
+        raise RequestError(f"--output: expected {expected}, got '{shorten(str(output))}'")
+
     from nlbench.reporting import load_reports
     from nlbench.store.run import load_run
 
     loaded = [load_run(path) for folder in runs for path in _expand(folder)]
     reports = load_reports()
-    is_site = output.is_dir() or not output.suffix
+    if not is_site:
+        reports.check_page(output)
     print((reports.write_site if is_site else reports.write_page)(loaded, output))
 
 

@@ -4,13 +4,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import Interrupted, command_line, name_completer, split_names
+from nlbench.cli.common import (
+    Interrupted,
+    command_line,
+    name_completer,
+    parse_folder,
+    split_names,
+)
 from nlbench.cli.parameters import Device, ProgressStyle
 from nlbench.errors import NlbenchError, PluginError, RequestError
 from nlbench.parsers import parse_seeds
@@ -34,7 +39,7 @@ Quick = Annotated[
     bool, typer.Option("--quick", help="Run a smaller version: fewer seeds, networks and paths.")
 ]
 Folder = Annotated[
-    Path, typer.Option(help="Output folder; its studies share cells and checkpoints.")
+    str, typer.Option(help="Output folder; its studies share cells and checkpoints.")
 ]
 Data = Annotated[str, typer.Option(help="Dataset to use instead of the default, if supported.")]
 Weights = Annotated[
@@ -64,7 +69,7 @@ Workers = Annotated[
 def study(
     names: Names,
     quick: Quick = False,
-    out: Folder = Path("runs/studies"),
+    out: Folder = "runs/studies",
     data: Data = "",
     weights: Weights = "",
     seeds: StudySeeds = None,
@@ -77,6 +82,7 @@ def study(
 
     Repeat the same command to resume an interrupted study.
     """
+    folder = parse_folder(out)
     settings: dict[str, Any] = {
         "data": data,
         "weights": weights,
@@ -101,7 +107,7 @@ def study(
             start = time.perf_counter()
             with create_progress(progress) as bar:
                 context = Context(
-                    out,
+                    folder,
                     name,
                     quick,
                     **settings,
@@ -115,7 +121,7 @@ def study(
                     bar.show_status("analysing")
                     findings = analyse_in_style(loaded, runs)
                 except KeyboardInterrupt:
-                    raise Interrupted(f"finished cells are in {out}", command) from None
+                    raise Interrupted(f"finished cells are in {folder}", command) from None
                 except NlbenchError as error:
                     if len(studies) == 1:
                         raise

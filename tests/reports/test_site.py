@@ -137,3 +137,16 @@ def test_citing_opens_nothing_that_a_manifest_names(tmp_path, monkeypatch, group
             status, _, error = nlbench("cite", folder)
         assert (status, error) == (0, None)
         assert all(name not in call.args for call in opened.call_args_list)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("notes.html", "not written by nlbench"), ("kept.safetensors", "expected a name ending in")],
+)
+def test_a_page_does_not_replace_a_file_of_others(runs, tmp_path, name, reason):
+    (tmp_path / name).write_text("mine")
+    error = nlbench("report", runs / "run 1", "-o", tmp_path / name)[2]
+    assert reason in str(error)
+    assert (tmp_path / name).read_text() == "mine"
+    for _ in range(2):
+        assert nlbench("report", runs / "run 1", "-o", tmp_path / "own.html")[0] == 0
