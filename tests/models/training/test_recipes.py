@@ -39,10 +39,12 @@ def test_a_recipe_without_thresholds_never_ends_early():
     [
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
         ({"schedule": "steps"}, "unknown schedule 'steps'; did you mean 'step'"),
-        ({"shift": -1}, "shift is -1, expected at least 0"),
+        ({"shift": -1}, "shift is -1, expected 0 to 10,000,000"),
         ({"label_noise": 1.5}, "label_noise is 1.5, expected a fraction"),
         ({"until_train_accuracy": 2}, "until_train_accuracy is 2, expected a fraction"),
-        ({"until_loss": float("nan")}, "until_loss is nan, expected at least 0"),
+        ({"until_loss": float("nan")}, "until_loss is nan, expected 0 to 1e"),
+        ({"learning_rate": 1e300}, "learning_rate is 1e.300, expected more than 0 and at most 1e"),
+        ({"decay": 1.5}, "decay is 1.5, expected more than 0 and at most 1"),
     ],
 )
 def test_an_invalid_setting_is_refused(change, message):
