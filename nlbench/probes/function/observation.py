@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
-from nlbench.introspection.batch_independence import check_batch_independence
+from nlbench.introspection.batch_independence import (
+    check_batch_independence,
+    check_is_function,
+)
 from nlbench.introspection.memory import FeasibleSizes, SampleLimit, microbatch_sizes
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
@@ -25,6 +28,8 @@ DERIVATIVE_MEMORY_FACTOR = 4
 
 In forward mode, every tensor has a tangent; otherwise, the graph keeps every tensor in memory.
 """
+
+_SAMPLE_BY_SAMPLE = "derivatives are taken sample by sample"
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ def observe_function(
     ------
     nlbench.Undefined
         If the inputs are not floating-point, so there is no derivative with respect to them, or if
-        the output for a sample depends on the other samples in its batch.
+        the output for a sample changes from call to call or depends on the other samples in its
+        batch. Each batch is checked.
 
     Examples
     --------
@@ -119,10 +125,16 @@ def observe_function(
             )
             limit = sample_limit.limit
             in_parts = limit is not None and limit < len(batch) and sample_limit.is_required
-            if len(batch) > 1 and in_parts not in checked:
-                with preserve_attributes(model), preserve_rng_state(batch.device):
+            with preserve_attributes(model), preserve_rng_state(batch.device):
+                check_is_function(
+                    lambda part: _outputs(model, part).detach(),
+                    batch,
+                    min(limit or len(batch), len(batch)),
+                    because=_SAMPLE_BY_SAMPLE,
+                )
+                if len(batch) > 1 and in_parts not in checked:
                     _refuse_mixing(model, batch, limit if in_parts else None)
-                checked |= {False, in_parts}
+                    checked |= {False, in_parts}
             function = _function(model, limit, precision)
             on_observation(FunctionBatch(function, batch, index, model, limit))
             samples += len(batch)
@@ -138,8 +150,9 @@ def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
     if limit is not None:
         check_batch_independence(rows, batch, limit)
     else:
-        because = "derivatives are taken sample by sample"
-        check_batch_independence(rows, batch, len(batch), because=because, allow_random=True)
+        check_batch_independence(
+            rows, batch, len(batch), because=_SAMPLE_BY_SAMPLE, allow_random=True
+        )
 
 
 def _function(
