@@ -73,7 +73,6 @@ def squared_jacobian_norms(
     >>> squared_jacobian_norms(lambda x: x @ weight + 5, torch.randn(2, 2))
     tensor([30., 30.], dtype=torch.float64)
     """
-
     seeds = _seeds(inputs, Counter() if occurrences is None else occurrences)
 
     def attempt(size: int) -> Tensor:
@@ -144,8 +143,8 @@ def _directions(k: int, count: int, seeds: Tensor) -> Iterator[Tensor]:
 class GeometricComplexity(Measure):
     r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
-    ``error`` is the standard error of the mean; it contains the error of random directions. For an affine network the value is the squared norm
-    of its matrix, so the measure has no direction.
+    ``error`` is the standard error of the mean; it contains the error of random directions. For an
+    affine network the value is the squared norm of its matrix, so the measure has no direction.
 
     Definition
     ----------
@@ -161,7 +160,8 @@ class GeometricComplexity(Measure):
 
     Undefined
     ---------
-    Inputs that are not floating-point; an output that doesn't depend on the input.
+    Inputs that are not floating-point; an output that doesn't depend on the input; a network whose
+    backward is not its derivative.
 
     Cost
     ----
@@ -207,6 +207,7 @@ class GeometricComplexity(Measure):
 
     def update(self, observation: FunctionBatch) -> None:
         """Compute the norms of one batch."""
+        observation.check_derivative("reverse")
         norms = squared_jacobian_norms(
             observation.function,
             observation.inputs,

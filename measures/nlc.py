@@ -191,7 +191,8 @@ class NonlinearityCoefficient(Measure):
     Undefined
     ---------
     No batch of at least three samples; inputs that are not floating-point; a constant output; an
-    operation without a derivative; a network whose derivative is zero at every sample.
+    operation without a derivative; a network whose derivative is zero at every sample, or whose
+    backward is not its derivative, such as one with straight-through rounding.
 
     Cost
     ----
@@ -253,6 +254,7 @@ class NonlinearityCoefficient(Measure):
         if len(observation.inputs) < MIN_SAMPLES:
             self._skipped_samples += len(observation.inputs)
             return
+        observation.check_derivative("forward")
         directions = int(self.settings["directions"])
         *terms, self._dtype = _terms(
             observation.function, observation.inputs, directions, observation.limit

@@ -91,7 +91,9 @@ def test_the_error_contains_that_of_random_directions(is_constant):
         torch.manual_seed(seed)
         network, x = nn.Linear(8, 100), torch.randn(64, 8)
         inputs = x[:1].expand(64, 8) if is_constant else x
-        summary = nlbench.evaluate(network, inputs, "geometric-complexity")["geometric-complexity"].summary
+        summary = nlbench.evaluate(network, inputs, "geometric-complexity")[
+            "geometric-complexity"
+        ].summary
         expected = network.weight.square().sum().item()
         ratios.append((summary["value"] - expected) / summary["error"])
     assert sum(abs(ratio) < 2 for ratio in ratios) >= 32
