@@ -65,7 +65,7 @@ def check_is_function(
         return
 
     def attempt(size: int) -> tuple[Tensor, Tensor]:
-        parts = batch.split(size)
+        parts = torch.split(batch, size)
         return torch.cat([rows(part) for part in parts]), torch.cat([rows(part) for part in parts])
 
     (together, again), limit = halve_on_oom(attempt, min(limit, len(batch)), batch.device)

@@ -80,7 +80,7 @@ class FunctionBatch:
         if the model can't be run in float64.
         """
         if self.precise is not None:
-            self.precise.check(self.inputs, mode)
+            self.precise.check(self.inputs, mode, self.limit)
 
 
 class PreciseFunction:
@@ -91,11 +91,13 @@ class PreciseFunction:
         self._function: Callable[[Tensor], Tensor] | None = None
         self._is_unavailable = False
 
-    def check(self, inputs: Tensor, mode: DerivativeMode) -> None:
+    def check(self, inputs: Tensor, mode: DerivativeMode, limit: int | None) -> None:
         """Check the derivative at a few samples; see `check_derivative`."""
-        samples = inputs[:: -(-len(inputs) // CHECKED_SAMPLES)].detach()
         if self._is_unavailable or not len(inputs):
             return
+        # A sample takes twice the memory in float64.
+        count = CHECKED_SAMPLES if limit is None else max(1, min(CHECKED_SAMPLES, limit // 2))
+        samples = inputs[:: -(-len(inputs) // count)].detach()
         try:
             with preserve_rng_state(inputs.device):
                 if self._function is None:
