@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -25,12 +27,14 @@ def squared_jacobian_norms(
     *,
     directions: int = 16,
     limit: int | None = None,
+    occurrences: Counter[bytes] | None = None,
 ) -> Tensor:
     """Compute the squared Frobenius norm ‖J(x)‖² of a function's Jacobian at each sample.
 
     It is Σ_j ‖J(x)ᵀ u_j‖² over the k unit vectors u_j, with one backward pass each. If there are
     more than `directions` outputs, it is estimated without bias from `directions` random
-    orthonormal vectors, scaled by k / directions.
+    orthonormal vectors, scaled by k / directions. Each sample has vectors of its own, so the
+    spread over samples contains the error of the estimate.
 
     Parameters
     ----------
@@ -42,6 +46,9 @@ def squared_jacobian_norms(
         Maximum number of backward passes per sample.
     limit : int, optional
         Number of samples that fit into memory at once; see `FunctionBatch`.
+    occurrences : Counter, optional
+        How often each sample occurred in earlier batches, updated by this function. The vectors
+        depend on a sample and its number of earlier occurrences, not on its batch or position.
 
     Returns
     -------
@@ -66,10 +73,12 @@ def squared_jacobian_norms(
     >>> squared_jacobian_norms(lambda x: x @ weight + 5, torch.randn(2, 2))
     tensor([30., 30.], dtype=torch.float64)
     """
+    seeds = _seeds(inputs, Counter() if occurrences is None else occurrences)
 
     def attempt(size: int) -> Tensor:
-        parts = torch.split(inputs, microbatch_sizes(len(inputs), size))
-        return torch.cat([_norms(function, part, directions) for part in parts])
+        sizes = microbatch_sizes(len(inputs), size)
+        parts = zip(torch.split(inputs, sizes), torch.split(seeds, sizes), strict=True)
+        return torch.cat([_norms(function, part, of_part, directions) for part, of_part in parts])
 
     norms, _ = halve_on_oom(attempt, min(limit or len(inputs), len(inputs)), inputs.device)
     if not torch.isfinite(norms).all():
@@ -77,40 +86,65 @@ def squared_jacobian_norms(
     return norms
 
 
-def _norms(function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int) -> Tensor:
+def _seeds(inputs: Tensor, occurrences: Counter[bytes]) -> Tensor:
+    """Return a seed (n,) for each sample, from its values and its earlier occurrences."""
+    seeds = []
+    for sample in inputs.detach().cpu():
+        # The same for every dtype that represents the sample.
+        digest = hashlib.sha256(sample.double().numpy().tobytes()).digest()
+        content = digest + occurrences[digest].to_bytes(8, "big")
+        occurrences[digest] += 1
+        seeds.append(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
+    return torch.tensor(seeds, dtype=torch.int64)
+
+
+def _norms(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, seeds: Tensor, directions: int
+) -> Tensor:
     with torch.enable_grad():
         x = inputs.detach().clone().requires_grad_()
         outputs = function(x)
         if not outputs.requires_grad:
             raise Undefined("the output does not depend on the input, or is detached from it")
         k = outputs.shape[1]
-        basis = _directions(k, min(directions, k)).to(outputs)
+        count = min(directions, k)
         # NaN if an output is not finite, since its derivative may be zero.
         total = 0 * outputs.detach().cpu().double().sum(1)
-        for index, direction in enumerate(basis, 1):
+        for index, direction in enumerate(_directions(k, count, seeds), 1):
             (product,) = torch.autograd.grad(
-                outputs, x, direction.expand_as(outputs), retain_graph=index < len(basis)
+                outputs, x, direction.to(outputs), retain_graph=index < count
             )
             total += product.flatten(1).cpu().double().square().sum(1)
-    return total * (k / len(basis))
+    return total * (k / count)
 
 
-def _directions(k: int, count: int) -> Tensor:
-    """Return `count` orthonormal vectors in R^k: the unit vectors, or uniformly random ones."""
+def _directions(k: int, count: int, seeds: Tensor) -> Iterator[Tensor]:
+    """Yield `count` directions (n, k), orthonormal for each sample: unit vectors, or random ones.
+
+    Random directions are different rows of the cosine transform, with random signs in each column.
+    The mean of u uᵀ over both is the identity divided by k.
+    """
     if count == k:
-        return torch.eye(k, dtype=torch.float64)
-    normal = torch.randn(k, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    # A positive diagonal of R makes the distribution uniform.
-    q, r = torch.linalg.qr(normal)
-    directions: Tensor = (q * r.diagonal().sign()).T
-    return directions
+        for direction in torch.eye(k, dtype=torch.float64):
+            yield direction.expand(len(seeds), k)
+        return
+    rows = torch.empty(len(seeds), count, dtype=torch.float64)
+    signs = torch.empty(len(seeds), k, dtype=torch.int8)
+    for sample, seed in enumerate(seeds.tolist()):
+        generator = torch.Generator().manual_seed(seed)
+        rows[sample] = torch.randperm(k, generator=generator)[:count].double()
+        signs[sample] = 2 * torch.randint(2, (k,), generator=generator, dtype=torch.int8) - 1
+    angles = (torch.arange(k, dtype=torch.float64) + 0.5) * (math.pi / k)
+    for row in rows.T:
+        scale = torch.where(row == 0, math.sqrt(1 / k), math.sqrt(2 / k))
+        yield signs * (scale[:, None] * torch.cos(row[:, None] * angles))
 
 
 class GeometricComplexity(Measure):
     r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
-    ``error`` is the standard error of the mean. For an affine network the value is the squared norm
-    of its matrix, so the measure has no direction.
+    ``error`` is the standard error of the mean; it contains the error of random directions. For an
+    affine network the value is the squared norm of its matrix, so the measure has no direction.
 
     Definition
     ----------
@@ -126,7 +160,8 @@ class GeometricComplexity(Measure):
 
     Undefined
     ---------
-    Inputs that are not floating-point; an output that doesn't depend on the input.
+    Inputs that are not floating-point; an output that doesn't depend on the input; a network whose
+    backward is not its derivative.
 
     Cost
     ----
@@ -138,6 +173,8 @@ class GeometricComplexity(Measure):
     """
 
     name: ClassVar[str] = "geometric-complexity"
+    # 2: each sample has random directions of its own.
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
@@ -166,14 +203,17 @@ class GeometricComplexity(Measure):
     def reset(self) -> None:
         """Discard all batches."""
         self._batches: list[Tensor] = []
+        self._occurrences: Counter[bytes] = Counter()
 
     def update(self, observation: FunctionBatch) -> None:
         """Compute the norms of one batch."""
+        observation.check_derivative("reverse")
         norms = squared_jacobian_norms(
             observation.function,
             observation.inputs,
             directions=int(self.settings["directions"]),
             limit=observation.limit,
+            occurrences=self._occurrences,
         )
         self._batches.append(norms)
 

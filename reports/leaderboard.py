@@ -46,14 +46,16 @@ class Standing:
     over : str
         Unit that was resampled: ``seeds``, ``sites``, ``paths``, ``places``, or empty.
     error : float
-        Error bound for an estimated `value`; 0 if it is exact.
+        Error of an estimated `value`: a bound for measures of lines, otherwise a standard error; 0
+        if it is exact.
     rank : int or None
         One more than the number of subjects whose interval, widened by both errors, lies
-        entirely on the more nonlinear side. None if there is no value or no direction.
+        entirely on the more nonlinear side; see `_rank_sampled` for standard errors. None if there
+        is no value or no direction.
     tied : bool
         True if another subject has the same rank.
     best, worst : int or None
-        Bootstrap interval for the rank.
+        Interval for the rank.
     quantile : float or None
         Fraction of the other subjects that are less nonlinear (ties count half); 1 for the most
         nonlinear.
@@ -235,7 +237,13 @@ def _column(
         if len(samples[i]) > 1:
             entries[i] = replace(plain[i], low=float(low[position]), high=float(high[position]))
     sense = sense_of(info)
-    if sense:
+    if not sense:
+        return entries
+    has_standard_errors = probe != "lines" and any(plain[i].error for i in ranked)
+    if has_standard_errors:
+        units = [len(s) if len(s) > 1 else e.n for s, e in zip(samples, plain, strict=True)]
+        _rank_sampled(entries, ranked, units, sense)
+    else:
         _rank(entries, ranked, sense * means, sense)
     return entries
 
@@ -439,8 +447,55 @@ def _rank(
     errors = np.array([entry.error for entry in group])
     lower, upper = ends.min(axis=1) - errors, ends.max(axis=1) + errors
     ranks = 1 + _count_above(lower, upper)
-    shared = Counter(ranks.tolist())
     best, worst = rank_intervals(means, errors=errors)
+    _set_ranks(entries, ranked, values, ranks, best, worst)
+
+
+def _rank_sampled(
+    entries: list[Standing], ranked: Sequence[int], units: Sequence[int], sense: int
+) -> None:
+    """Set the ranks of entries in place whose values have standard errors.
+
+    A rank's interval excludes the subjects whose intervals do not overlap the subject's own. Half
+    the width of an interval is the standard error, combined with that over places or seeds, times
+    the quantile of Student's distribution for 95 %. If there are more than two subjects, the level
+    rises with the number of pairs (Bonferroni), so that 5 % of the orders of equal values contain
+    an error, however many subjects there are.
+    """
+    group = [entries[i] for i in ranked]
+    values = np.array([sense * entry.value for entry in group])
+    half_widths = np.array(
+        [_half_width(entry, units[i], len(group)) for i, entry in zip(ranked, group, strict=True)]
+    )
+    lower, upper = values - half_widths, values + half_widths
+    best = 1 + _count_above(lower, upper)
+    worst = len(group) - _count_above(-upper, -lower)
+    _set_ranks(entries, ranked, values, best, best, worst)
+
+
+def _half_width(entry: Standing, units: int, subjects: int) -> float:
+    """Return half the width of a value's interval for comparisons between subjects."""
+    from scipy.special import stdtrit
+
+    error = math.hypot(entry.error, entry.error_of_mean if entry.over else 0.0)
+    if error == 0 or units < 2:
+        return error
+    pairs = max(1, subjects * (subjects - 1) // 2)
+    tail = (1 - CONFIDENCE) / 2
+    # Two equal intervals of half width q / sqrt(2) are apart as often as the difference exceeds q.
+    simultaneous = -float(stdtrit(units - 1, tail / pairs)) / math.sqrt(2)
+    return error * max(student_half_width(units), simultaneous)
+
+
+def _set_ranks(
+    entries: list[Standing],
+    ranked: Sequence[int],
+    values: NDArray[np.float64],
+    ranks: NDArray[np.int64],
+    best: NDArray[np.int64],
+    worst: NDArray[np.int64],
+) -> None:
+    shared = Counter(ranks.tolist())
     quantiles = (
         (pd.Series(values).rank().to_numpy() - 1) / (len(values) - 1)
         if len(values) > 1

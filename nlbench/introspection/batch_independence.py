@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
-from .memory import is_out_of_memory
+from .memory import halve_on_oom, is_out_of_memory
 from .random_state import rng_state
 
 # Between batches of equal size, a sample's results differ only by the order of summation; any real
@@ -18,6 +18,7 @@ from .random_state import rng_state
 PAIR_TOLERANCE_EPS = 2**10
 GROUP_TOLERANCE_EPS = 2**16
 MAX_GROUP_SIZE = 5
+MAX_COMPARED_SAMPLES = 32
 
 
 def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) -> Tensor:
@@ -31,6 +32,59 @@ def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) 
     """
     equal = (values == expected) | (values.isnan() & expected.isnan())
     return equal | ((values - expected).abs() <= tolerance) & tolerance.isfinite()
+
+
+def check_is_function(
+    rows: Callable[[Tensor], Tensor], batch: Tensor, limit: int, *, because: str
+) -> None:
+    """Raise if a batch's results change from call to call, or differ from those of its samples.
+
+    The batch is run twice as it is, and up to `MAX_COMPARED_SAMPLES` of its samples are run
+    together with a copy of themselves only. This finds noise, and networks that take a decision for
+    the batch as a whole, such as an early exit.
+
+    Parameters
+    ----------
+    rows : callable
+        Maps samples (m, ...) to their results (m, k).
+    batch : tensor of shape (n, ...)
+    limit : int
+        Maximum number of samples per run.
+    because : str
+        Reason why samples have to be independent, for the end of the message.
+
+    Raises
+    ------
+    nlbench.Undefined
+
+    Examples
+    --------
+    >>> check_is_function(torch.square, torch.randn(8, 3), 4, because="they are")
+    """
+    if not len(batch):
+        return
+
+    def attempt(size: int) -> tuple[Tensor, Tensor]:
+        parts = torch.split(batch, size)
+        return torch.cat([rows(part) for part in parts]), torch.cat([rows(part) for part in parts])
+
+    (together, again), limit = halve_on_oom(attempt, min(limit, len(batch)), batch.device)
+    if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
+        raise Undefined(
+            "the network's output for one input changes from call to call: it is not a function of "
+            "the input"
+        )
+    if limit < 2:
+        return
+    stride = -(-len(batch) // MAX_COMPARED_SAMPLES)
+    for index in range(0, len(batch), stride):
+        twins = rows(batch[[index, index]])
+        expected = together[index : index + 1].expand_as(twins)
+        if not _close(twins, expected, GROUP_TOLERANCE_EPS):
+            raise Undefined(
+                "the output: a sample's results depend on the other samples of its batch, and "
+                f"{because}"
+            )
 
 
 def check_batch_independence(

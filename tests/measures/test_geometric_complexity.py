@@ -1,5 +1,7 @@
 """Geometric complexity against linear maps and explicit Jacobians."""
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measures.geometric_complexity import squared_jacobian_norms
+from nlbench.measures.geometric_complexity import _directions, squared_jacobian_norms
 
 
 @settings(deadline=None, max_examples=40)
@@ -73,3 +75,39 @@ def test_derivatives_that_are_not_finite_are_refused():
 def test_outputs_that_are_not_finite_are_refused():
     with pytest.raises(NotFinite):
         squared_jacobian_norms(torch.relu, torch.full((2, 2), float("nan")))
+
+
+def test_random_directions_are_orthonormal_and_differ_by_sample():
+    directions = torch.stack(list(_directions(40, 16, torch.tensor([1, 2]))), 1)
+    identity = torch.eye(16).double().expand(2, 16, 16)
+    torch.testing.assert_close(directions @ directions.mT, identity)
+    assert not torch.allclose(directions[0], directions[1])
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_the_error_contains_that_of_random_directions(is_constant):
+    ratios = []
+    for seed in range(40):
+        torch.manual_seed(seed)
+        network, x = nn.Linear(8, 100), torch.randn(64, 8)
+        inputs = x[:1].expand(64, 8) if is_constant else x
+        summary = nlbench.evaluate(network, inputs, "geometric-complexity")[
+            "geometric-complexity"
+        ].summary
+        expected = network.weight.square().sum().item()
+        ratios.append((summary["value"] - expected) / summary["error"])
+    assert sum(abs(ratio) < 2 for ratio in ratios) >= 32
+    assert abs(sum(ratios)) < 4 * 40**0.5
+
+
+def test_batches_and_order_do_not_change_a_value_from_random_directions():
+    torch.manual_seed(0)
+    network, x = nn.Linear(4, 50).double(), torch.randn(6, 4).double()
+    x = torch.cat([x, x[:2]])
+    occurrences = Counter()
+    whole = squared_jacobian_norms(network, x, directions=3).mean()
+    parts = [
+        squared_jacobian_norms(network, part, directions=3, occurrences=occurrences)
+        for part in x.flip(0).split(3)
+    ]
+    torch.testing.assert_close(torch.cat(parts).mean(), whole)

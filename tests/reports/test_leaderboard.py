@@ -142,6 +142,29 @@ def test_the_best_rank_is_never_beyond_the_worst_and_all_are_possible(scores) ->
     assert (worst <= len(scores)).all()
 
 
+@pytest.mark.parametrize("networks", [2, 6, 20])
+def test_equal_values_with_standard_errors_are_rarely_ordered(conftest, networks) -> None:
+    random, about = np.random.default_rng(networks), {"m": {**MORE, "probe": "function"}}
+    ordered = 0
+    for _ in range(100):
+        values = {f"m{i}": [random.normal(5.0, 0.1)] for i in range(networks)}
+        table = scores_of(conftest, values)
+        stated = table[table["statistic"] == "value"].assign(statistic="error", value=0.1)
+        table = pd.concat([table, stated[stated["place"] == ""]]).assign(n=200)
+        entries = [row.entries["m"] for row in leaderboard(Scores(table, about), about)]
+        ordered += any((e.rank, e.best, e.worst) != (1, 1, networks) for e in entries)
+    assert ordered <= 10
+
+
+def test_values_many_standard_errors_apart_are_ordered(conftest) -> None:
+    table = scores_of(conftest, {"a": [4.0], "b": [3.9], "c": [1.0]})
+    stated = table[table["statistic"] == "value"].assign(statistic="error", value=0.1)
+    table = pd.concat([table, stated[stated["place"] == ""]]).assign(n=200)
+    about = {"m": {**MORE, "probe": "function"}}
+    entries = [row.entries["m"] for row in leaderboard(Scores(table, about), about)]
+    assert [(e.rank, e.best, e.worst) for e in entries] == [(1, 1, 2), (1, 1, 2), (3, 3, 3)]
+
+
 @pytest.mark.parametrize(("error", "ranks"), [(0.0, [1, 2, 3]), (0.6, [1, 1, 3]), (2.0, [1, 1, 1])])
 def test_an_estimate_within_its_error_of_another_is_not_marked_as_different(
     conftest, error, ranks
@@ -149,7 +172,8 @@ def test_an_estimate_within_its_error_of_another_is_not_marked_as_different(
     table = scores_of(conftest, {"a": [4.0], "b": [3.0], "c": [1.0]})
     stated = table[table["statistic"] == "value"].assign(statistic="error", value=error)
     table = pd.concat([table, stated[stated["place"] == ""]])
-    entries = [row.entries["m"] for row in leaderboard(Scores(table, {"m": MORE}), {"m": MORE})]
+    about = {"m": {**MORE, "probe": "lines"}}
+    entries = [row.entries["m"] for row in leaderboard(Scores(table, about), about)]
     assert [entry.rank for entry in entries] == ranks
     assert [entry.best for entry in entries] == ranks
     assert entries[0].worst == ranks.count(1)

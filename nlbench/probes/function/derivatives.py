@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,16 @@ from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microba
 
 # PyTorch's error message if an operation or a custom autograd function lacks forward mode.
 _NO_FORWARD_MODE = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
+
+DerivativeMode = Literal["forward", "reverse"]
+
+_SHIFT = 1e-2
+"""Distance of the points of `check_derivative` from the samples, relative to the inputs' size."""
+_STEPS = (1e-4, 1e-5, 1e-6)
+"""Steps of finite differences, relative to the inputs' size."""
+_RELATIVE_TOLERANCE = 1e-3
+_SPREAD_FACTOR = 4
+_ROUNDINGS = 2**12
 
 
 def directional_derivative(
@@ -73,6 +84,89 @@ def directional_derivative(
         # A caller with a limit has checked that samples are independent.
         check_batch_independence(lambda part: {"the output": _rows(function(part))}, inputs, size)
     return result
+
+
+def check_derivative(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, *, mode: DerivativeMode
+) -> None:
+    """Raise if what PyTorch computes as the derivative is not the derivative of the function.
+
+    The derivative of a random combination of outputs along one random direction per sample is
+    compared with central differences of three step sizes. They are taken near the samples, not at
+    them, since samples often lie on kinks: ties of equal pixels, or values of exactly zero. A
+    difference between the steps, due to curvature, kinks or rounding, raises the tolerance. A
+    sample counts only if it fails at two points.
+
+    Parameters
+    ----------
+    function : callable
+        Maps float64 inputs (n, ...) to float64 outputs (n, k).
+    inputs : tensor of shape (n, ...), float64
+    mode : {"forward", "reverse"}
+        Mode of differentiation.
+
+    Raises
+    ------
+    nlbench.Undefined
+
+    Examples
+    --------
+    >>> check_derivative(torch.sin, torch.ones(1, 2, dtype=torch.float64), mode="reverse")
+    """
+    generator = torch.Generator().manual_seed(0)
+    size = inputs.abs().mean()
+    if not size > 0:
+        size = torch.ones_like(size)
+    suspects = inputs
+    for _ in range(2):
+        shift, direction = (
+            torch.randn(suspects.shape, dtype=torch.float64, generator=generator).to(inputs) * size
+            for _ in range(2)
+        )
+        suspects = suspects[
+            _is_wrong(function, suspects + _SHIFT * shift, direction, mode, generator)
+        ]
+        if not len(suspects):
+            return
+    raise Undefined(
+        "its backward is not its derivative: what PyTorch computes as the network's derivative "
+        "differs from finite differences"
+    )
+
+
+def _is_wrong(
+    function: Callable[[Tensor], Tensor],
+    points: Tensor,
+    directions: Tensor,
+    mode: DerivativeMode,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return a mask (n,) of the points where the derivative differs from finite differences."""
+    with torch.no_grad():
+        weights = torch.randn(function(points).shape, dtype=torch.float64, generator=generator)
+        weights = weights.to(points)
+        steps = torch.tensor(_STEPS, dtype=torch.float64, device=points.device)
+        ends = [[function(points + sign * h * directions) for sign in (1, -1)] for h in _STEPS]
+    if mode == "forward":
+        derivative = (weights * directional_derivative(function, points, directions)[1]).sum(1)
+    else:
+        with torch.enable_grad():
+            x = points.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(function(x), x, weights)
+        derivative = (gradient * directions).flatten(1).sum(1)
+    differences = torch.stack([(weights * (above - below)).sum(1) for above, below in ends])
+    differences = differences / (2 * steps[:, None])
+    magnitude = torch.stack([(weights * above).abs().sum(1) for above, _ in ends]).amax(0)
+    spread = differences.amax(0) - differences.amin(0)
+    tolerance = (
+        _RELATIVE_TOLERANCE * torch.maximum(derivative.abs(), differences[1].abs())
+        + _SPREAD_FACTOR * spread
+        + _ROUNDINGS * torch.finfo(torch.float64).eps * magnitude / steps[1]
+    )
+    error = (differences[1] - derivative).abs()
+    # NaN where the function leaves its domain.
+    is_wrong: Tensor = error > tolerance
+    return is_wrong & torch.isfinite(differences).all(0)
 
 
 def _rows(outputs: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,19 +13,35 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
-from nlbench.introspection.batch_independence import check_batch_independence
-from nlbench.introspection.memory import FeasibleSizes, SampleLimit, microbatch_sizes
+from nlbench.introspection.batch_independence import (
+    check_batch_independence,
+    check_is_function,
+)
+from nlbench.introspection.memory import (
+    FeasibleSizes,
+    SampleLimit,
+    is_out_of_memory,
+    microbatch_sizes,
+)
+from nlbench.introspection.model_copy import double_copy, precise_device
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import autocast_now, exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 
+from .derivatives import DerivativeMode, check_derivative
+
 DERIVATIVE_MEMORY_FACTOR = 4
 """Memory required for a derivative, relative to a forward pass.
 
 In forward mode, every tensor has a tangent; otherwise, the graph keeps every tensor in memory.
 """
+
+CHECKED_SAMPLES = 8
+"""Maximum number of samples per batch whose derivative is compared with finite differences."""
+
+_SAMPLE_BY_SAMPLE = "derivatives are taken sample by sample"
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,8 @@ class FunctionBatch:
         The model itself, for measures of its activations or of segments around the inputs.
     limit : int, optional
         Number of samples that fit in memory at once, for `directional_derivative`; None if unknown.
+    precise : PreciseFunction, optional
+        The model in float64, for `check_derivative`.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -52,6 +71,54 @@ class FunctionBatch:
     batch: int
     model: nn.Module
     limit: int | None = None
+    precise: PreciseFunction | None = None
+
+    def check_derivative(self, mode: DerivativeMode) -> None:
+        """Raise `nlbench.Undefined` if a derivative of the function is not its derivative.
+
+        A few samples are checked in float64; see `derivatives.check_derivative`. Nothing is checked
+        if the model can't be run in float64.
+        """
+        if self.precise is not None:
+            self.precise.check(self.inputs, mode, self.limit)
+
+
+class PreciseFunction:
+    """A model as a function in float64, copied when it is first needed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._function: Callable[[Tensor], Tensor] | None = None
+        self._is_unavailable = False
+
+    def check(self, inputs: Tensor, mode: DerivativeMode, limit: int | None) -> None:
+        """Check the derivative at a few samples; see `check_derivative`."""
+        if self._is_unavailable or not len(inputs):
+            return
+        # A sample takes twice the memory in float64.
+        count = CHECKED_SAMPLES if limit is None else max(1, min(CHECKED_SAMPLES, limit // 2))
+        samples = inputs[:: -(-len(inputs) // count)].detach()
+        try:
+            with preserve_rng_state(inputs.device):
+                if self._function is None:
+                    self._function = functools.partial(_precise_outputs, double_copy(self._model))
+                samples = samples.to(precise_device(self._model, samples)).double()
+                self._function(samples)
+        except Exception:  # Some models compute in one floating-point type only.
+            self._is_unavailable = True
+            return
+        with preserve_rng_state(inputs.device):
+            try:
+                check_derivative(self._function, samples, mode=mode)
+            except Undefined:
+                raise
+            except (RuntimeError, MemoryError) as error:
+                # The measure meets other errors itself, and describes them.
+                self._is_unavailable = is_out_of_memory(error)
+
+
+def _precise_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    return _outputs(model, inputs).double()
 
 
 @exact_by_default()
@@ -89,7 +156,8 @@ def observe_function(
     ------
     nlbench.Undefined
         If the inputs are not floating-point, so there is no derivative with respect to them, or if
-        the output for a sample depends on the other samples in its batch.
+        the output for a sample changes from call to call or depends on the other samples in its
+        batch. Each batch is checked.
 
     Examples
     --------
@@ -102,6 +170,7 @@ def observe_function(
     samples = 0
     precision = autocast_now()
     checked: set[bool] = set()
+    precise = PreciseFunction(model)
     with evaluation_mode(model), without_fast_path(), with_plain_attention():
         for index, batch in enumerate(batches):
             if not batch.is_floating_point():
@@ -119,12 +188,18 @@ def observe_function(
             )
             limit = sample_limit.limit
             in_parts = limit is not None and limit < len(batch) and sample_limit.is_required
-            if len(batch) > 1 and in_parts not in checked:
-                with preserve_attributes(model), preserve_rng_state(batch.device):
+            with preserve_attributes(model), preserve_rng_state(batch.device):
+                check_is_function(
+                    lambda part: _outputs(model, part).detach(),
+                    batch,
+                    min(limit or len(batch), len(batch)),
+                    because=_SAMPLE_BY_SAMPLE,
+                )
+                if len(batch) > 1 and in_parts not in checked:
                     _refuse_mixing(model, batch, limit if in_parts else None)
-                checked |= {False, in_parts}
+                    checked |= {False, in_parts}
             function = _function(model, limit, precision)
-            on_observation(FunctionBatch(function, batch, index, model, limit))
+            on_observation(FunctionBatch(function, batch, index, model, limit, precise))
             samples += len(batch)
     return samples
 
@@ -138,8 +213,9 @@ def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
     if limit is not None:
         check_batch_independence(rows, batch, limit)
     else:
-        because = "derivatives are taken sample by sample"
-        check_batch_independence(rows, batch, len(batch), because=because, allow_random=True)
+        check_batch_independence(
+            rows, batch, len(batch), because=_SAMPLE_BY_SAMPLE, allow_random=True
+        )
 
 
 def _function(

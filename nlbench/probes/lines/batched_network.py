@@ -41,7 +41,7 @@ class BatchedNetwork:
         network : torch.nn.Module
             In eval mode.
         examples : tensor of shape (m, *input)
-            At least two inputs.
+            At least two inputs, such as those that will be run together.
         memory : int, optional
             Memory limit in bytes; by default half of the free memory.
 
@@ -62,23 +62,28 @@ class BatchedNetwork:
             sample_bytes = bytes_per_sample(network, examples[:1])
         needs = PointMemory(sample_bytes, sample_bytes, 0, 0)
         _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
-        # On two samples, some networks that mix samples still compute each output correctly.
-        checked = min(max(size, 2), MAX_CHECKED_BATCH)
-        batched = cls(network, checked)
-        try:
-            together = batched(examples[[0, *[1] * (checked - 1)]])[:2]
-        except RequestError:
-            together = None
-        alone = alone[:2].reshape(2, -1)
-        if together is not None and is_same(together, alone, torch.float64):
-            # If memory ran out, larger batches have not been checked.
-            return cls(network, size if batched.size == checked else batched.size)
-        if not is_same(cls(network, 1)(examples[:2]), alone, torch.float64):
+        alone = alone.reshape(len(alone), -1)
+        if not is_same(cls(network, 1)(examples), alone, torch.float64):
             raise Undefined(
                 "the network's output for one input changes from call to call: it is not a "
                 "function of the input"
             )
-        return cls(network, 1)
+        # On two samples, some networks that mix samples still compute each output correctly.
+        checked = min(max(size, 2), MAX_CHECKED_BATCH)
+        batched = cls(network, checked)
+        pair = [0, *[1] * (checked - 1)]
+        if not batched._reproduces(examples[pair], alone[pair]):
+            return cls(network, 1)
+        # If memory ran out, larger batches have not been checked.
+        batched.size = size if batched.size == checked else batched.size
+        # A network may decide for a batch as a whole, so the examples are run as one batch.
+        return batched if batched._reproduces(examples, alone) else cls(network, 1)
+
+    def _reproduces(self, inputs: Tensor, expected: Tensor) -> bool:
+        try:
+            return is_same(self(inputs), expected, torch.float64)
+        except RequestError:
+            return False
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the outputs (m, k) for inputs (m, *input).

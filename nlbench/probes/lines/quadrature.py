@@ -221,10 +221,10 @@ def integrate_along(
     device = precise_device(network, starts)
     starts = starts.detach().to(device).double()
     ends = ends.detach().to(device).double()
-    batches: BatchedNetwork | None = None
+    # On every segment, since whether a network mixes samples may depend on them.
+    t = torch.linspace(0, 1, EVALUATIONS_PER_CUT + 1, dtype=torch.float64, device=device)
     for start, end in zip(starts, ends, strict=True):
-        if batches is None:
-            batches = BatchedNetwork.of(network, torch.stack([start, end]), memory)
+        batches = BatchedNetwork.of(network, points_at(start, end, t), memory)
         yield smooth_estimate(
             _on_segment(batches, start, end),
             float(torch.linalg.vector_norm(end - start)),

@@ -5,8 +5,10 @@ import torch
 from commands import call
 from torch import nn
 
+import nlbench
 from nlbench.errors import Undefined
 from nlbench.probes.function import directional_derivative, observe_function
+from nlbench.probes.function.derivatives import check_derivative
 
 NETWORKS = {
     "relu": nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 4)),
@@ -150,8 +152,8 @@ class Gives(nn.Module):
     ("make", "words"),
     [
         (lambda x: (x, x), "returns a tuple"),
-        (lambda x: x.sum(), r"shape \(\) for 2 inputs"),
-        (lambda x: x[:1], r"shape \(1, 4\) for 2 inputs"),
+        (lambda x: x.sum(), r"shape \(\) for 3 inputs"),
+        (lambda x: x[:1], r"shape \(1, 4\) for 3 inputs"),
         (lambda x: x.argmax(1), "int64, which has no derivative"),
     ],
 )
@@ -245,10 +247,11 @@ def test_mixing_check_draws_no_random_numbers():
 
 
 class Drawing(nn.Module):
-    """Is random though it is in evaluation mode."""
+    """Draws random numbers on which its output does not depend."""
 
     def forward(self, x):
-        return nn.functional.dropout(x, 0.5, training=True)
+        nn.functional.dropout(x, 0.5, training=True)
+        return x.square()
 
 
 def test_the_function_computes_in_the_precision_that_was_asked_for():
@@ -273,3 +276,112 @@ def test_first_derivative_emits_no_warning(tmp_path):
     )
     done = call(cwd=tmp_path, script=str(script))
     assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, with a gradient reversal of 0.1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -0.1 * gradient
+
+
+class Clipped(torch.autograd.Function):
+    """Clips values, but passes the gradient through."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class WrongTangent(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.square()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_forward(*inputs)
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0]
+
+
+WRONG = {
+    "reversal": Scaled.apply,
+    "clip": Clipped.apply,
+    "straight-through rounding": lambda x: x + ((4 * x).round() / 4 - x).detach(),
+    "detached part": lambda x: x * x.detach(),
+    "wrong tangent": WrongTangent.apply,
+}
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.first, self.last = nn.Linear(6, 9), nn.Linear(9, 4)
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize("measure", ["nlc", "geometric-complexity"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_backward_that_is_not_the_derivative_is_undefined(name, measure):
+    torch.manual_seed(0)
+    model = Applied(WRONG[name])
+    cell = nlbench.evaluate(model, 2 * torch.randn(40, 6), measure)[measure]
+    assert cell.status == "undefined"
+    assert "its backward is not its derivative" in cell.reason
+
+
+RIGHT = {
+    "relu": torch.relu,
+    "gelu": nn.functional.gelu,
+    "square without forward mode": SquareWithoutForwardMode.apply,
+    "many kinks": lambda x: (x - (20 * x).abs()).abs().sin(),
+    "steep": lambda x: (100 * x).sin(),
+    "jump": lambda x: torch.where(x > 0, x, x.square() + 3),
+    "root": lambda x: x.relu().sqrt(),
+    "rounding": lambda x: (x / 3).round() + x,
+    "single precision inside": lambda x: x.float().tanh().to(x.dtype),
+    "large offset": lambda x: (x + 1e6) - 1e6,
+    "normalised": lambda x: x / x.norm(dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("measure", ["nlc", "geometric-complexity"])
+@pytest.mark.parametrize("name", [*RIGHT, *NETWORKS])
+def test_a_right_backward_is_measured(name, measure):
+    torch.manual_seed(0)
+    model = Applied(RIGHT[name]) if name in RIGHT else NETWORKS[name].float().eval()
+    x = torch.randn(40, 6)
+    x[:20] = x[:20].relu()  # Many equal values, as in the background of an image.
+    cell = nlbench.evaluate(model, x, measure)[measure]
+    assert cell.status == "ok" or "not finite" in cell.reason
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("seed", range(10))
+def test_kinks_of_random_networks_are_not_taken_for_wrong_derivatives(seed, mode):
+    torch.manual_seed(seed)
+    pool = nn.MaxPool2d(3, 2, 1)
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), pool, nn.Conv2d(8, 8, 3), nn.LeakyReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(30), nn.Hardswish()).double()
+    images = torch.rand(8, 1, 12, 12, dtype=torch.float64) * (torch.rand(8, 1, 12, 12) > 0.6)
+    check_derivative(model, images, mode=mode)

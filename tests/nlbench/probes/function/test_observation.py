@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import nlbench
 from nlbench.measures.nlc import NonlinearityCoefficient
 from nlbench.probes import Resources
 from nlbench.probes.function import FUNCTION
@@ -117,3 +118,62 @@ def test_memory_limits_the_batch_and_changes_no_number(memory):
     bounded, most, found = coefficient(memory)
     assert bounded == pytest.approx(plain, rel=1e-6)
     assert most <= found[0] < 90
+
+
+class Noisy(nn.Module):
+    def __init__(self, generator=None):
+        super().__init__()
+        self.generator = generator
+
+    def forward(self, x):
+        return x.tanh() + 0.1 * torch.randn(x.shape, generator=self.generator)
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x.tanh() * self.calls
+
+
+class EarlyExit(nn.Module):
+    """Leaves early if all samples of a batch, or any of them, are large."""
+
+    def __init__(self, decision):
+        super().__init__()
+        self.decision = decision
+
+    def forward(self, x):
+        return x if self.decision(x[:, 0] > 0.8) else x.square()
+
+
+FUNCTION_MEASURES = ["nlc", "geometric-complexity", "affine-residual"]
+
+
+@pytest.mark.parametrize("measure", FUNCTION_MEASURES)
+@pytest.mark.parametrize("model", [Noisy(), Noisy(torch.Generator()), Counting()])
+def test_a_network_that_changes_from_call_to_call_is_undefined(model, measure):
+    cell = nlbench.evaluate(model, torch.randn(40, 3), measure)[measure]
+    assert cell.status == "undefined"
+    assert "changes from call to call" in cell.reason
+
+
+@pytest.mark.parametrize("measure", FUNCTION_MEASURES)
+@pytest.mark.parametrize("decision", [torch.all, torch.any])
+@pytest.mark.parametrize("place", [3, 70])
+def test_a_decision_for_the_whole_batch_is_undefined(decision, place, measure):
+    # Most samples are small: most batches are computed as their samples are.
+    torch.manual_seed(place)
+    inputs = torch.rand(100, 3)
+    cell = nlbench.evaluate(EarlyExit(decision), inputs, measure)[measure]
+    assert cell.status == "undefined"
+    assert "depend on the other samples" in cell.reason
+
+
+def test_a_decision_for_each_sample_is_measured():
+    class Gated(nn.Module):
+        def forward(self, x):
+            return torch.where(x[:, :1] > 0.8, x, x.square())
+
+    assert nlbench.evaluate(Gated(), torch.rand(100, 3), "nlc")["nlc"].status == "ok"

@@ -5,6 +5,7 @@ from torch import nn
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.memory import bytes_per_sample
 from nlbench.probes.lines.batched_network import BatchedNetwork
+from nlbench.probes.lines.quadrature import integrate_along
 
 
 class Watched(nn.Module):
@@ -54,6 +55,24 @@ def test_a_network_that_mixes_every_second_sample_is_run_one_at_a_time():
             return x + x.roll(2, 0)
 
     assert BatchedNetwork.of(Mixing(), torch.randn(2, 3)).size == 1
+
+
+@pytest.mark.parametrize("decision", [torch.all, torch.any])
+def test_a_decision_for_the_whole_batch_changes_no_deviation(decision):
+    class EarlyExit(nn.Module):
+        def forward(self, x):
+            return x.sin() if decision((x > 0.3) & (x < 0.8)) else x.sin() + x.square().sin()
+
+    class Sample(EarlyExit):
+        def forward(self, x):
+            return torch.cat([super(Sample, self).forward(one) for one in x.split(1)])
+
+    starts, ends = torch.tensor([[-2.0], [-0.5]]), torch.tensor([[-1.0], [2.0]])
+    results = [
+        [float(s.above + s.below) for s in integrate_along(net, starts, ends, evaluations=600)]
+        for net in (EarlyExit(), Sample())
+    ]
+    assert results[0] == pytest.approx(results[1])
 
 
 def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
