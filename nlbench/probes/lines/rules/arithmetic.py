@@ -176,17 +176,11 @@ MAX_UNFOLDED_BYTES = 4 * 2**20
 MAX_SEPARATE_INPUTS = 8192
 """Maximum number of a layer's inputs with separate errors; above it, groups share the largest."""
 
-# Computed with the first bound: values don't need the sums, which may take as much memory as the
-# weights.
-Squares = Callable[[], tuple[Tensor, float]]
-"""Returns the sums of squares of a layer's weights, divided by a scale squared, and that scale."""
-
 
 def _squares(weight: Tensor) -> tuple[Tensor, float]:
-    """Sum scaled squares over all axes but the first two, and return the scale."""
-    size = float(weight.abs().max()) or 1.0
-    squares = (weight / size).square_()
-    return (squares.flatten(2).sum(-1) if weight.ndim > 2 else squares), size
+    """Return the squares of the weights divided by a scale, and that scale."""
+    size = float(_largest(weight))
+    return (weight / size).square_(), size
 
 
 def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
@@ -227,7 +221,7 @@ def linear(call: RecordedCall) -> Rule:
 @line_rule("conv1d", "conv2d", "conv3d")
 def convolution(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
-    weight, bias = call.args[1], call.argument(2, "bias")
+    weight = call.args[1]
     terms = weight[0].numel()
     # A convolution unfolds its inputs for all points at once. On a CPU they should fit in the
     # cache: processing a few points at a time is up to four times as fast (for 16 channels of
@@ -244,18 +238,11 @@ def convolution(call: RecordedCall) -> Rule:
         convolve = across_samples or call.apply
         return torch.cat([convolve([batch]) for batch in torch.split(x, batch_points)])
 
-    groups, inputs = call.shapes[0][1] // max(1, weight.shape[1]), weight.shape[1]
-
-    @functools.cache
-    def by_group() -> tuple[Tensor, float]:
-        sums, size = _squares(weight)
-        return sums.reshape(groups, -1, inputs), size
-
-    bound = _channel_bound(by_group, groups, inputs, terms, bias)
+    groups = call.shapes[0][1] // max(1, weight.shape[1])
     on_cpu = weight.device.type == "cpu"
     return Rule(
         apply,
-        bound,
+        _convolution_bound(call, groups),
         workspace=0 if on_cpu else unfolded,
         reserve=batch_points * unfolded if on_cpu else 0,
         direct=call.apply,
@@ -306,19 +293,7 @@ def _across_samples(call: RecordedCall) -> OutputFunction | None:
 @line_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
-    weight, bias = call.args[1], call.argument(2, "bias")
-    axes = weight.ndim - 2
-    stride, groups = per_axis(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
-    overlap = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
-    inputs = weight.shape[0] // groups
-
-    @functools.cache
-    def by_group() -> tuple[Tensor, float]:
-        sums, size = _squares(weight)
-        return sums.reshape(groups, -1, sums.shape[1]).mT, size
-
-    terms = inputs * math.prod(overlap)
-    return Rule(call.apply, _channel_bound(by_group, groups, inputs, terms, bias))
+    return Rule(call.apply, _convolution_bound(call, call.argument(6, "groups", 1)))
 
 
 def per_axis(value: Any, axes: int) -> list[int]:
@@ -327,20 +302,89 @@ def per_axis(value: Any, axes: int) -> list[int]:
     return values * axes if len(values) == 1 else values
 
 
-def _channel_bound(
-    by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
-) -> Bound:
-    """Return the bound for a convolution; `by_group` returns sums (groups, outputs, inputs)."""
+def _convolution_bound(call: RecordedCall, groups: int) -> Bound:
+    """Return the bound for a convolution: the largest over the sets of taps that meet its input."""
+    weight, bias = call.args[1], call.argument(2, "bias")
+    transposed = "transpose" in call.name
+    inputs = weight.shape[0] // groups if transposed else weight.shape[1]
+
+    # Computed with the first bound: values don't need the sums, which may take as much memory as
+    # the weights.
+    @functools.cache
+    def sums_of_squares() -> tuple[Tensor, float, int]:
+        """Return sums (groups, sets × outputs, inputs), their scale, and the number of terms."""
+        sets = _taps_that_meet_input(call, transposed)
+        squares, size = _squares(weight.flatten(2))
+        sums = squares @ sets.to(squares).mT
+        by_group = sums.reshape(groups, -1, *sums.shape[1:])
+        order = (0, 3, 2, 1) if transposed else (0, 3, 1, 2)
+        used = (squares.amax((0, 1)) > 0).cpu()
+        terms = inputs * int((sets & used).sum(1).max())
+        return by_group.permute(order).flatten(1, 2), size, terms
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        factors, weight_size, terms = sums_of_squares()
         squares, size = channel_squares(x[0], bounds[0], 1, terms)
-        factors, weight_size = by_group()
         sums = squares.reshape(-1, groups, inputs).transpose(0, 1) @ factors.mT
+        sums = sums.reshape(groups, len(squares), -1, output.shape[1] // groups).amax(2)
         errors = sums.transpose(0, 1).flatten(1).sqrt().mul_(size * weight_size)
         shape = (*errors.shape, *(1,) * (output.ndim - 2))
         return root_sum_squares([errors.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
 
     return bound
+
+
+def _taps_that_meet_input(call: RecordedCall, transposed: bool = False) -> Tensor:
+    """Return the largest sets of taps that meet the input, not padding, at one output position.
+
+    They are rows of bools, of shape (sets, taps). Most layers have a single set, of all taps.
+    """
+    kernel = call.args[1].shape[2:]
+    axes = len(kernel)
+    stride = per_axis(call.argument(3, "stride", 1), axes)
+    dilation = per_axis(call.argument(7 if transposed else 5, "dilation", 1), axes)
+    padding = call.argument(4, "padding", 0)
+    if isinstance(padding, str):
+        same = padding == "same"
+        padding = [d * (k - 1) // 2 * same for k, d in zip(kernel, dilation, strict=True)]
+    sizes = (call.shapes[0][2:], call.shape[2:], kernel, stride, per_axis(padding, axes), dilation)
+    sets = torch.ones(1, 1, dtype=torch.bool)
+    for axis in zip(*sizes, strict=True):
+        # A set is a product of sets along each axis, and so are the largest ones.
+        sets = (
+            sets[:, None, :, None] & _taps_on_axis(*axis, transposed=transposed)[:, None]
+        ).flatten(0, 1)
+        sets = sets.flatten(1)
+    return sets
+
+
+def _taps_on_axis(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    """Return the largest sets of taps that meet the input along an axis, (sets, taps)."""
+    first = -(-padding // stride)
+    last_read = first * stride - padding + (kernel - 1) * dilation
+    if not transposed and first < outputs and last_read < inputs:
+        return torch.ones(1, kernel, dtype=torch.bool)
+    positions = torch.arange(outputs)[:, None]
+    taps = torch.arange(kernel) * dilation
+    if transposed:
+        offset = positions + padding - taps
+        read = torch.where(offset % stride == 0, offset // stride, -1)
+    else:
+        read = positions * stride - padding + taps
+    meets = (read >= 0) & (read < inputs)
+    sets: Tensor = torch.unique(meets, dim=0)
+    shared = sets.float() @ sets.float().mT
+    inside_another = (shared == shared.diagonal()[:, None]).sum(1) > 1
+    return sets[~inside_another]
 
 
 @line_rule("batch_norm", caveat="with running statistics only")
@@ -461,8 +505,13 @@ def average_pooling(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
     axes = int(call.name[-2])
     kernel = per_axis(call.argument(1, "kernel_size"), axes)
-    terms = math.prod(kernel)
-    divisor = call.argument(6, "divisor_override") or terms
+    stride = per_axis(call.argument(2, "stride") or kernel, axes)
+    padding = per_axis(call.argument(3, "padding", 0), axes)
+    sizes = (call.shapes[0][-axes:], call.shape[-axes:], kernel, stride, padding, [1] * axes)
+    met = [int(_taps_on_axis(*axis).sum(1).max()) for axis in zip(*sizes, strict=True)]
+    terms = math.prod(met)
+    averaged = math.prod(kernel) if call.argument(5, "count_include_pad", True) else terms
+    divisor = call.argument(6, "divisor_override") or averaged
     return Rule(call.apply, _average_bound(axes, terms, divisor))
 
 

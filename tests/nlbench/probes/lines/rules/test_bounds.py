@@ -183,3 +183,33 @@ def test_the_error_of_a_convolution():
     assert result.flatten().tolist() == pytest.approx(
         [math.sqrt(52) * 1e6] * result.numel(), rel=0.2
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("settings", [(1, 2, 1), (2, 2, 1), (2, 4, 2), (3, 1, 1), (1, 8, 4)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_error_of_a_convolution_counts_only_taps_that_meet_input(size, settings, transposed):
+    stride, padding, dilation = settings
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4, 2, 5, generator=generator, dtype=torch.float64)
+    x = torch.ones(1, 4, size, dtype=torch.float64)
+    convolve = F.conv_transpose1d if transposed else F.conv1d
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 2}
+    try:
+        squares = convolve(x, weight.square(), **options)
+    except RuntimeError:
+        pytest.skip("no output")
+    error = torch.full((1, 4, 1), 1e6, dtype=torch.float64)
+    bound = bound_of(lambda m, x: convolve(x, weight, **options), x, error)
+    # With equal errors of all inputs, the largest error over positions.
+    expected = 1e6 * squares.amax(2).sqrt()
+    torch.testing.assert_close(bound.reshape(expected.shape), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("counts_padding", [True, False])
+def test_averages_count_only_positions_that_meet_input(counts_padding):
+    x = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    error = torch.full((1, 1, 1, 1), 1e6, dtype=torch.float64)
+    options = {"padding": 1, "count_include_pad": counts_padding}
+    bound = bound_of(lambda m, x: F.avg_pool2d(x, 3, 1, **options), x, error)
+    assert float(bound.max()) == pytest.approx(1e6 / 9 if counts_padding else 1e6, rel=1e-5)
