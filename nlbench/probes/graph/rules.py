@@ -540,6 +540,19 @@ def _addcmul(call: ChannelCall) -> Tensor:
     return call.builder.merge(summand, call.builder.merge(first, second))
 
 
+@graph_rule("lerp")
+def _interpolate_linearly(call: ChannelCall) -> Tensor:
+    """Follow a weighted sum of two tensors; a constant one adds no branch."""
+    start, end, weight = (call.argument(i, n) for i, n in enumerate(("input", "end", "weight")))
+    if call.nodes_of(weight) is not None:
+        raise UnfollowableCall("its weight depends on the input")
+    for value, constant in itertools.permutations((start, end, weight), 2):
+        is_constant = isinstance(constant, Tensor) and call.nodes_of(constant) is None
+        if is_constant and call.nodes_of(value) is not None:
+            _distinguish_copies(call, value, constant)
+    return call.builder.merge(call.broadcast(start), call.broadcast(end))
+
+
 @graph_rule("cat", "concat", "concatenate")
 def _concatenate(call: ChannelCall) -> Tensor:
     """Follow concatenation; a constant next to positions of a channel becomes part of it."""

@@ -54,6 +54,25 @@ def test_a_scaled_tensor_added_to_another_merges_what_depends_on_the_input():
     assert lengths(beside, 4) == (0.5, 0.5)
 
 
+@pytest.mark.parametrize("weight", [0.3, torch.full((4,), 0.3)])
+def test_an_interpolation_merges_what_depends_on_the_input(weight):
+    constant = torch.ones(4)
+    for function, expected in [
+        (lambda self, x: torch.lerp(self.act(x), constant, weight), 1.0),
+        (lambda self, x: torch.lerp(constant, self.act(x), weight), 1.0),
+        (lambda self, x: self.act(x).lerp(end=constant, weight=weight), 1.0),
+        (lambda self, x: self.act(x).lerp_(constant, weight), 1.0),
+        (lambda self, x: torch.lerp(x, self.act(x), weight), 0.5),
+    ]:
+        assert lengths(Calls(function, act=nn.Tanh()), 4) == (expected, expected)
+
+
+def test_an_interpolation_whose_weight_depends_on_the_input_is_refused():
+    model = Calls(lambda self, x: torch.lerp(x, torch.ones(4), x))
+    with pytest.raises(UnsupportedOperation, match=r"lerp .*its weight depends on the input"):
+        lengths(model, 4)
+
+
 def test_channels_padded_with_zeros_have_only_the_other_branch():
     # The shortcut without parameters: half of the channels have no way around the unit.
     model = Calls(

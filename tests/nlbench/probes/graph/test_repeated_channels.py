@@ -41,6 +41,7 @@ THREE_OF_ONE = {
     "broadcast by a product": lambda h: h * torch.ones(3),
     "broadcast by a sum": lambda h: torch.zeros(3) + h,
     "broadcast by addcmul": lambda h: torch.addcmul(torch.zeros(3), h, torch.ones(3)),
+    "broadcast by lerp": lambda h: torch.lerp(h, torch.ones(3), 0.5),
 }
 
 
