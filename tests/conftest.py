@@ -51,6 +51,7 @@ LONG = (
     "support/test_pretend_cuda.py",
     "stress/test_malformed.py",
     "nlbench/probes/graph/test_graph_families.py",
+    "nlbench/probes/lines/test_instruction_sets.py",
     "nlbench/probes/lines/exact/test_trace.py",
     "nlbench/probes/lines/rules/test_operations.py",
     "nlbench/probes/lines/estimation/test_estimator.py",

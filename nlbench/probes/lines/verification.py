@@ -31,6 +31,8 @@ MAX_RELATIVE_ROUNDING = 1e-3
 """Rounding error of a step, relative to its largest value, above which a trace is refused."""
 RELATIVE_KINK_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Distance from a kink within which the side is unknown, relative to a step's largest value."""
+PERTURBED_COPIES = 3
+"""Number of perturbed copies of a point that measure its rounding errors."""
 MEASURED_ERROR_FACTOR = 32
 """Distance from a kink within which the side is unknown, in measured rounding errors."""
 
@@ -106,10 +108,10 @@ def _check_values(
 
 def _rounding(program: Program, inputs: Tensor, batch_points: int) -> Tensor | float:
     """Measure the rounding error of the outputs: (1, k)."""
-    errors, copies = [], 3
+    errors = []
     with torch.inference_mode():
-        for part in torch.split(inputs, max(1, batch_points // (1 + copies))):
-            for computed in walk_measured(program, part, copies):
+        for part in torch.split(inputs, max(1, batch_points // (1 + PERTURBED_COPIES))):
+            for computed in walk_measured(program, part, PERTURBED_COPIES):
                 if computed.step.output == program.output:
                     errors.append(computed.bound[:1].expand_as(computed.output[:1]).reshape(1, -1))
     largest = torch.cat(errors).amax(0, keepdim=True) if errors else 0.0
@@ -161,12 +163,13 @@ def _check_pieces(
     If the pair has a site, some unit of that site must be on different pieces; otherwise, no unit
     may be.
     """
-    pairs = max(1, batch_points // 4)
+    copies = min(PERTURBED_COPIES, max(1, batch_points // 2 - 1))
+    pairs = max(1, batch_points // (2 * (1 + copies)))
     with torch.inference_mode():
         for first in range(0, len(sites), pairs):
             part = sites[first : first + pairs]
             inputs = points_at(points[0], points[1], t[2 * first : 2 * (first + len(part))])
-            for computed in walk_measured(program, inputs):
+            for computed in walk_measured(program, inputs, copies):
                 if computed.step.rule.pieces is not None:
                     _compare(computed, computed.step.rule.pieces, part)
 

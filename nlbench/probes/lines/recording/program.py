@@ -6,6 +6,7 @@ its operation (see `nlbench.probes.lines.rules.rule`), which acts on many points
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -155,15 +156,21 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
 
     Copies of the batch are also computed, with the last digits of each step's inputs perturbed
     randomly but reproducibly. The error is the largest resulting difference over the batch, per
-    unit, or per channel if there are positions. (J. Vignes, "A stochastic arithmetic for
-    reliable scientific computation", Mathematics and Computers in Simulation 35, 1993.)
+    unit, or per channel if there are positions, in units of the perturbations' root mean square.
+    (J. Vignes, "A stochastic arithmetic for reliable scientific computation", Mathematics and
+    Computers in Simulation 35, 1993.)
+
+    Perturbations are odd multiples of epsilon up to seven. With a single size, terms that cancel
+    would often cancel in the copies as well, and a kernel's order of summation would decide the
+    sign of what is left.
     """
     generator = torch.Generator(inputs.device).manual_seed(0)
-    precision = torch.finfo(inputs.dtype).eps
+    epsilon = torch.finfo(inputs.dtype).eps
+    precision = math.sqrt(21) * epsilon  # 21 is the mean of 1, 9, 25 and 49.
 
     def perturbed(x: Tensor) -> Tensor:
-        sign = torch.randint(0, 2, x.shape, generator=generator, device=x.device, dtype=torch.int8)
-        return x * (1 + precision * (2 * sign - 1).to(x.dtype))
+        draw = torch.randint(0, 8, x.shape, generator=generator, device=x.device, dtype=torch.int8)
+        return x * (1 + epsilon * (2 * draw - 7).to(x.dtype))
 
     runs = [{0: inputs}, *({0: perturbed(inputs)} for _ in range(copies))]
     for step in program.steps:

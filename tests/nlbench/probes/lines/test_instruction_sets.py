@@ -1,0 +1,51 @@
+"""Traces don't depend on the order in which a processor's kernels add."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nlbench.probes.lines import trace_segment
+
+HERE = Path(__file__)
+# What MKL and PyTorch choose on other processors. Others than Intel's ignore some of them.
+INSTRUCTION_SETS = [
+    {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    {"MKL_CBWR": "COMPATIBLE"},
+    {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ATEN_CPU_CAPABILITY": "default"},
+]
+
+
+def cancelling_weights():
+    """Return weights whose sum is zero up to rounding."""
+    rng = np.random.default_rng(5)
+    short = [[1.0, -1.0], [0.1, 0.2, -0.3], [0.7, -0.1, -0.6], [0.1] * 10 + [-1.0]]
+    drawn = [rng.normal(size=size) for size in (7, 13, 34, 50)]
+    return [*short, *([*draw, -draw.sum()] for draw in drawn)]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-12, 1e-6, 1.0, 1e12])
+@pytest.mark.parametrize("weights", cancelling_weights(), ids=len)
+def test_segments_inside_a_boundary_have_no_breakpoints(weights, scale):
+    net = nn.Sequential(nn.Linear(len(weights), 1, bias=False), nn.ReLU()).double()
+    with torch.no_grad():
+        net[0].weight.copy_(scale * torch.tensor([list(weights)], dtype=torch.float64))
+    for a, b in np.random.default_rng(1).uniform(-1, 1, (9, 2)):
+        start, end = torch.full((len(weights),), a), torch.full((len(weights),), b)
+        assert trace_segment(net, start, end).crossings == 0
+
+
+@pytest.mark.parametrize("variables", INSTRUCTION_SETS, ids=lambda v: "-".join(v.values()))
+def test_other_instruction_sets_give_the_same_traces(variables):
+    files = [HERE, HERE.with_name("test_api.py"), HERE.with_name("test_verification.py")]
+    files.append(HERE.parent / "exact" / "test_trace.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-p", "no:xdist", "-k", "not instruction_sets_give", *map(str, files)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
