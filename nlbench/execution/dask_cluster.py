@@ -8,12 +8,13 @@ import json
 import logging
 import queue
 import signal
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any
 
 from nlbench.cells import Cell
@@ -179,12 +180,11 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                 importlib.import_module("distributed.comm").resolve_address(address)
             else:
                 security = _temporary_security(distributed)
-                # Dask would leave its folder of temporary files behind.
-                scratch = stack.enter_context(
-                    TemporaryDirectory(prefix="nlbench-dask-", ignore_cleanup_errors=True)
-                )
                 config: Any = importlib.import_module("dask.config")
-                stack.enter_context(config.set({"temporary-directory": scratch}))
+                place = config.get("temporary-directory") or tempfile.gettempdir()
+                scratch = Path(place, "dask-scratch-space")
+                if not scratch.exists():
+                    stack.callback(_remove_scratch_folder, scratch)
                 with _interrupts_blocked():
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
@@ -209,6 +209,17 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
         yield client
     finally:
         _call_within(CLOSE_SECONDS, stack.close)
+
+
+def _remove_scratch_folder(folder: Path) -> None:
+    """Remove the folder of temporary files that Dask leaves behind, unless it is in use.
+
+    What a killed run leaves there is removed by the next Dask cluster on the machine.
+    """
+    with contextlib.suppress(OSError):
+        for name in ("global.lock", "purge.lock"):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _temporary_security(distributed: Any) -> Any:
