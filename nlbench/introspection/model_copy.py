@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -135,13 +137,44 @@ def _refuse_uncopyable(model: nn.Module) -> None:
 def _deep_copy(
     model: nn.Module, replaced: dict[int, Any], copy_tensor: Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """Copy a model in eval mode; `replaced` maps the ids of tensors to existing copies."""
-    try:
-        with _TensorCopies(copy_tensor):
-            return copy.deepcopy(model, replaced).eval()
-    except (RuntimeError, TypeError) as error:
-        reason = first_line(error)
-        raise RequestError(f"the model can't be copied: {reason}") from error
+    """Copy a model in eval mode; `replaced` maps the ids of tensors to existing copies.
+
+    Attributes that can't be copied, such as locks and read-only mappings, are shared with the copy
+    if they hold no tensors.
+    """
+    with _TensorCopies(copy_tensor):
+        try:
+            return copy.deepcopy(model, dict(replaced)).eval()
+        except Exception as error:
+            shared = _uncopyable_attributes(model, replaced)
+            # An attribute can raise any exception.
+            if shared:
+                with contextlib.suppress(Exception):
+                    return copy.deepcopy(model, replaced | shared).eval()
+            reason = first_line(error)
+            raise RequestError(f"the model can't be copied: {reason}") from error
+
+
+def _uncopyable_attributes(model: nn.Module, replaced: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the attributes that can't be copied and hold no tensors, by their ids."""
+    shared = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if id(value) in shared or _holds_tensors(value):
+                continue
+            try:
+                copy.deepcopy(value, dict(replaced))
+            except Exception:
+                shared[id(value)] = value
+    return shared
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensors, value.values()))
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, Tensor | nn.Module)
 
 
 class _TensorCopies(TorchFunctionMode):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import weakref
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -169,16 +168,54 @@ def preserve_attributes(model: nn.Module) -> Iterator[None]:
 
 # PyTorch's tables of parameters, buffers, children and hooks.
 _TABLES = frozenset(vars(nn.Module()))
-_CONTAINERS = (dict, list, set, deque)
+_CONTAINERS = (OrderedDict, dict, list, set, deque)
 
 
 def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[Any, Any]]:
-    """Return a module's attributes; with `whole`, also its tables and copies of containers."""
+    """Return a module's attributes and their items, if containers; with `whole`, its tables too."""
     return {
-        name: (value, copy.copy(value) if whole and isinstance(value, _CONTAINERS) else None)
+        name: (value, _items(value))
         for name, value in vars(module).items()
         if whole or name not in _TABLES
     }
+
+
+def _container_type(value: Any) -> Any:
+    """Return the type whose methods read and change a container's items, None without one.
+
+    A subclass may refuse changes, convert items or report them to somebody. Its own methods are
+    therefore not used.
+    """
+    return next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+
+
+def _items(value: Any) -> list[Any] | None:
+    """Return a container's items in order, pairs for a mapping; None for any other value."""
+    kind = _container_type(value)
+    if kind is None:
+        return None
+    if issubclass(kind, dict):
+        return list(kind.items(value))
+    return list(kind.__iter__(value))
+
+
+def _restore_items(value: Any, items: Sequence[Any]) -> None:
+    """Give a container the items that it had, unless it still has them."""
+    kind = _container_type(value)
+    if kind is None or _identities(_items(value)) == _identities(items):
+        return
+    kind.clear(value)
+    for item in items:
+        if issubclass(kind, dict):
+            kind.__setitem__(value, *item)
+        elif kind is set:
+            kind.add(value, item)
+        else:
+            kind.append(value, item)
+
+
+def _identities(items: Sequence[Any] | None) -> list[Any]:
+    return [tuple(map(id, item)) if type(item) is tuple else id(item) for item in items or ()]
 
 
 def _restore_attributes(
@@ -188,13 +225,9 @@ def _restore_attributes(
     for name in [n for n in current if n not in attributes and (whole or n not in _TABLES)]:
         del current[name]
     for name, (value, content) in attributes.items():
-        # Refill the same containers, since hook handles refer to them.
-        if whole and isinstance(value, dict | set):
-            value.clear()
-            value.update(content)
-        elif whole and isinstance(value, list | deque):
-            value.clear()
-            value.extend(content)
+        # The same containers, since hook handles refer to them.
+        if content is not None:
+            _restore_items(value, content)
         current[name] = value
 
 

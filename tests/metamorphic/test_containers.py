@@ -1,0 +1,140 @@
+"""The container in which a model keeps its constants changes no number, and is left as it was."""
+
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from types import MappingProxyType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+
+MEASURES = ["affinity", "r2", "norm", "nlc", "affine-residual", "absdev", "pathlength"]
+CONSTANTS = {"width": 6, "slope": 0.5}
+
+
+class Frozen(OrderedDict):
+    """Refuses every change after it was built, as configurations of transformers' kind do."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self._is_frozen = True
+
+    def _refuse(self, *args, **kwargs):
+        raise TypeError("this mapping is read-only")
+
+    def __setitem__(self, key, value):
+        if getattr(self, "_is_frozen", False):
+            self._refuse()
+        super().__setitem__(key, value)
+
+    __delitem__ = pop = popitem = setdefault = update = clear = _refuse
+
+
+class FrozenDict(dict):
+    def _refuse(self, *args, **kwargs):
+        raise TypeError("this mapping is read-only")
+
+    __setitem__ = __delitem__ = pop = popitem = setdefault = update = clear = _refuse
+
+
+class FrozenList(list):
+    def _refuse(self, *args, **kwargs):
+        raise TypeError("this list is read-only")
+
+    append = extend = insert = pop = remove = clear = __setitem__ = __delitem__ = _refuse
+
+
+class Lower(dict):
+    """Converts its keys, so that a refill by its own methods would change it."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key + "!", value)
+
+
+CONTAINERS = {
+    "dict": dict(CONSTANTS),
+    "ordered": OrderedDict(CONSTANTS),
+    "frozen ordered": Frozen(CONSTANTS),
+    "frozen": FrozenDict(CONSTANTS),
+    "converting": Lower(CONSTANTS),
+    "default": defaultdict(int, CONSTANTS),
+    "counter": Counter(CONSTANTS),
+    "proxy": MappingProxyType(CONSTANTS),
+    "user": UserDict(CONSTANTS),
+    "list": list(CONSTANTS.values()),
+    "frozen list": FrozenList(CONSTANTS.values()),
+    "tuple": tuple(CONSTANTS.values()),
+    "deque": deque(CONSTANTS.values(), maxlen=2),
+    "set": {6, 0.5},
+    "frozenset": frozenset({6, 0.5}),
+    "namespace": SimpleNamespace(**CONSTANTS),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = config
+        self.first, self.act, self.last = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+def scores(model):
+    inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    frame = nlbench.evaluate(model, inputs, measures=MEASURES, settings={"lines.paths": "pairs", "lines.number": 1}).scores
+    return frame[["measure", "place", "statistic", "value", "status", "reason"]]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return scores(Net(None))
+
+
+def content(container):
+    if isinstance(container, SimpleNamespace):
+        return vars(container).copy()
+    return list(container.items()) if hasattr(container, "items") else list(container)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_a_container_of_constants_changes_no_number_and_stays_as_it_was(kind, expected):
+    container = CONTAINERS[kind]
+    before, text = content(container), repr(container)
+    model = Net(container)
+    found = scores(model)
+    assert model.config is container
+    assert content(container) == before
+    assert repr(container) == text
+    columns = ["measure", "place", "statistic", "status", "reason"]
+    assert found[columns].equals(expected[columns])
+    assert found["value"].equals(expected["value"])
+
+
+class Recording(Net):
+    """Writes into its containers at each call, and reads nothing of it."""
+
+    def forward(self, x):
+        if isinstance(self.config, dict):
+            dict.__setitem__(self.config, f"call {len(self.config)}", x.shape)
+            self.config.pop("width", None)
+        elif isinstance(self.config, set):
+            self.config.add(len(self.config))
+        else:
+            self.config.append(x.shape)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", ["dict", "ordered", "default", "list", "deque", "set"])
+def test_a_container_that_a_pass_changes_is_restored(kind, expected):
+    container = CONTAINERS[kind].copy()
+    before, text = content(container), repr(container)
+    model = Recording(container)
+    found = scores(model)
+    assert model.config is container
+    assert content(container) == before
+    assert repr(container) == text
+    assert found["value"].equals(expected["value"])
