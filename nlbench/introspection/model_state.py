@@ -172,9 +172,9 @@ _CONTAINERS = (OrderedDict, dict, list, set, deque)
 
 
 def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[Any, Any]]:
-    """Return a module's attributes and their items, if containers; with `whole`, its tables too."""
+    """Return a module's attributes; with `whole`, also its tables and the items of containers."""
     return {
-        name: (value, _items(value))
+        name: (value, _items(value) if whole else None)
         for name, value in vars(module).items()
         if whole or name not in _TABLES
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,13 @@ def file_hash(path: str | os.PathLike[str]) -> str:
 
 
 def state_hash(model: torch.nn.Module) -> str:
-    """Compute the SHA-256 of a model's parameters and buffers, in hexadecimal.
+    """Compute the SHA-256 of a model's parameters, buffers and other tensors, in hexadecimal.
 
     Names, dtypes, shapes and bytes are hashed in alphabetical order of the names, regardless of
-    device, memory layout and order of registration. Non-persistent buffers are included, since
-    they affect the output.
+    device, memory layout and order of registration. Everything that affects the output is included:
+    non-persistent buffers, tensors in attributes, and what modules save besides, such as the packed
+    weights of quantised layers. State that can't be read has another hash each time, so that it is
+    never taken for that of another model.
 
     Examples
     --------
@@ -72,16 +74,106 @@ def state_hash(model: torch.nn.Module) -> str:
     >>> state_hash(first) == state_hash(second)
     True
     """
-    tensors: dict[str, Tensor] = {
+    tensors: dict[str, Any] = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+    for name, value in _unregistered_state(model):
+        tensors.setdefault(name, value)
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(_bytes_of(tensor))
+        _update_with_state(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+def _unregistered_state(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what modules save in addition to parameters and buffers, and tensors in attributes."""
+    from torch import Tensor, nn
+
+    tables = vars(nn.Module())
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        kind = type(module)
+        saves = kind._save_to_state_dict is not nn.Module._save_to_state_dict
+        if saves or kind.get_extra_state is not nn.Module.get_extra_state:
+            state: dict[str, Any] = {}
+            module._save_to_state_dict(state, prefix, keep_vars=True)
+            yield from state.items()
+        for name, value in vars(module).items():
+            if name in tables:
+                continue
+            for key, item in _flattened(f"{prefix}{name}", value):
+                if isinstance(item, Tensor):
+                    yield key, item
+
+
+def _flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested mappings, lists and tuples, with names."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flattened(f"{name}.{key}", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _flattened(f"{name}.{index}", item)
+    else:
+        yield name, value
+
+
+def _update_with_state(digest: Any, name: str, value: Any) -> None:
+    import torch
+
+    content: list[tuple[Any, tuple[int, ...], Any]]
+    for key, item in _flattened(name, value):
+        if isinstance(item, torch.Tensor):
+            try:
+                parts = _dense_parts(item)
+                content = [(part.dtype, tuple(part.shape), _bytes_of(part)) for part in parts]
+            except (RuntimeError, NotImplementedError, TypeError):
+                content = [(item.dtype, tuple(item.shape), os.urandom(16))]
+        elif isinstance(item, _PLAIN) or type(item).__module__ == "torch":
+            content = [(type(item).__name__, (), repr(item).encode())]
+        else:
+            content = [(type(item).__name__, (), os.urandom(16))]
+        for kind, shape, data in content:
+            digest.update(f"{key}\0{kind}\0{shape}\0".encode())
+            digest.update(data)
+
+
+_PLAIN = (str, bytes, bool, int, float, complex, type(None))
+
+
+def _dense_parts(tensor: Tensor) -> list[Tensor]:
+    """Return dense tensors that determine a tensor of any layout: itself, if it is dense."""
+    import torch
+
+    if tensor.is_quantized:
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            scale = torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)
+            return [tensor.int_repr(), scale]
+        return [
+            tensor.int_repr(),
+            tensor.q_per_channel_scales(),
+            tensor.q_per_channel_zero_points(),
+        ]
+    if tensor.is_nested:
+        return [part for item in tensor.unbind() for part in _dense_parts(item)]
+    if tensor.layout == torch.sparse_coo:
+        whole = tensor.coalesce()
+        return [torch.tensor(whole.shape), whole.indices(), whole.values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        shape = torch.tensor(tensor.shape)
+        return [shape, tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        shape = torch.tensor(tensor.shape)
+        return [shape, tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout != torch.strided:
+        return [tensor.to_dense()]
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        names, context = flatten()
+        inner = [part for name in names for part in _dense_parts(getattr(tensor, name))]
+        return [*inner, torch.tensor(list(repr(context).encode()), dtype=torch.uint8)]
+    return [tensor]
 
 
 def tensor_hash(tensor: Tensor) -> str:
