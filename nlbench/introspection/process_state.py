@@ -86,9 +86,8 @@ class Changes(list[str]):
 
     def left(self) -> str:
         """Return a remark on what this process can't restore."""
-        if not self.lasting:
-            return ""
-        return f"this process runs with a changed {_listed(self.lasting)}, which can't be restored"
+        start = "changed in this process and can't be restored: "
+        return start + _listed(self.lasting) if self.lasting else ""
 
 
 def _listed(names: list[str], most: int = 10) -> str:
