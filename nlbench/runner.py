@@ -192,8 +192,8 @@ def _plan(request: Request, monitor: ProgressMonitor) -> Plan:
     """Plan a request, and restore any process state that importing plugins has changed."""
     with restored_process_state() as changes:
         plan = make_plan(request, _device(request), monitor.warn)
-    if changes:
-        monitor.warn(f"importing plugins changed {', '.join(changes)}; since restored")
+    for remark in filter(None, (changes.restored("importing plugins"), changes.left())):
+        monitor.warn(remark)
     return plan
 
 

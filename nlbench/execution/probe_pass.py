@@ -21,6 +21,7 @@ from nlbench.errors import RequestError, Undefined, error_text, message_of
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.precision import without_autocast
+from nlbench.introspection.process_state import Changes, restored_thread_state
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
@@ -150,6 +151,7 @@ def observe(
     step: OnStep = lambda: None,
     streams: Sequence[str] = (),
     monitor: ProgressMonitor | None = None,
+    changes: Changes | None = None,
 ) -> list[Outcome]:
     """Run a probe on a subject and return the outcome of each measure that uses it.
 
@@ -166,12 +168,16 @@ def observe(
     streams : sequence of str
         Name of each measure's random stream; by default, measures sample from the global
         generators in their current state.
+    changes : Changes, optional
+        What the model changed in this thread is restored before the measures compute their
+        results, and is added here.
     """
+    changes = Changes() if changes is None else changes
     names = streams or [""] * len(measures)
     entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
     monitor = monitor or ProgressMonitor()
     with preserve_rng_state(resources.device):
-        outcomes = _observe_once(subject, entries, settings, resources, step, monitor)
+        outcomes = _observe_once(subject, entries, settings, resources, step, monitor, changes)
     if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
         return outcomes
     for index, entry in enumerate(entries):
@@ -179,7 +185,9 @@ def observe(
         for device in dict.fromkeys([resources.device, torch.device("cpu")]):
             if not outcomes[index].is_out_of_memory:
                 break
-            outcomes[index] = _observe_alone(device, subject, entry, settings, resources, monitor)
+            outcomes[index] = _observe_alone(
+                device, subject, entry, settings, resources, monitor, changes
+            )
     return outcomes
 
 
@@ -190,6 +198,7 @@ def _observe_alone(
     settings: ProbeOptions,
     resources: Resources,
     monitor: ProgressMonitor,
+    changes: Changes,
 ) -> Outcome:
     """Run another pass for one measure, on the subject's device or on the CPU."""
     release_freed_memory(resources.device)
@@ -204,7 +213,9 @@ def _observe_alone(
     # Use a single thread, since processing several sites at once requires more memory.
     resources = replace(resources, device=device, threads=1)
     with preserve_rng_state(device):
-        (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
+        (outcome,) = _observe_once(
+            subject, [entry], settings, resources, lambda: None, monitor, changes
+        )
     outcome.result = with_remark(outcome.result, remark)
     return outcome
 
@@ -216,6 +227,7 @@ def _observe_once(
     resources: Resources,
     step: OnStep,
     monitor: ProgressMonitor,
+    changes: Changes,
 ) -> list[Outcome]:
     probe = load_probe(entries[0][0].probe)
     device = torch.device("cpu") if probe.shows_on_cpu else resources.device
@@ -227,9 +239,10 @@ def _observe_once(
     failure: tuple[Result, str] | None = None
     out_of_memory = False
     try:
-        probe.observe(
-            subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
-        )
+        with restored_thread_state(changes):
+            probe.observe(
+                subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
+            )
     except BaseException as error:
         raise_interruption(error)
         # The model's forward pass may raise any exception; every measure in the pass then fails.

@@ -91,15 +91,14 @@ def records_of(
                 step=partial(monitor.step, step),
                 streams=keys,
                 monitor=monitor,
+                changes=changes,
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
         dtype = _dtype(subject.model)
         problem = _changed_weights(changed_parameters(subject.model, checksums))
         if problem and reload is not None:
             subject = reload()
-        remarks = [remark]
-        if changes:
-            remarks.append(f"the pass changed {', '.join(changes)}; since restored")
+        remarks = [remark, changes.restored("the pass"), changes.left()]
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
             result = outcome.result
             if problem and result.status == "ok":

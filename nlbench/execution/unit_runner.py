@@ -178,24 +178,30 @@ class UnitRunner:
             )
         return ""
 
-    def _import_plugins(self, plan: SubjectPlan) -> None:
-        """Import plugins before loading, so that no cell is charged for the import time."""
+    def _import_plugins(self, plan: SubjectPlan) -> str:
+        """Import plugins before loading, so that no cell is charged for the import time.
+
+        Return a remark on what the imports changed.
+        """
+        remarks = []
         for plugin in (("models", plan.spec.model), ("datasets", plan.spec.data)):
             if plugin not in self._imported:
                 self._imported.add(plugin)
                 # `load_subject` will raise the same error.
-                with restored_process_state(), contextlib.suppress(NlbenchError):
+                with restored_process_state() as changes, contextlib.suppress(NlbenchError):
                     registry.load(*plugin)
+                remarks.append(changes.restored(f"importing {plugin[1]}"))
+        return "; ".join(filter(None, remarks))
 
     def _load(self, unit: Unit, monitor: ProgressMonitor) -> tuple[Subject, Machine]:
         """Load a unit's subject unless it is cached, and describe the machine."""
-        self._import_plugins(unit.cells[0].subject)
+        remark = self._import_plugins(unit.cells[0].subject)
         with self._run_settings(unit):
             machine = self._machine(unit)
             monitor.loading()
-            return self._cached_subject(unit, machine), machine
+            return self._cached_subject(unit, machine, remark), machine
 
-    def _cached_subject(self, unit: Unit, machine: Machine) -> Subject:
+    def _cached_subject(self, unit: Unit, machine: Machine, remark: str) -> Subject:
         plan = unit.cells[0].subject
         key = plan.key, unit.device, unit.precision
         subject, planned_at = self._subject, None
@@ -209,9 +215,7 @@ class UnitRunner:
             stream = RandomStream(f"load {plan.key}", machine.device)
             with restored_process_state() as changes, preserve_numpy_state(), stream.active():
                 subject = load_subject(plan.spec, machine.device)
-            self._load_remark = (
-                f"loading changed {', '.join(changes)}; since restored" if changes else ""
-            )
+            self._load_remark = "; ".join(filter(None, (remark, changes.restored("loading"))))
             if unit.precision == "float64":
                 subject = subject.converted(
                     subject.model.double(),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -13,18 +14,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
+from torch.utils import _device as torch_device
+from torch.utils import _python_dispatch as dispatch
+
+from .replaced_attributes import AttributeSnapshot
 
 
 @contextmanager
-def restored_process_state() -> Iterator[list[str]]:
+def restored_process_state() -> Iterator[Changes]:
     """Restore the settings and functions of the process on exit, and list those that changed.
 
     If contexts overlap in several threads, the last one to exit restores the shared state.
 
-    Not covered: random generators (see `nlbench.introspection.random_state`), functions and
-    variables of other libraries, and kernels registered with ``torch.library``.
+    Not covered: random generators (see `nlbench.introspection.random_state`), and functions and
+    variables of other libraries.
 
     Examples
     --------
@@ -33,14 +38,61 @@ def restored_process_state() -> Iterator[list[str]]:
     >>> torch.get_default_dtype(), changes
     (torch.float32, ['torch.get_default_dtype'])
     """
-    changes: list[str] = []
-    thread_values = _read(_THREAD_SETTINGS)
+    changes = Changes()
     _SHARED.enter()
     try:
-        yield changes
+        with restored_thread_state(changes):
+            yield changes
     finally:
-        changes += _restore(_THREAD_SETTINGS, thread_values)
-        changes += _SHARED.leave()
+        changes.add(_SHARED.leave())
+        changes.lasting = _SHARED.lasting()
+
+
+@contextmanager
+def restored_thread_state(changes: Changes) -> Iterator[None]:
+    """Restore on exit what belongs to this thread, such as modes, and add what changed."""
+    values = _read(_THREAD_SETTINGS)
+    try:
+        yield
+    finally:
+        changes.add(_restore(_THREAD_SETTINGS, values))
+
+
+class Changes(list[str]):
+    """The names of what changed in a context, complete when it has been left.
+
+    Attributes
+    ----------
+    lasting : list of str
+        What this context or an earlier one of the process has changed and could not be restored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lasting: list[str] = []
+
+    def add(self, names: Iterable[tuple[str, bool]]) -> None:
+        """Add names, each with False if it could not be restored."""
+        for name, is_restored in names:
+            if name not in self:
+                self.append(name)
+            if not is_restored:
+                _SHARED.note(name)
+
+    def restored(self, doer: str) -> str:
+        """Return a remark on what was restored, such as "the pass changed torch.relu"."""
+        names = [name for name in self if name not in self.lasting]
+        return f"{doer} changed {_listed(names)}; since restored" if names else ""
+
+    def left(self) -> str:
+        """Return a remark on what this process can't restore."""
+        start = "changed in this process and can't be restored: "
+        return start + _listed(self.lasting) if self.lasting else ""
+
+
+def _listed(names: list[str], most: int = 10) -> str:
+    rest = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *rest])
 
 
 class _SharedState:
@@ -50,44 +102,88 @@ class _SharedState:
         self._lock = threading.Lock()
         self._users = 0
         self._snapshot: _Snapshot | None = None
+        self._attributes: AttributeSnapshot | None = None
+        self._lasting: dict[str, None] = {}
+        self._kernels: set[str] = set()
 
     def enter(self) -> None:
         with self._lock:
             if not self._users:
-                self._snapshot = _Snapshot()
+                if self._attributes is None:
+                    self._attributes = AttributeSnapshot()
+                else:
+                    self._attributes.update()
+                self._snapshot = _Snapshot(self._attributes)
             self._users += 1
 
-    def leave(self) -> list[str]:
+    def leave(self) -> list[tuple[str, bool]]:
         with self._lock:
             self._users -= 1
             if self._users or self._snapshot is None:
                 return []
             snapshot, self._snapshot = self._snapshot, None
-            return list(snapshot.restore())
+            changes = list(snapshot.restore())
+            kernels = _kernels() - snapshot.kernels
+            self._kernels |= kernels
+            return changes + [(_kernel_name(kernel), False) for kernel in sorted(kernels)]
+
+    def note(self, name: str) -> None:
+        """Note what could not be restored."""
+        self._lasting[name] = None
+
+    def lasting(self) -> list[str]:
+        """Return the names of what could not be restored."""
+        # A kernel goes with the `torch.library.Library` that holds it.
+        gone = {_kernel_name(kernel) for kernel in self._kernels - _kernels()}
+        return [name for name in self._lasting if name not in gone]
+
+
+def _kernels() -> set[str]:
+    """Return PyTorch's own kernels that were replaced by `torch.library`.
+
+    Imports of PyTorch add some for other dispatch keys.
+    """
+    keys = ("CPU", "CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+    names: set[str] = getattr(torch.library, "_impls", set())
+    return {name for name in names.copy() if name.startswith("aten/") and name.endswith(keys)}
+
+
+def _kernel_name(kernel: str) -> str:
+    _, operator, key = kernel.split("/")
+    return f"torch.ops.aten.{operator} ({key})"
 
 
 class _Snapshot:
-    def __init__(self) -> None:
+    def __init__(self, attributes: AttributeSnapshot) -> None:
         self._settings = _read(_SETTINGS)
         self._hooks = [dict(hooks) for hooks in _GLOBAL_HOOKS.values()]
         self._environment = dict(os.environ)
         self._folder = _working_directory()
-        self._functions = [dict(vars(owner)) for owner in _OWNERS.values()]
-        self._forwards = _forwards()
+        lists = ((name, getattr(sys, name)) for name in _IMPORT_LISTS)
+        self._lists = [(name, entries, entries.copy()) for name, entries in lists]
+        self._attributes = attributes
+        self.kernels = _kernels()
 
-    def restore(self) -> Iterator[str]:
-        """Restore everything, and yield the names of what changed."""
+    def restore(self) -> Iterator[tuple[str, bool]]:
+        """Restore everything; yield the names of what changed, with False if it still differs."""
+        # Settings first, since the default type sets `torch.Storage`.
         yield from _restore(_SETTINGS, self._settings)
-        yield from self._restore_hooks()
-        yield from self._restore_environment()
+        yield from self._attributes.restore()
+        names = (self._restore_hooks, self._restore_environment, self._restore_lists)
+        yield from ((name, True) for restore in names for name in restore())
         if self._folder and _working_directory() != self._folder:
-            yield "the working directory"
             with contextlib.suppress(OSError):
                 os.chdir(self._folder)
-        for (name, owner), functions in zip(_OWNERS.items(), self._functions, strict=True):
-            if vars(owner) != functions:  # Fast, since identity is compared first.
-                yield from _restore_functions(name, owner, functions)
-        yield from self._restore_forwards()
+            yield "the working directory", _working_directory() == self._folder
+
+    def _restore_lists(self) -> Iterator[str]:
+        for name, entries, before in self._lists:
+            now = list(getattr(sys, name, None) or ())
+            if any(entry not in now for entry in before):
+                # What was added may be needed by an import to come.
+                entries[:] = before + [entry for entry in now if entry not in before]
+                setattr(sys, name, entries)
+                yield f"sys.{name}"
 
     def _restore_hooks(self) -> Iterator[str]:
         for (name, hooks), before in zip(_GLOBAL_HOOKS.items(), self._hooks, strict=True):
@@ -109,64 +205,11 @@ class _Snapshot:
                 os.environ[name] = before
             yield f"the environment variable {name}"
 
-    def _restore_forwards(self) -> Iterator[str]:
-        if _forwards() == self._forwards:
-            return
-        for (name, kind), before in zip(_CLASSES.items(), self._forwards, strict=True):
-            if vars(kind).get("forward") is not before:
-                if before is None:
-                    delattr(kind, "forward")
-                else:
-                    setattr(kind, "forward", before)  # noqa: B010 (mypy refuses an assignment)
-                yield f"{name}.forward"
 
+_IMPORT_LISTS = ("path", "meta_path", "path_hooks")
 
 _IMPORT_VARIABLES = ("KMP_", "TORCHINDUCTOR_")
 """Prefixes of variables that scikit-learn and PyTorch set when they are imported."""
-
-
-def _restore_functions(name: str, owner: Any, functions: Mapping[str, object]) -> Iterator[str]:
-    """Restore functions of a module or class, and yield the names of those that changed."""
-    current = dict(vars(owner))
-    for attribute, before in functions.items():
-        now = current.get(attribute)
-        if now is not before and callable(before) and not _is_wrapped_by_torch(now, before):
-            setattr(owner, attribute, before)
-            yield f"{name}.{attribute}"
-    if isinstance(owner, type):
-        for attribute in current.keys() - functions.keys():
-            # Only remove functions that override those of a base class.
-            if callable(current[attribute]) and hasattr(super(owner, owner), attribute):
-                delattr(owner, attribute)
-                yield f"{name}.{attribute}"
-
-
-def _is_wrapped_by_torch(now: object, before: object) -> bool:
-    """Return True if PyTorch wrapped a function, as it does `torch.manual_seed` for compilers."""
-    code = getattr(now, "__code__", None)
-    is_from_torch = code is not None and code.co_filename.startswith(_TORCH_FOLDER)
-    return is_from_torch and getattr(now, "__wrapped__", None) is before
-
-
-_TORCH_FOLDER = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared with a file name
-
-
-_OWNERS: dict[str, Any] = {
-    "torch": torch,
-    "torch.nn.functional": nn.functional,
-    "torch.Tensor": torch.Tensor,
-    "torch.nn.Module": nn.Module,
-}
-
-_CLASSES: dict[str, type] = {
-    f"torch.nn.{name}": kind
-    for name, kind in vars(nn).items()
-    if isinstance(kind, type) and issubclass(kind, nn.Module)
-}
-
-
-def _forwards() -> list[object]:
-    return [vars(kind).get("forward") for kind in _CLASSES.values()]
 
 
 _GLOBAL_HOOKS: dict[str, Any] = {
@@ -193,11 +236,12 @@ def _read(settings: list[_Setting]) -> list[Any]:
     return [setting.read() for setting in settings]
 
 
-def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[str]:
+def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[tuple[str, bool]]:
     for setting, before in zip(settings, values, strict=True):
         if setting.read() != before:
-            setting.write(before)
-            yield setting.name
+            with contextlib.suppress(Exception):  # A model's mode may raise any.
+                setting.write(before)
+            yield setting.name, setting.read() == before
 
 
 def _default_device() -> torch.device | None:
@@ -224,7 +268,101 @@ def _autocast(kind: str) -> list[_Setting]:
     ]
 
 
+def _function_modes() -> list[Any]:
+    """Return the active modes but that of `torch.set_default_device`."""
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return [mode for mode in stack if mode is not default]
+
+
+def _set_function_modes(modes: list[Any]) -> None:
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    for mode in ([] if default is None else [default]) + modes:
+        torch._C._push_on_torch_function_stack(mode)
+    # What `with torch.device(...)` sets besides the mode.
+    devices = (getattr(mode, "device", None) for mode in (default, *modes))
+    named = [device for device in devices if isinstance(device, torch.device)]
+    torch_device.CURRENT_DEVICE = named[-1] if named else None
+
+
+def _dispatch_modes() -> list[Any]:
+    return dispatch._get_current_dispatch_mode_stack()
+
+
+def _set_dispatch_modes(modes: list[Any]) -> None:
+    while torch._C._len_torch_dispatch_stack():
+        torch._C._pop_torch_dispatch_stack(None)
+    for mode in modes:
+        torch._C._push_on_torch_dispatch_stack(mode)
+    # Entering a mode sets flags besides.
+    flags = vars(dispatch)
+    not_ignored = any(not mode.ignore_compile_internals() for mode in modes)
+    flags["_is_in_torch_dispatch_mode"] = bool(modes)
+    flags["_is_in_non_infra_torch_dispatch_mode"] = any(not m.is_infra_mode() for m in modes)
+    flags["_is_in_any_mode_without_ignore_compile_internals"] = not_ignored
+    flags["set_is_in_mode_without_ignore_compile_internals"](not_ignored)
+
+
+def _saved_tensors_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _set_saved_tensors_hooks(hooks: Any) -> None:
+    while _saved_tensors_hooks() not in (hooks, None):
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    if _saved_tensors_hooks() != hooks:
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+def _dual_level() -> int:
+    return forward_ad._current_level
+
+
+def _leave_dual_levels(level: int) -> None:
+    while forward_ad._current_level > level:
+        forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
+
+
+def _set_inference_mode(value: bool) -> None:
+    context = torch.inference_mode(value)
+    context.__enter__()
+    _KEPT.append(context)
+
+
+_KEPT: list[object] = []
+"""Contexts that would be left if they were deleted."""
+
+
+def _transforms() -> Iterator[_Setting]:
+    """Yield what this version of PyTorch can tell of `torch.func` and of disabled overrides."""
+    accessors = {
+        "the active transforms of torch.func": (
+            torch._C._functorch,
+            "get_dynamic_layer_stack_depth",
+            "pop_dynamic_layer_stack_and_undo_to_depth",
+        ),
+        "torch._C.DisableTorchFunction": (
+            torch._C,
+            "_get_torch_function_state",
+            "_set_torch_function_state",
+        ),
+    }
+    for name, (owner, read, write) in accessors.items():
+        if hasattr(owner, read) and hasattr(owner, write):
+            yield _Setting(name, getattr(owner, read), getattr(owner, write))
+
+
 _THREAD_SETTINGS = [
+    _Setting("the active TorchFunctionModes", _function_modes, _set_function_modes),
+    _Setting("the active TorchDispatchModes", _dispatch_modes, _set_dispatch_modes),
+    _Setting("the active saved_tensors_hooks", _saved_tensors_hooks, _set_saved_tensors_hooks),
+    _Setting("the level of torch.autograd.forward_ad", _dual_level, _leave_dual_levels),
+    *_transforms(),
+    _Setting(
+        "torch.is_inference_mode_enabled", torch.is_inference_mode_enabled, _set_inference_mode
+    ),
     _Setting("torch.get_default_device", _default_device, torch.set_default_device),
     _Setting("torch.is_grad_enabled", torch.is_grad_enabled, torch._C._set_grad_enabled),
     _Setting("torch.get_num_threads", torch.get_num_threads, torch.set_num_threads),

@@ -1,8 +1,12 @@
 """Subjects leave nothing behind for the next one."""
 
+from importlib import import_module
+
 import pytest
+import torch
 from hostile import write_plugin
 
+from nlbench.evaluation import evaluate
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import Unit
 from nlbench.plan import make_plan
@@ -12,9 +16,12 @@ from nlbench.runner import run
 
 CODE = '''
 import os
+import sys
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import nlbench
 
@@ -83,6 +90,64 @@ class Mute(Exception):
         raise RuntimeError
 
 
+class Functions(TorchFunctionMode):
+    """Doubles each ReLU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is nn.functional.relu else result
+
+
+class Failing(TorchFunctionMode):
+    """Fails."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        raise Own("no")
+
+
+class Dispatch(TorchDispatchMode):
+    """Doubles each ReLU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.ops.aten.relu.default else result
+
+
+LEAVINGS = {
+    "reset": lambda: setattr(nn.Conv2d, "reset_parameters", lambda self: None),
+    "init": lambda: setattr(nn.init, "kaiming_uniform_", lambda tensor, *a, **k: tensor),
+    "functions": lambda: Functions().__enter__(),
+    "dispatch": lambda: Dispatch().__enter__(),
+    "failing": lambda: Failing().__enter__(),
+    "path": lambda: sys.path.clear(),
+    "relu": lambda: setattr(torch, "relu", torch.tanh),
+    "linear": lambda: setattr(nn.Linear, "forward", lambda self, x: x[:, :10]),
+    "add": lambda: setattr(torch.Tensor, "__add__", lambda self, other: self),
+}
+
+
+def built_leaving(what):
+    def build(in_channels=3, num_classes=10):
+        """Changes the process when it is built."""
+        LEAVINGS[what]()
+        return Network(in_channels, num_classes)
+
+    return build
+
+
+def run_leaving(what):
+    def build(in_channels=3, num_classes=10):
+        """Changes the process when it is run."""
+        return Network(in_channels, num_classes, lambda self: LEAVINGS[what]())
+
+    return build
+
+
+for what in LEAVINGS:
+    globals()[f"built_{what}"] = built_leaving(what)
+    globals()[f"run_{what}"] = run_leaving(what)
+
+
 def own_in_forward(in_channels=3, num_classes=10):
     """Raises a BaseException when it is run."""
 
@@ -140,9 +205,22 @@ def own(x, y):
     raise Own("no")
 '''
 
+LEAVINGS = {
+    "reset": "torch.nn.Conv2d.reset_parameters",
+    "init": "torch.nn.init.kaiming_uniform_",
+    "functions": "the active TorchFunctionModes",
+    "dispatch": "the active TorchDispatchModes",
+    "failing": "the active TorchFunctionModes",
+    "path": "sys.path",
+    "relu": "torch.relu",
+    "linear": "torch.nn.Linear.forward",
+    "add": "torch.Tensor.__add__",
+}
+
 MODELS = (
     "innocent", "switching", "patching", "built_patching", "learning", "own_in_forward",
     "own_in_builder", "mute_in_builder", "interrupting_builder", "interrupting_forward",
+    *(f"{when}_{what}" for when in ("built", "run") for what in LEAVINGS),
 )  # fmt: skip
 
 
@@ -175,6 +253,36 @@ def test_subject_does_not_change_the_next_one(tmp_path, first):
         result = after["innocent", measure]
         assert result.status == "ok"
         assert result == alone["innocent", measure]
+
+
+@pytest.mark.parametrize(("when", "doer"), [("built", "loading"), ("run", "the pass")])
+def test_functions_modes_and_paths_are_not_left_to_the_next_subject(tmp_path, when, doer):
+    alone = measured(tmp_path / "alone", "innocent")
+    leaving = {f"{when}_{what}": name for what, name in LEAVINGS.items()}
+    after = measured(tmp_path / "after", ",".join((*leaving, "innocent")))
+    # A builder that fails has no result that could name what else it did.
+    leaving.pop("built_failing", None)
+    for model, name in leaving.items():
+        assert f"{doer} changed {name}; since restored" in after[model, "nlc"].reason
+    for measure in ("plain", "nlc"):
+        assert after["innocent", measure].status == "ok"
+        assert after["innocent", measure] == alone["innocent", measure]
+
+
+def test_models_of_one_evaluation_leave_nothing_to_the_next_one():
+    module = import_module("nlbench_leaving")
+    inputs = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    leaving = {what: getattr(module, f"run_{what}")(1) for what in LEAVINGS}
+    innocent = module.innocent(1)
+
+    def results(models):
+        records = evaluate(models, inputs, "nlc").records
+        return {record.subject.weights: record.result for record in records}
+
+    after = results({**leaving, "innocent": innocent})
+    assert after["innocent"] == results({"innocent": innocent})["innocent"]
+    for what, name in LEAVINGS.items():
+        assert f"the pass changed {name}; since restored" in after[what].reason
 
 
 class Diary(ProgressMonitor):
