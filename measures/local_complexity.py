@@ -188,6 +188,7 @@ class LocalComplexity(Measure):
     """
 
     name: ClassVar[str] = "local-complexity"
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"

@@ -141,6 +141,7 @@ class Naswot(Measure):
     """
 
     name: ClassVar[str] = "naswot"
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "sites"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"

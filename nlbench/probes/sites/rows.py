@@ -249,9 +249,9 @@ class FoldedRows:
             )
         tensor = tensor[:, None] if tensor.ndim == 1 else tensor
         if order == "contiguous":
-            unfolded = tensor.unflatten(0, (self.samples, positions))
+            unfolded = tensor.reshape(self.samples, positions, *tensor.shape[1:])
         else:
-            unfolded = tensor.unflatten(0, (positions, self.samples)).transpose(0, 1)
+            unfolded = tensor.reshape(positions, self.samples, *tensor.shape[1:]).transpose(0, 1)
         return unfolded, max(axis, 1) + 1, ""
 
 
