@@ -92,7 +92,7 @@ class LengthDistortion(PathMeasure):
     """
 
     name = "length-distortion"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     more_means: ClassVar[MoreMeans] = "neither"
     means = ("image", "length", "error")
     parts = ("site",)

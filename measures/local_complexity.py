@@ -16,7 +16,7 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
-from nlbench.probes.sites import SiteBatch, observe_sites
+from nlbench.probes.sites import SiteBatch, observe_sites, refuse_undefined
 
 from .statistics.prepared import prepare_samples
 
@@ -98,7 +98,9 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
         changed[site.batch].append(_changes(prepare_samples(site.x, site.place).values > 0))
 
     stars_as_batches = (star.flatten(0, 1) for star in vertices)
-    observe_sites(model, stars_as_batches, count, reduction="flatten")
+    observe_sites(
+        model, stars_as_batches, count, reduction="flatten", on_undefined=refuse_undefined
+    )
     if not all(changed):
         raise Undefined("the network has no activations")
     return torch.tensor([sum(counts) for counts in changed], dtype=torch.float64)
@@ -186,6 +188,7 @@ class LocalComplexity(Measure):
     """
 
     name: ClassVar[str] = "local-complexity"
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"

@@ -141,6 +141,7 @@ class Naswot(Measure):
     """
 
     name: ClassVar[str] = "naswot"
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "sites"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
@@ -185,10 +186,17 @@ class Naswot(Measure):
             value = Value.missing(place, "failed", reason)
             return Result.missing("failed", f"{place}: {reason}", (value,))
         kernels = {place: _kernel(torch.cat(states)) for place, states in self._sites.items()}
-        values = tuple(_value(place, kernel) for place, kernel in kernels.items())
-        if not values:
+        if not kernels:
             return Result.missing("undefined", "no place to measure")
-        whole = _value("", torch.stack(list(kernels.values())).sum(0))
+        # A value that does not depend on the input has one row per batch.
+        n = max(map(len, kernels.values()))
+        values = tuple(
+            _value(place, kernel)
+            if len(kernel) == n
+            else Value.missing(place, "undefined", f"it has {len(kernel)} rows, other places {n}")
+            for place, kernel in kernels.items()
+        )
+        whole = _value("", torch.stack([k for k in kernels.values() if len(k) == n]).sum(0))
         return Result(whole.statistics, values, whole.n, whole.status, whole.reason)
 
 

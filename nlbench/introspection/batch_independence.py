@@ -87,6 +87,60 @@ def check_is_function(
             )
 
 
+def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> str:
+    """Return how the rows of two samples are arranged on a first axis that holds both.
+
+    Parameters
+    ----------
+    rows : tensor of shape (2 k, d)
+        The rows of a pair of samples.
+    first_changed, second_changed : tensor of shape (2 k, d)
+        The same after a change of the first sample, or of the second one.
+
+    Returns
+    -------
+    str
+        ``contiguous`` or ``interleaved``; empty if a row depends on both samples, or if it can't be
+        told which of the two holds. If no row changes, ``contiguous``.
+
+    Examples
+    --------
+    >>> rows = torch.arange(4.0)[:, None]
+    >>> row_order(rows, rows + torch.tensor([[1.0], [0], [1], [0]]), rows)
+    'interleaved'
+    """
+    orders: list[str] = []
+    for tolerance_eps in (0, PAIR_TOLERANCE_EPS):
+        moved = [
+            [not _close(new, old, tolerance_eps) for new, old in zip(changed, rows, strict=True)]
+            for changed in (first_changed, second_changed)
+        ]
+        if not any(map(any, moved)):
+            return "contiguous"
+        half = len(rows) // 2
+        owners = {
+            "contiguous": [row // half for row in range(2 * half)],
+            "interleaved": [row % 2 for row in range(2 * half)],
+        }
+        orders = [
+            order
+            for order, of in owners.items()
+            if not any(moved[1 - owner][row] for row, owner in enumerate(of))
+        ]
+        if orders:
+            break
+    return orders[0] if len(orders) == 1 else ""
+
+
+def other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two distinct samples to pair with the first sample."""
+    sample = batch[:1]
+    for index in range(1, len(batch)):
+        if not torch.equal(batch[index : index + 1], sample):
+            return batch[index : index + 1], sample
+    return sample, sample
+
+
 def check_batch_independence(
     rows: Callable[[Tensor], Mapping[str, Tensor]],
     batch: Tensor,
@@ -124,7 +178,7 @@ def check_batch_independence(
     --------
     >>> check_batch_independence(lambda pair: {"square": pair**2}, torch.randn(8, 3), 4)
     """
-    sample, others = batch[:1], _other_samples(batch)
+    sample, others = batch[:1], other_samples(batch)
     before = rng_state(batch.device)
     pairs = [torch.cat(pair) for other in others for pair in ((sample, other), (other, sample))]
     try:
@@ -173,15 +227,6 @@ def _check_equal_results(
                 f"{name}: a sample's results depend on the other samples of its batch, or "
                 f"the batch axis is unknown, and {because}"
             )
-
-
-def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two distinct samples to pair with the first sample."""
-    sample = batch[:1]
-    for index in range(1, len(batch)):
-        if not torch.equal(batch[index : index + 1], sample):
-            return batch[index : index + 1], sample
-    return sample, sample
 
 
 def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_eps: int) -> bool:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.observation import observe_sites, refuse_undefined
 from nlbench.probes.sites.site import SiteBatch
 
 from .segments import Segment, points_at
@@ -143,7 +143,14 @@ class SegmentImage:
         self, dtype: torch.dtype, parts: Sequence[Tensor], add: Callable[[SiteBatch], None]
     ) -> None:
         batches = (points_at(self._start, self._end, t).to(dtype) for t in parts)
-        observe_sites(self._network(dtype), batches, add, reduction="flatten", memory=self._memory)
+        observe_sites(
+            self._network(dtype),
+            batches,
+            add,
+            reduction="flatten",
+            memory=self._memory,
+            on_undefined=refuse_undefined,
+        )
 
 
 def _extrapolated(lengths: Sequence[float]) -> float:

@@ -21,5 +21,6 @@ if TYPE_CHECKING:
     # Planning a run must not import PyTorch, which observing requires.
     from .observation import list_sites as list_sites
     from .observation import observe_sites as observe_sites
+    from .observation import refuse_undefined as refuse_undefined
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNa
 from .places_and_rows import RowPolicy
 from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
-from .rows import PositionSelector
+from .rows import FoldedRows, PositionSelector
 
 # Activations whose output multiplies the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
 GATED_UNITS = ("gelu", "relu", "silu")
@@ -47,6 +47,8 @@ class CapturePolicy:
         while it is unknown.
     positions : PositionSelector
         Selects the positions to include, each of which is a row if rows are tokens.
+    folded : FoldedRows, optional
+        Separates samples from positions that share the first axis; if None, they are all rows.
     """
 
     reduction: str = "spatial"
@@ -54,10 +56,15 @@ class CapturePolicy:
     attention: bool = False
     selects: Callable[[str, str | None], bool] = lambda name, kind: True
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
+    folded: FoldedRows | None = None
 
-    def capture(self, tensor: Tensor, axis: int) -> Side:
+    def capture(self, tensor: Tensor, axis: int, place: str) -> Side:
         """Reduce a batch-first tensor with channels along `axis`."""
-        return capture(tensor, axis, self.reduction, self.functions, self.positions)
+        problem = ""
+        if self.folded is not None:
+            tensor, axis, problem = self.folded.unfold(tensor, axis, place)
+        side = capture(tensor, axis, self.reduction, self.functions, self.positions)
+        return replace(side, problem=problem) if problem else side
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,8 @@ class PendingCall:
         True if the channel axis is a guess.
     sampled : bool
         True if the tensor may depend on the model's input.
+    label : str
+        Name of the place while the call runs.
     """
 
     side: Side | None
@@ -86,6 +95,7 @@ class PendingCall:
     shape: tuple[int, ...]
     assumed: bool
     sampled: bool
+    label: str = ""
 
 
 @dataclass
@@ -263,12 +273,13 @@ class CallInterceptor(SiteNames):
         channel = channel + 1 if batch is None or channel < batch else channel
         moved = batch_first(x, batch)
         return PendingCall(
-            self._capture(moved, channel) if self._is_selected(label, kind) else None,
+            self._capture(moved, channel, label) if self._is_selected(label, kind) else None,
             batch,
             channel,
             tuple(moved.shape[1:]),
             assumed,
             not self.layouts.is_constant(x),
+            label,
         )
 
     def _problem_of_logits(self, logits: Tensor) -> str:
@@ -293,12 +304,13 @@ class CallInterceptor(SiteNames):
     def _end(self, pending: PendingCall, output: Tensor) -> Side | None:
         if pending.side is None:
             return None
-        return self._capture(batch_first(output, pending.batch), pending.axis)
+        moved = batch_first(output, pending.batch)
+        return self._capture(moved, pending.axis, pending.label)
 
-    def _capture(self, tensor: Tensor, axis: int) -> Side:
+    def _capture(self, tensor: Tensor, axis: int, label: str) -> Side:
         self._paused, before = True, self._paused
         try:
-            return self.policy.capture(tensor, axis)
+            return self.policy.capture(tensor, axis, label)
         finally:
             self._paused = before
 

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
+from nlbench.introspection.batch_independence import other_samples
 from nlbench.introspection.memory import microbatch_sizes
 from nlbench.introspection.model_state import preserve_attributes
+from nlbench.introspection.random_state import preserve_rng_state
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .module_calls import ModuleInterceptor
 from .reduce import Side, join
+from .rows import FoldedRows
 
 Interceptor = CallInterceptor | ModuleInterceptor
 """Runs a model and reports the calls of its sites."""
@@ -122,6 +125,37 @@ def rows_at_sites(
     with preserve_attributes(interceptor.model), interceptor.hooked():
         interceptor.run(samples.clone())
     return rows
+
+
+def probe_folded_rows(
+    make_interceptor: Callable[[CapturePolicy, Callable[[SiteCall], None]], Interceptor],
+    batch: Tensor,
+    folded: FoldedRows,
+    *,
+    attention: bool,
+    selects: Callable[[str, str | None], bool],
+) -> None:
+    """Find which rows of a folded first axis belong to which sample, by changing a sample."""
+    sample, other = batch[:1], other_samples(batch)[0]
+    policy = CapturePolicy("spatial", {}, attention, selects, folded=folded)
+    passes: list[dict[str, list[Tensor]]] = []
+    folded.samples = 2
+    try:
+        for pair in ((sample, other), (other, other), (sample, sample)):
+            folded.recorded = {}
+            interceptor = make_interceptor(policy, lambda call: None)
+            with (
+                preserve_attributes(interceptor.model),
+                preserve_rng_state(batch.device),
+                interceptor.hooked(),
+            ):
+                interceptor.run(torch.cat(pair))
+            passes.append(folded.recorded)
+    except Exception:  # A network may accept no pairs; its folded places are then undefined.
+        passes = []
+    finally:
+        folded.recorded = None
+    folded.conclude(passes if len(passes) == 3 else [])
 
 
 def _norm(tensor: Tensor) -> Tensor:

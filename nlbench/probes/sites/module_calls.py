@@ -52,14 +52,15 @@ class ModuleInterceptor:
         is_selected = self.policy.selects(name, kind)
         axes = place.before
         moved = batch_first(x, axes.batch)
-        side = self.policy.capture(moved, axes.channel) if is_selected else None
+        side = self.policy.capture(moved, axes.channel, name) if is_selected else None
         return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
 
     def _leave(self, place: Place, pending: PendingCall, y: Tensor) -> None:
         axes = place.after
         side = None
         if pending.side is not None:
-            side = self.policy.capture(batch_first(y, axes.batch), axes.channel)
+            moved = batch_first(y, axes.batch)
+            side = self.policy.capture(moved, axes.channel, f"{place.name} (output)")
         call = SiteCall(
             SiteName(place.name, place.name, place_kind(place)), pending, side, place.kind
         )

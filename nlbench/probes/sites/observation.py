@@ -20,11 +20,11 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 from nlbench.introspection.precision import exact_by_default
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
-from .microbatches import CallIdentity, Interceptor, Microbatches, rows_at_sites
+from .microbatches import CallIdentity, Interceptor, Microbatches, probe_folded_rows, rows_at_sites
 from .module_calls import ModuleInterceptor
 from .places_and_rows import RowPolicy
 from .reduce import Function, Side, UnreducedResults
-from .rows import PositionSelector
+from .rows import FoldedRows, PositionSelector, UnknownRowOrder
 from .select import Picker, Selection
 from .site import Site, SiteBatch
 
@@ -113,7 +113,10 @@ def observe_sites(
     refuse_unobservable(model)
     site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined)
     positions = PositionSelector(RowPolicy.parse(rows, skip, of))
-    policy = CapturePolicy(reduction, functions or {}, attention, site_pass.may_select, positions)
+    folded = FoldedRows()
+    policy = CapturePolicy(
+        reduction, functions or {}, attention, site_pass.may_select, positions, folded
+    )
 
     def make_interceptor(policy: CapturePolicy, on_call: Callable[[SiteCall], None]) -> Interceptor:
         if of == "activations":
@@ -123,6 +126,9 @@ def observe_sites(
     interceptor = make_interceptor(policy, lambda call: site_pass.microbatches.add(call))
     check = partial(
         rows_at_sites, make_interceptor, attention=attention, selects=site_pass.may_select
+    )
+    probe = partial(
+        probe_folded_rows, make_interceptor, attention=attention, selects=site_pass.may_select
     )
     samples = 0
     with (
@@ -134,7 +140,11 @@ def observe_sites(
         for batch in batches:
             site_pass.begin_batch(samples, len(batch))
             limit = SampleLimit(feasible_sizes, model, "samples of a forward pass", batch, memory)
-            _observe_batch(interceptor, batch, site_pass, limit, check)
+            try:
+                _observe_batch(interceptor, batch, site_pass, limit, check)
+            except UnknownRowOrder:
+                probe(batch, folded)
+                _observe_batch(interceptor, batch, site_pass, limit, check)
             site_pass.end_batch()
             samples += len(batch)
     return samples
@@ -206,6 +216,9 @@ class _SitePass:
             return
         assert x is not None
         assert y is not None
+        if x.problem or y.problem:
+            self._on_undefined(site.name, x.problem or y.problem)
+            return
         unreduced = UnreducedResults(x.function_results, y.function_results)
         self._on_observation(
             SiteBatch(
@@ -252,6 +265,8 @@ def _observe_batch(
         first = site_pass.first
         for microbatch in site_pass.microbatches.split(batch, size):
             interceptor.policy.positions.begin(first, len(microbatch))
+            if interceptor.policy.folded is not None:
+                interceptor.policy.folded.samples = len(microbatch)
             first += len(microbatch)
             # A copy, since a first layer that works in place would modify the caller's data.
             interceptor.run(microbatch.clone())
@@ -267,6 +282,11 @@ def _observe_batch(
     _, size = halve_on_oom(attempt, first_size, batch.device)
     if size < first_size:
         limit.remember(size)
+
+
+def refuse_undefined(place: str, reason: str) -> None:
+    """Raise `nlbench.Undefined`, for measures that need every site."""
+    raise Undefined(f"{place}: {reason}")
 
 
 def list_sites(

@@ -107,12 +107,15 @@ class Side:
         Sample index for each row, if rows are tokens.
     rounding : float
         Relative error of the entries if the activation's type is narrower than float32, else 0.
+    problem : str
+        Reason why the rows can't be measured; empty if they can.
     """
 
     reduced: Tensor
     function_results: Mapping[str, Tensor | Exception]
     owners: Tensor | None = None
     rounding: float = 0.0
+    problem: str = ""
 
 
 def capture(
@@ -238,6 +241,7 @@ def join(sides: Sequence[Side]) -> Side:
         function_results,
         torch.cat(owners) if owners else None,
         max(side.rounding for side in sides),
+        next((side.problem for side in sides if side.problem), ""),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nlbench.introspection.batch_independence import row_order
 from nlbench.introspection.function_calls import unobserved_calls
 
 from .places_and_rows import RowPolicy
@@ -134,10 +135,8 @@ class PositionSelector:
         if not self.policy.tokens:
             return None if valid is None else SelectedPositions(valid)
         index = self._index(n, positions, valid, tensor.device)
-        # The windows of one sample are contiguous.
-        windows = max(1, n // max(1, self.samples))
         rows = torch.arange(n * positions, device=tensor.device) if index is None else index
-        return SelectedPositions(valid, rows // (positions * windows), index)
+        return SelectedPositions(valid, rows // positions, index)
 
     def _valid(self, n: int, sizes: Sequence[int], device: torch.device) -> Tensor | None:
         valid = None
@@ -184,6 +183,76 @@ class PositionSelector:
             ]
             self._priorities[key] = torch.from_numpy(np.stack(rows))
         return self._priorities[key]
+
+
+class UnknownRowOrder(Exception):
+    """Signal that a network folds samples and positions into one axis, before the probe has run."""
+
+
+class FoldedRows:
+    """Unfolds first axes that hold the positions of all samples, as after ``x.reshape(-1, d)``.
+
+    The order of the rows is found by a probe: a pair of samples is run three times, as it is and
+    with one of the two changed.
+
+    Attributes
+    ----------
+    samples : int
+        Number of samples in the current forward pass.
+    recorded : dict or None
+        During the probe, the folded tensors of each place as matrices.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.recorded: dict[str, list[Tensor]] | None = None
+        # For each folded place, the number of rows per sample and their order.
+        self._orders: dict[str, tuple[int, str]] = {}
+        self.is_probed = False
+
+    def conclude(self, passes: Sequence[Mapping[str, list[Tensor]]]) -> None:
+        """Derive the order of rows from the tensors recorded in the probe's three passes."""
+        self.is_probed = True
+        for place in passes[0] if passes else ():
+            calls = [recorded.get(place, []) for recorded in passes]
+            shapes = [[tensor.shape for tensor in tensors] for tensors in calls]
+            orders = {""}
+            if shapes[0] == shapes[1] == shapes[2]:
+                orders = {row_order(*tensors) for tensors in zip(*calls, strict=True)}
+            sizes = {len(tensor) // 2 for tensor in calls[0]}
+            if len(orders) == len(sizes) == 1:
+                self._orders[place] = sizes.pop(), orders.pop()
+
+    def unfold(self, tensor: Tensor, axis: int, place: str) -> tuple[Tensor, int, str]:
+        """Return a tensor (n, ...), its channel axis, and why its rows are unknown, or ""."""
+        if tensor.ndim == 0 or self.samples < 1:
+            return tensor, axis, ""
+        positions = len(tensor) // self.samples
+        if positions < 2 or len(tensor) % self.samples:
+            return tensor, axis, ""
+        if self.recorded is not None:
+            self.recorded.setdefault(place, []).append(tensor.detach().flatten(1).clone())
+            return tensor, axis, ""
+        if self.samples > 1 and not self.is_probed:
+            raise UnknownRowOrder
+        size, order = self._orders.get(place, (positions, ""))
+        if self.samples == 1:
+            size, order = positions, "contiguous"
+        if not order or size != positions:
+            return (
+                tensor,
+                axis,
+                (
+                    f"its first axis has {len(tensor)} rows for {self.samples} samples, and which "
+                    "rows belong to which sample is unknown"
+                ),
+            )
+        tensor = tensor[:, None] if tensor.ndim == 1 else tensor
+        if order == "contiguous":
+            unfolded = tensor.reshape(self.samples, positions, *tensor.shape[1:])
+        else:
+            unfolded = tensor.reshape(positions, self.samples, *tensor.shape[1:]).transpose(0, 1)
+        return unfolded, max(axis, 1) + 1, ""
 
 
 def _mask_names(module: nn.Module) -> Mapping[str, int | None]:

@@ -62,9 +62,8 @@ class SiteBatch:
         Index of the batch, from 0.
     x, y : tensor of shape (n, d)
         Input and output of the activation after reduction, in the type that the model ran in (at
-        least float32) and on its device. n is the number of samples in the batch, or a multiple
-        of it if the network folds windows or tokens into the first axis. For a gated linear unit,
-        x is the gated half.
+        least float32) and on its device. n is the number of samples in the batch, or of selected
+        positions if rows are tokens. For a gated linear unit, x is the gated half.
     unreduced : mapping of str to pair of tensors of shape (n,)
         Results of the functions that the measure declares in ``unreduced``, applied to the
         unreduced input and output. If a function failed, accessing its result raises the error.
