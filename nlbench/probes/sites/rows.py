@@ -115,9 +115,14 @@ class PositionSelector:
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
+            if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1:3] == (1, 1):
+                value = value[:, 0, 0]
             if isinstance(value, Tensor) and value.ndim == 2 and len(value) == self.samples:
-                is_token = value == 0 if _MASKS[name] else value != 0
-                return None if bool(is_token.all()) else is_token
+                # A mask with negative entries is added to attention scores.
+                is_added = value.is_floating_point() and bool((value < 0).any())
+                is_token = value == 0 if _MASKS[name] or is_added else value != 0
+                is_informative = bool(is_token.any()) and not bool(is_token.all())
+                return is_token if is_informative else None
         return None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:

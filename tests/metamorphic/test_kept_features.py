@@ -1,0 +1,53 @@
+"""A network that keeps a feature in an attribute computes what one that passes it on does."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+
+
+class Keeper(nn.Linear):
+    def forward(self, x):
+        self.kept = super().forward(x)
+        return self.kept
+
+
+class Kept(nn.Module):
+    """A ReLU network whose last sum also reads the output of an earlier layer."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        linear = Keeper if way == "attribute" else nn.Linear
+        self.layers = nn.ModuleList([nn.Linear(4, 4), linear(4, 4), nn.Linear(4, 4)])
+        self.relus = nn.ModuleList(nn.ReLU() for _ in range(3))
+        generator = torch.Generator().manual_seed(0)
+        for p in self.parameters():
+            p.data = torch.randn(p.shape, generator=generator)
+        if way == "hook":
+            self.relus[1].register_forward_pre_hook(self._keep)
+
+    def _keep(self, module, args):
+        self.kept = args[0]
+
+    def forward(self, x):
+        g = self.layers[1](self.relus[0](self.layers[0](x)))
+        h = self.layers[2](self.relus[1](g))
+        if self.way == "attribute":
+            g = self.layers[1].kept
+        elif self.way == "hook":
+            g = self.kept
+        return h + self.relus[2](g)
+
+
+@pytest.mark.parametrize("way", ["attribute", "hook"])
+def test_substitution_does_not_depend_on_where_a_feature_is_kept(way):
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    kept, passed = (
+        nlbench.evaluate(Kept(name), x, ["substitution"])["substitution"].values
+        for name in (way, "passed")
+    )
+    assert [v.place for v in kept] == [v.place for v in passed]
+    for one, other in zip(kept, passed, strict=True):
+        assert one.statistics["value"] == pytest.approx(other.statistics["value"], rel=1e-4)
