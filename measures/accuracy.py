@@ -53,6 +53,45 @@ def _fraction(correct: int, total: int) -> float:
 
 
 def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
+    labels = class_labels(logits, labels)
+    counted = labels != IGNORED_LABEL
+    if not bool(torch.isfinite(logits[counted]).all()):
+        raise NotFinite("the network's logits are not finite")
+    return int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
+
+
+def class_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return labels as class indices, one for each row of logits.
+
+    Parameters
+    ----------
+    logits : tensor of shape (n, ..., classes)
+    labels : integer tensor of shape (n, ...) or (n, ..., 1)
+        -100 where there is nothing to predict.
+
+    Returns
+    -------
+    tensor of shape (n, ...)
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the labels are no class indices, or there isn't one logit per class.
+
+    Examples
+    --------
+    >>> class_labels(torch.zeros(2, 3), torch.tensor([[2], [0]]))
+    tensor([2, 0])
+    """
+    kind = str(labels.dtype).removeprefix("torch.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise Undefined(f"the labels are {kind}, expected integers: the index of a class each")
+    if logits.ndim > 1 and labels.shape == logits.shape and _are_one_hot(labels):
+        raise Undefined(
+            "the labels are one-hot, expected the index of a class each: labels.argmax(-1)"
+        )
+    if logits.ndim > 1 and labels.shape == (*logits.shape[:-1], 1):
+        labels = labels[..., 0]
     if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
         raise Undefined(
             f"the network's output has shape {tuple(logits.shape)} for labels of shape "
@@ -61,16 +100,17 @@ def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
     classes = logits.shape[-1]
     if classes < 2:
         raise Undefined(f"the network has {classes} logits, expected at least two")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        kind = str(labels.dtype).removeprefix("torch.")
-        raise Undefined(f"the labels are {kind}, expected integers")
-    counted = labels != IGNORED_LABEL
-    if not bool(torch.isfinite(logits[counted]).all()):
-        raise NotFinite("the network's logits are not finite")
-    invalid = labels[counted & ((labels < 0) | (labels >= classes))]
+    invalid = labels[(labels != IGNORED_LABEL) & ((labels < 0) | (labels >= classes))]
     if len(invalid):
-        raise Undefined(f"a label is {int(invalid[0])}, the network has {classes} logits")
-    return int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
+        raise Undefined(
+            f"a label is {int(invalid[0])}, the network has {classes} logits; expected 0 to "
+            f"{classes - 1}, or {IGNORED_LABEL} where there is nothing to predict"
+        )
+    return labels
+
+
+def _are_one_hot(labels: Tensor) -> bool:
+    return bool(((labels == 1).sum(-1) == 1).all() & (labels.ne(0).sum(-1) == 1).all())
 
 
 class Accuracy(Measure):

@@ -15,7 +15,7 @@ from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
 from nlbench.probes.replacement import UNFITTED
 
-from .accuracy import IGNORED_LABEL
+from .accuracy import IGNORED_LABEL, class_labels
 
 if TYPE_CHECKING:
     from nlbench.probes.replacement import ReplacedOutputs
@@ -126,8 +126,17 @@ class _ClassTerms:
     counted: Tensor
 
     @classmethod
-    def of(cls, outputs: Tensor, replaced: Tensor, labels: Tensor | None) -> _ClassTerms:
-        """Compare logits (n, ..., classes), in chunks of rows that fit into the cache."""
+    def of(
+        cls,
+        outputs: Tensor,
+        replaced: Tensor,
+        labels: Tensor | None,
+        tokens: Tensor | None = None,
+    ) -> _ClassTerms:
+        """Compare logits (n, ..., classes), in chunks of rows that fit into the cache.
+
+        Positions are ignored where `tokens`, of shape (n, ...), is False.
+        """
         if outputs.device.type == "mps":
             outputs, replaced = outputs.cpu(), replaced.cpu()
         shape, classes = outputs.shape[:-1], outputs.shape[-1]
@@ -136,14 +145,18 @@ class _ClassTerms:
         if labels is None:
             terms[3] = 1
         else:
-            labels = labels.reshape(-1).to(before.device)
+            labels = class_labels(outputs, labels.to(before.device)).reshape(-1)
             terms[3] = labels != IGNORED_LABEL
-            labels = labels.clamp(min=0).long()
+            labels = torch.where(labels == IGNORED_LABEL, 0, labels).long()
+        if tokens is not None:
+            terms[3] *= tokens.to(before.device).expand(shape).reshape(-1)
         step = max(1, CHUNK_ENTRIES[before.device.type == "cpu"] // classes)
         for start in range(0, len(before), step):
             rows = slice(start, start + step)
             chunk = None if labels is None else labels[rows]
-            terms[:3, rows] = _row_terms(before[rows], after[rows], chunk) * terms[3, rows]
+            changes = _row_terms(before[rows], after[rows], chunk)
+            # Values in padding may be anything, also infinite.
+            terms[:3, rows] = torch.where(terms[3, rows] > 0, changes, 0.0)
         return cls(*(values.reshape(shape) for values in terms))
 
 
@@ -229,6 +242,8 @@ class Substitution(Measure):
     """
 
     name: ClassVar[str] = "substitution"
+    # 2: padding is left out without labels too, and labels that are no classes are refused.
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "replacement"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
@@ -247,19 +262,22 @@ class Substitution(Measure):
         self._terms: dict[str, dict[str, _Terms]] = {}
         self._primary = ""
         self._cost = ""
-        # Count, sum and sum of squares of the outputs; each batch is added once.
-        self._moments: tuple[float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
+        # Count, sum and sum of squares of each output; each batch is added once.
+        self._moments: tuple[Tensor | float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
+        self._shift: Tensor | None = None
         self._batch = -1
 
     def update(self, observation: ReplacedOutputs) -> None:
         """Compare the outputs of one batch with those of one map at one place."""
         outputs, replaced, labels = observation.outputs, observation.replaced, observation.labels
-        if not bool(torch.isfinite(outputs).all()):
+        tokens = observation.tokens
+        counted_outputs = outputs if tokens is None else outputs[tokens]
+        if not bool(torch.isfinite(counted_outputs).all()):
             raise NotFinite("the network's outputs are not finite")
-        classes = _has_classes(outputs, labels)
         cost = self._cost = str(self.settings["cost"])
         if cost == "auto":
-            cost = self._cost = _default_cost(outputs, labels, classes)
+            cost = self._cost = _default_cost(outputs, labels)
+        classes = labels is not None and _are_class_labels(outputs, labels, cost)
         if cost == "loss" and not classes:
             raise Undefined("the samples have no labels of classes; set substitution.cost=kl")
         self._primary = observation.primary
@@ -268,7 +286,7 @@ class Substitution(Measure):
         if cost == "kl" and not has_probabilities:
             raise Undefined("the network has one output, and so no classes")
         if classes or cost == "kl":
-            changes = _ClassTerms.of(outputs, replaced, labels if classes else None)
+            changes = _ClassTerms.of(outputs, replaced, labels if classes else None, tokens)
             counted = _per_sample(changes.counted)
             if classes:
                 terms.add("loss", (_per_sample(changes.loss), counted))
@@ -280,20 +298,26 @@ class Substitution(Measure):
 
     def _add_squares(self, observation: ReplacedOutputs, terms: _Terms) -> None:
         outputs, replaced = (
-            t.cpu().double().flatten(1) if t.ndim > 1 else t.cpu().double()[:, None]
+            t.cpu().double() if t.ndim > 1 else t.cpu().double()[:, None]
             for t in (observation.outputs, observation.replaced)
         )
-        squares = (replaced - outputs).square().sum(1)
-        terms.add("squared", (squares, torch.ones_like(squares)))
+        tokens = observation.tokens
+        valid = torch.ones(1, dtype=torch.bool)
+        if tokens is not None:
+            valid = tokens.cpu().reshape(*tokens.shape, *(1,) * (outputs.ndim - tokens.ndim))
+        valid = valid.expand(outputs.shape).flatten(1)
+        outputs, replaced = outputs.flatten(1), replaced.flatten(1)
+        squares = torch.where(valid, (replaced - outputs).square(), 0.0).sum(1)
+        terms.add("squared", (squares, valid.double().sum(1)))
         if observation.batch > self._batch:
             self._batch = observation.batch
-            n, total, total_squares = self._moments
+            count, total, total_squares = self._moments
             # Relative to the first output, so that an offset costs no precision.
-            if not n:
-                self._shift = outputs[0]
-            shifted = outputs - self._shift
+            if self._shift is None:
+                self._shift = torch.where(valid[0], outputs[0], 0.0)
+            shifted = torch.where(valid, outputs - self._shift, 0.0)
             self._moments = (
-                n + len(outputs),
+                count + valid.sum(0),
                 total + shifted.sum(0),
                 total_squares + shifted.square().sum(0),
             )
@@ -302,8 +326,10 @@ class Substitution(Measure):
         """Return the cost of each place."""
         scale, n = 1.0, 0
         if self._cost == "squared":
-            count, total, squares = self._moments
-            scale = float((squares / count - (torch.as_tensor(total) / count).square()).sum())
+            count, total, squares = (torch.as_tensor(moment) for moment in self._moments)
+            # The variance of an output, averaged over outputs by how often each is counted.
+            variances = squares - total.square() / count.clamp(min=1)
+            scale = float(variances.sum() / count.sum())
             if scale <= 0:
                 raise Undefined("constant output")
         values = []
@@ -330,16 +356,20 @@ class Substitution(Measure):
         return Result.of(values, n=n, notes={"cost": self._cost})
 
 
-def _has_classes(outputs: Tensor, labels: Tensor | None) -> bool:
-    """Return True if the labels are classes with one logit each."""
-    if labels is None or labels.is_floating_point() or labels.dtype == torch.bool:
+def _are_class_labels(outputs: Tensor, labels: Tensor, cost: str) -> bool:
+    """Return True if labels are classes; raise if the cost requires that and they aren't."""
+    try:
+        class_labels(outputs, labels)
+    except Undefined as error:
+        if cost == "loss":
+            raise Undefined(f"{error}; or set substitution.cost=kl") from error
         return False
-    return outputs.ndim > 1 and outputs.shape[:-1] == labels.shape and outputs.shape[-1] > 1
+    return True
 
 
-def _default_cost(outputs: Tensor, labels: Tensor | None, classes: bool) -> str:
-    if classes:
-        return "loss"
-    is_regression = labels is not None and labels.is_floating_point()
-    is_single = outputs.ndim < 2 or outputs.shape[-1] == 1
-    return "squared" if is_regression or is_single else "kl"
+def _default_cost(outputs: Tensor, labels: Tensor | None) -> str:
+    if outputs.ndim < 2 or outputs.shape[-1] == 1:
+        return "squared"
+    if labels is None:
+        return "kl"
+    return "squared" if labels.is_floating_point() else "loss"

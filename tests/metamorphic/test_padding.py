@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import nlbench
 from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
 
@@ -50,3 +51,60 @@ def test_a_mask_without_padding_leaves_nothing_out(value):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
     assert selector._mask({"attention_mask": 1}, (None, torch.full((3, 4), value)), {}) is None
+
+
+class Reader(nn.Module):
+    """Reads tokens one by one, so that padding can only change its own positions."""
+
+    def __init__(self, outputs=5):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs)
+
+    def forward(self, x, attention_mask):
+        return self.last(self.act(self.first(x)))
+
+
+def ragged_batch(filler):
+    """Return tokens (16, 6, 4), of which padding holds the filler, and their mask."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(16, 6, 4, generator=generator)
+    lengths = torch.arange(16) % 5 + 2
+    mask = torch.arange(6) < lengths[:, None]
+    return torch.where(mask[..., None], x, filler), mask
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("cost", ["auto", "kl", "squared"])
+def test_substitution_does_not_depend_on_what_stands_in_padding(cost, labelled):
+    found = []
+    for filler in (0.0, 7.0, -1e3):
+        x, mask = ragged_batch(filler)
+        # Some label where there is padding, which a model's loss would ignore.
+        labels = torch.where(mask, 1, -100) if labelled else None
+        run = nlbench.evaluate(
+            Reader(),
+            (x, mask.to(x.dtype)),
+            ["substitution"],
+            labels=labels,
+            settings={"substitution.cost": cost},
+        )
+        (value,) = run["substitution"].values
+        found.append(value.statistics)
+    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-9)
+    assert found[0] == pytest.approx(found[2], rel=1e-5, abs=1e-9)
+    assert found[0]["value"] > 1e-6
+
+
+def test_substitution_of_padded_samples_is_that_of_their_tokens():
+    # Where every sample has two tokens, four positions of padding are as none.
+    x = torch.randn(16, 6, 4, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(6) < 2).expand(16, 6).to(x.dtype)
+    for cost in ("kl", "squared"):
+        settings = {"substitution.cost": cost}
+        padded, short = (
+            nlbench.evaluate(Reader(), inputs, ["substitution"], settings=settings)
+            for inputs in ((x, mask), (x[:, :2], mask[:, :2]))
+        )
+        values = [run["substitution"].values[0].statistics for run in (padded, short)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5)

@@ -63,6 +63,8 @@ class ReplacedOutputs:
     labels : tensor of shape (n, ...) or None
     batch : int
         Index of the batch, from 0.
+    tokens : tensor of shape (n, t) or None
+        False at padding; None if the outputs have no positions, or none of them is padding.
     """
 
     place: str
@@ -72,6 +74,7 @@ class ReplacedOutputs:
     replaced: Tensor
     labels: Tensor | None
     batch: int
+    tokens: Tensor | None = None
 
 
 Batch = tuple[Tensor, Tensor | None]
@@ -137,7 +140,7 @@ def observe(
                 for part in _split(batches, limit) if maps else ():
                     index = next(indices)
                     evaluated[index] = len(part[0])
-                    for observation in _observe_maps(prefix, maps, names[0], part, index):
+                    for observation in _observe_maps(model, prefix, maps, names[0], part, index):
                         for listener in listeners:
                             listener.update(observation)
     if not evaluated:
@@ -219,6 +222,7 @@ def _groups(
 
 
 def _observe_maps(
+    model: nn.Module,
     prefix: SharedPrefix,
     maps: Sequence[tuple[ReplaceableCall, str, Replacement]],
     primary: str,
@@ -227,11 +231,17 @@ def _observe_maps(
 ) -> Iterator[ReplacedOutputs]:
     """Yield the outputs for a batch with each map replacing its place."""
     inputs, labels = batch
-    outputs = validated_outputs(prefix.record(inputs), len(inputs))
+    selector = PositionSelector(RowPolicy(tokens=True))
+    selector.begin(0, len(inputs))
+    with selector.hooked(model):
+        outputs = validated_outputs(prefix.record(inputs), len(inputs))
+    tokens = selector.outermost
+    if tokens is not None and outputs.shape[:-1] != tokens.shape:
+        tokens = None
     for place, name, new in maps:
         replaced = first_tensor((prefix.run(place, new),))
         assert replaced is not None
-        yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, index)
+        yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, index, tokens)
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:

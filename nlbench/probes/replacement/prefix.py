@@ -65,7 +65,7 @@ class _ModuleCall:
     is_changed_later: bool = False
     bytes: int = 0
     parents: tuple[CallId, ...] = ()
-    calls_after: Counter[str] = field(default_factory=Counter)
+    calls_inside: Counter[str] = field(default_factory=Counter)
     versions: list[tuple[Tensor, int]] = field(default_factory=list)
 
 
@@ -155,6 +155,7 @@ class SharedPrefix:
                 return compute()
             entry = self._calls[call] = _ModuleCall(self._clock, parents=tuple(running))
             running.append(call)
+            calls_before = Counter(self._interception.module_calls)
             # In-place modules modify their first tensor.
             version = x._version
             output = compute()
@@ -169,7 +170,7 @@ class SharedPrefix:
             )
             entry.bytes = sum(tensor.nbytes for tensor in tensors)
             entry.versions = [(tensor, tensor._version) for tensor in tensors]
-            entry.calls_after = Counter(self._interception.module_calls)
+            entry.calls_inside = self._interception.module_calls - calls_before
             return output
 
         return replace
@@ -214,7 +215,7 @@ class SharedPrefix:
             if call not in self._outputs or self._calls[call].end > time:
                 return compute()
             entry = self._calls[call]
-            self._interception.module_calls = Counter(entry.calls_after)
+            self._interception.module_calls.update(entry.calls_inside)
             output = self._outputs[call]
             return _clone(output) if entry.is_changed_later else output
 

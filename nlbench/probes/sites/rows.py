@@ -60,11 +60,14 @@ class PositionSelector:
         drawn positions independent of the split into batches.
     samples : int
         Number of samples in the current forward pass.
+    outermost : tensor of shape (n, t) or None
+        The first padding mask in the current forward pass, that of the outermost module with one.
     """
 
     def __init__(self, policy: RowPolicy) -> None:
         self.policy = policy
         self.first = self.samples = 0
+        self.outermost: Tensor | None = None
         # Padding masks (n, t) of the modules that are running; True for tokens.
         self._masks: list[Tensor] = []
         self._priorities: dict[tuple[int, int, int], Tensor] = {}
@@ -72,6 +75,7 @@ class PositionSelector:
     def begin(self, first: int, samples: int) -> None:
         """Begin a forward pass."""
         self.first, self.samples = first, samples
+        self.outermost = None
         self._masks.clear()
         self._priorities.clear()
 
@@ -99,6 +103,8 @@ class PositionSelector:
                 mask = self._mask(names, args, kwargs)
                 pushed.append(mask is not None)
                 if mask is not None:
+                    if self.outermost is None:
+                        self.outermost = mask
                     self._masks.append(mask)
 
         def leave(module: nn.Module, args: object, returned: object) -> None:

@@ -1,0 +1,48 @@
+"""Labels are validated in one way for every measure that uses them."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.measures.accuracy import accuracy_score, class_labels
+from nlbench.measures.substitution import loss_change
+
+LOGITS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+GOOD = torch.tensor([0, 1, 2, 0, -100, 2])
+BAD = {
+    "negative": (torch.tensor([0, 1, -1, -1, 1, 2]), "a label is -1"),
+    "large": (torch.tensor([0, 1, 255, 255, 1, 2]), "a label is 255"),
+    "one-hot": (nn.functional.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3), "one-hot"),
+    "bool": (torch.tensor([True, False, True, False, True, True]), "bool"),
+    "shape": (torch.zeros(6, 4, dtype=torch.long), "for labels of shape"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize(
+    "use", [accuracy_score, class_labels, lambda logits, t: loss_change(logits, 2 * logits, t)]
+)
+def test_labels_that_are_no_classes_are_refused(kind, use):
+    labels, message = BAD[kind]
+    with pytest.raises(nlbench.Undefined, match=message):
+        use(LOGITS, labels)
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("measure", ["accuracy", "substitution"])
+def test_measures_are_undefined_and_name_the_label(kind, measure):
+    labels, message = BAD[kind]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    result = nlbench.evaluate(model, torch.randn(6, 4), [measure], labels=labels)[measure]
+    assert result.status == "undefined"
+    assert message in result.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
+def test_a_column_of_labels_counts_as_its_entries(dtype):
+    labels = GOOD.to(dtype)
+    assert accuracy_score(LOGITS, labels) == accuracy_score(LOGITS, labels[:, None])
+    flat, column = (loss_change(LOGITS, 2 * LOGITS, t)[0] for t in (labels, labels[:, None]))
+    assert torch.equal(flat, column)
