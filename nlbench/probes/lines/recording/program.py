@@ -156,43 +156,54 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
 
     Copies of the batch are also computed, with the last digits of each step's inputs perturbed
     randomly but reproducibly. The error is the largest resulting difference over the batch, per
-    unit, or per channel if there are positions, in units of the perturbations' root mean square.
-    (J. Vignes, "A stochastic arithmetic for reliable scientific computation", Mathematics and
-    Computers in Simulation 35, 1993.)
+    unit, or per channel if there are positions. (J. Vignes, "A stochastic arithmetic for
+    reliable scientific computation", Mathematics and Computers in Simulation 35, 1993.)
 
-    Perturbations are odd multiples of epsilon up to seven. With a single size, terms that cancel
-    would often cancel in the copies as well, and a kernel's order of summation would decide the
-    sign of what is left.
+    In the first copy each value changes by one epsilon, up or down. Terms that cancel often cancel
+    there as well, although a kernel's order of summation decides the sign of what is left of them.
+    In further copies the changes are therefore odd multiples of epsilon, up to seven, and the
+    difference is divided by their root mean square.
     """
     generator = torch.Generator(inputs.device).manual_seed(0)
-    epsilon = torch.finfo(inputs.dtype).eps
-    precision = math.sqrt(21) * epsilon  # 21 is the mean of 1, 9, 25 and 49.
+    precision = torch.finfo(inputs.dtype).eps
+    multiples = [2, *[8] * (copies - 1)]
 
-    def perturbed(x: Tensor) -> Tensor:
-        draw = torch.randint(0, 8, x.shape, generator=generator, device=x.device, dtype=torch.int8)
-        return x * (1 + epsilon * (2 * draw - 7).to(x.dtype))
+    def perturbed(x: Tensor, among: int) -> Tensor:
+        draw = torch.randint(
+            0, among, x.shape, generator=generator, device=x.device, dtype=torch.int8
+        )
+        return x * (1 + precision * (2 * draw - (among - 1)).to(x.dtype))
 
-    runs = [{0: inputs}, *({0: perturbed(inputs)} for _ in range(copies))]
+    # 21 is the mean of 1, 9, 25 and 49.
+    sizes = [precision * (1 if among == 2 else math.sqrt(21)) for among in multiples]
+    runs = [{0: inputs}, *({0: perturbed(inputs, among)} for among in multiples)]
     for step in program.steps:
         x = [[values[i] for i in step.inputs] for values in runs]
         outputs = [apply_step(step, x[0]), *(apply_step(step, copy) for copy in x[1:])]
         bounds = [
-            _largest_difference(tensor, [copy[i] for copy in x[1:]]) / precision
+            _largest_difference(tensor, [copy[i] for copy in x[1:]], sizes)
             for i, tensor in enumerate(x[0])
         ]
-        bound = _largest_difference(outputs[0], outputs[1:]) / precision
+        bound = _largest_difference(outputs[0], outputs[1:], sizes)
         yield ComputedStep(step, x[0], bounds, outputs[0], bound, x[1:])
         for tensors in (*x, bounds):
             tensors.clear()
         for i, values in enumerate(runs):
-            values[step.output] = outputs[i] if i == 0 else perturbed(outputs[i])
+            values[step.output] = outputs[i] if i == 0 else perturbed(outputs[i], multiples[i - 1])
             outputs[i] = inputs
             for value in step.ends:
                 del values[value]
 
 
-def _largest_difference(x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return the largest difference over the batch for each unit or channel, (m, ..., 1)."""
+def _largest_difference(x: Tensor, others: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
+    """Return the largest relative difference over the batch, (m, ...), by unit or channel.
+
+    The difference from each of `others` is divided by its size.
+    """
     axes = [0, *range(2, x.ndim)]
-    largest = torch.stack([(x - other).abs().amax(axes, keepdim=True) for other in others]).amax(0)
+    differences = [
+        (x - other).abs().amax(axes, keepdim=True) / size
+        for other, size in zip(others, sizes, strict=True)
+    ]
+    largest = torch.stack(differences).amax(0)
     return largest.expand(len(x), *largest.shape[1:])
