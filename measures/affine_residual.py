@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
 
@@ -44,7 +45,8 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     y : tensor of shape (n, k)
         Any real type.
     folds : int
-        Sample i is in fold i mod `folds`. With `folds` ≥ n it is leave-one-out.
+        Distinct sample i is in fold i mod `folds`, with all its copies. With `folds` ≥ n it is
+        leave-one-out.
 
     Returns
     -------
@@ -55,7 +57,7 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If there are fewer than four samples, or the output is constant.
+        If there are fewer than four distinct samples, or the output is constant.
     nlbench.NotFinite
         If a value is NaN or infinite, or the range overflows.
     nlbench.RequestError
@@ -73,8 +75,11 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     >>> round(affine_residual(x, 3 * x - 2).item(), 9), round(affine_residual(x, x**2).item(), 1)
     (0.0, 1.0)
     """
-    inputs, outputs = _coordinates(prepare_samples(x, "x")), _outputs(prepare_samples(y, "y"))
-    errors = _squared_errors(inputs, outputs[:, None], folds)[:, 0]
+    x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
+    check_count(x, y)
+    numbers = DistinctRows().add(torch.cat([x.values, y.values], 1))
+    inputs, outputs = _coordinates(x), _outputs(y)
+    errors = _squared_errors(inputs, outputs[:, None], numbers, folds)[:, 0]
     return _ratio(errors.sum(), outputs.square().sum())
 
 
@@ -106,23 +111,30 @@ def _outputs(y: PreparedSamples) -> Tensor:
     return y.scaled[:, y.varying]
 
 
-def _squared_errors(inputs: Tensor, outputs: Tensor, folds: int) -> Tensor:
+def _squared_errors(inputs: Tensor, outputs: Tensor, numbers: RowNumbers, folds: int) -> Tensor:
     """Compute the squared prediction errors (n, m) separately for each of m outputs (n, m, k)."""
-    n = check_count(inputs, outputs, at_least=MIN_SAMPLES)
+    if numbers.distinct < MIN_SAMPLES:
+        raise Undefined(
+            f"n = {numbers.distinct}: at least {MIN_SAMPLES} distinct samples are needed"
+        )
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
-    fold = torch.arange(n, device=outputs.device) % folds
+    index = numbers.index.to(outputs.device)
+    fold = index % folds
     errors = torch.empty_like(outputs[..., 0])
-    for held_out in range(min(folds, n)):
+    for held_out in torch.unique(fold).tolist():
         test = fold == held_out
-        predicted = _predictions(inputs[~test], outputs[~test], inputs[test])
+        distinct = len(torch.unique(index[~test]))
+        predicted = _predictions(inputs[~test], outputs[~test], inputs[test], distinct)
         errors[test] = (outputs[test] - predicted).square().sum(-1)
     return errors
 
 
-def _predictions(x: Tensor, y: Tensor, test: Tensor) -> Tensor:
-    """Predict outputs (t, m, k) for test inputs (t, r) by ridge regression of y on x."""
-    n = len(x)
+def _predictions(x: Tensor, y: Tensor, test: Tensor, n: int) -> Tensor:
+    """Predict outputs (t, m, k) for test inputs (t, r) by ridge regression of y on x.
+
+    n is the number of distinct samples in x.
+    """
     x_mean, y_mean = x.mean(0), y.mean(0)
     if x.shape[1] == 0:
         return y_mean.expand(len(test), *y_mean.shape)
@@ -175,7 +187,7 @@ class AffineResidual(Measure):
 
     Undefined
     ---------
-    No samples, or a constant output.
+    Fewer than four distinct samples, or a constant output.
 
     Cost
     ----
@@ -188,6 +200,8 @@ class AffineResidual(Measure):
     """
 
     name: ClassVar[str] = "affine-residual"
+    # 2: copies of a sample are in one fold, and count once.
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
@@ -226,21 +240,27 @@ class AffineResidual(Measure):
         """Return the residual over all samples."""
         if not self._inputs:
             raise Undefined("no samples")
-        inputs = _coordinates(prepare_samples(torch.cat(self._inputs), "x"))
+        samples = torch.cat(self._inputs)
+        numbers = DistinctRows().add(samples)
+        inputs = _coordinates(prepare_samples(samples, "x"))
         outputs = _outputs(prepare_samples(torch.cat(self._outputs), "y"))
-        n, generator = len(outputs), torch.Generator().manual_seed(0)
+        n, generator = numbers.distinct, torch.Generator().manual_seed(0)
         orders = (torch.randperm(n, generator=generator) for _ in range(self._permutations))
-        stacked = torch.stack([outputs, *(outputs[order] for order in orders)], 1)
-        errors = _squared_errors(inputs, stacked, int(self.settings["folds"]))
+        distinct = outputs[~numbers.is_copy]
+        permuted = (distinct[order][numbers.index] for order in orders)
+        stacked = torch.stack([outputs, *permuted], 1)
+        errors = _squared_errors(inputs, stacked, numbers, int(self.settings["folds"]))
         totals = outputs.square().sum(1)
         ratios = torch.stack([_ratio(column, totals.sum()) for column in errors.sum(0)])
-        deviations = (errors[:, 0] - ratios[0] * totals) / totals.mean()
+        deviations = (errors[:, 0] - ratios[0] * totals) / totals.sum()
+        # Copies of a sample are not independent.
+        sums = deviations.new_zeros(n).index_add_(0, numbers.index, deviations)
         summary = {
             "value": ratios[0].item(),
-            "error": deviations.std().item() / math.sqrt(n),
+            "error": sums.std().item() * math.sqrt(n),
             "permuted": ratios[1:].mean().item(),
         }
-        return Result(summary, n=n)
+        return Result(summary, n=len(outputs))
 
     @property
     def _permutations(self) -> int:

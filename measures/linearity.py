@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
+from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
@@ -141,6 +142,7 @@ class _LinearityAccumulator(Accumulator):
         self._frame: _Frame | None = None
         self._sums: dict[int, RegressionSums] = {}
         self._samples = 0
+        self._rows, self._distinct = DistinctRows(), 0
         self._rounding = (EPSILON, EPSILON)
         # Minima and maxima of the columns of x and of y.
         self._extremes: list[tuple[Tensor, Tensor]] = []
@@ -154,8 +156,12 @@ class _LinearityAccumulator(Accumulator):
         samples: int | None = None,
         *,
         has_branch: bool = False,
+        sources: RowNumbers | None = None,
     ) -> None:
-        """Add one batch, with the index of each row's sample and the number of samples."""
+        """Add one batch, with the index of each row's sample and the number of samples.
+
+        Folds consist of whole `sources`, by default of `owners`, or of distinct rows.
+        """
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
@@ -166,10 +172,13 @@ class _LinearityAccumulator(Accumulator):
             sides = zip(self._extremes, means, strict=True)
             spreads = [torch.cat([high - mean, mean - low]) for (low, high), mean in sides]
             self._frame = _Frame(*means, max(map(power_of_two, spreads)))
-        if owners is None:
-            owners = torch.arange(len(x), device=x.values.device)
-        fold = (owners + self._samples) % self._folds
-        self._samples += int(owners.max()) + 1 if samples is None else samples
+        numbers = sources or self._rows.add(torch.cat([x.values, y.values], 1))
+        self._distinct += numbers.distinct
+        if sources is None and owners is not None:
+            fold = (owners + self._samples) % self._folds
+            self._samples += int(owners.max()) + 1 if samples is None else samples
+        else:
+            fold = numbers.index.to(x.values.device) % self._folds
         for index in torch.unique(fold).tolist():
             for rows in (fold == index).nonzero()[:, 0].split(CHUNK_ROWS):
                 part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
@@ -218,10 +227,10 @@ class _LinearityAccumulator(Accumulator):
     def statistics(self) -> dict[str, float]:
         total = self.total()
         if len(self._sums) < 2:
-            raise Undefined("fewer than two samples, so that none can be held out")
+            raise Undefined("fewer than two distinct samples, so that none can be held out")
         fit_of_all = total.fit(*self.rounding_of_inputs)
         in_sample = total.squared_errors(fit_of_all)
-        null = min(1.0, fit_of_all.rank / (total.n - 1))
+        null = min(1.0, fit_of_all.rank / max(1, self._distinct - 1))
         del fit_of_all
         x, y, row_folds = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
@@ -334,7 +343,7 @@ class Linearity(PooledMeasure):
 
     Undefined
     ---------
-    Fewer than two rows, fewer than two samples, or a constant input or output.
+    Fewer than two rows, fewer than two distinct samples, or a constant input or output.
 
     Cost
     ----
@@ -353,6 +362,8 @@ class Linearity(PooledMeasure):
     """
 
     name: ClassVar[str] = "linearity"
+    # 2: copies of a sequence are in one fold, and count once.
+    version: ClassVar[str] = "2"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
@@ -383,4 +394,11 @@ class Linearity(PooledMeasure):
         """Add one batch of one site."""
         x, y = observation.shared(prepare_batch)
         has_branch = observation.site.role == "block"
-        accumulator.add(x, y, observation.owners, observation.count, has_branch=has_branch)
+        accumulator.add(
+            x,
+            y,
+            observation.owners,
+            observation.count,
+            has_branch=has_branch,
+            sources=observation.sources,
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import reduce
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined, nearest
+from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
 
@@ -26,6 +27,9 @@ from .statistics.samples import (
     rounding_norms,
     varying_columns,
 )
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites.site import SiteBatch
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")
@@ -70,8 +74,8 @@ def r2_score(
         folds. It is also defined for n <= d + 1, where the minimum-norm least-squares fit on
         standardised inputs is used.
     folds : int
-        Number of cross-validation folds; sample i is in fold i mod `folds`. With `folds` ≥ n it is
-        leave-one-out.
+        Number of cross-validation folds; distinct sample i is in fold i mod `folds`, with all its
+        copies. With `folds` ≥ n it is leave-one-out.
     weighting : {"uniform", "variance"}
         Weights of the columns in the average. With ``variance``, the value is the fraction of the
         total variance that the fit explains.
@@ -84,7 +88,8 @@ def r2_score(
     Raises
     ------
     nlbench.Undefined
-        If n <= d + 1 and the kind isn't cross-validated, since the fit is exact for any data; if
+        If n <= d + 1 for n distinct samples and the kind isn't cross-validated, since the fit is
+        exact for any data; if
         the output is constant, or there are fewer than two samples.
     nlbench.NotFinite
         If a value is NaN or infinite, or the range overflows.
@@ -109,19 +114,29 @@ def r2_score(
     if weighting not in WEIGHTINGS:
         raise RequestError(f"unknown weighting '{weighting}'{nearest(weighting, WEIGHTINGS)}")
     x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
+    check_count(x, y)
+    numbers = _number_rows(DistinctRows(), x, y)
     if kind != "crossvalidated":
-        return _r2_of_rows(x, y, kind, weighting)
+        return _r2_of_rows(x, y, numbers.distinct, kind, weighting)
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
-    return _crossvalidate(x, y, folds, weighting)
+    return _crossvalidate(x, y, numbers.index, folds, weighting)
+
+
+def _number_rows(distinct: DistinctRows, x: PreparedSamples, y: PreparedSamples) -> RowNumbers:
+    return distinct.add(torch.cat([x.values, y.values], 1))
 
 
 def _r2_of_rows(
-    x: PreparedSamples, y: PreparedSamples, kind: str, weighting: str, cutoff: float = 0.0
+    x: PreparedSamples,
+    y: PreparedSamples,
+    distinct: int,
+    kind: str,
+    weighting: str,
+    cutoff: float = 0.0,
 ) -> Tensor:
-    """Compute the ordinary or adjusted R² of `r2_score`."""
-    n = check_count(x, y)
-    _check_enough(n, x.shape[1])
+    """Compute the ordinary or adjusted R² of `r2_score`, given the number of distinct samples."""
+    _check_enough(check_count(x, y), distinct, x.shape[1])
     y.check_varies("output")
     values, targets = x.values[:, x.varying], centered(y.values[:, y.varying])
     output_unit = _peaks(targets)
@@ -134,7 +149,7 @@ def _r2_of_rows(
     residuals = targets - directions @ (directions.T @ targets)
     totals = targets.square().sum(0)
     unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
-    return _score(unexplained, n, directions.shape[1], kind)
+    return _score(unexplained, distinct, directions.shape[1], kind)
 
 
 def _decompose(
@@ -171,9 +186,9 @@ def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
     return scale, eigenvalues[is_significant], directions[:, is_significant]
 
 
-def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
+def _r2_of_moments(moments: Moments, distinct: int, kind: str, weighting: str) -> Tensor:
     inputs, outputs = moments.varying_x, moments.varying_y
-    _check_enough(moments.n, moments.inputs)
+    _check_enough(moments.n, distinct, moments.inputs)
     moments.check_varies("output")
     scale, eigenvalues, directions = _directions_of(moments)
     projections = moments.xy[inputs][:, outputs] / scale[:, None]
@@ -182,7 +197,7 @@ def _r2_of_moments(moments: Moments, kind: str, weighting: str) -> Tensor:
     # The unexplained fraction is a sum of squares, which rounding may make negative.
     unexplained = (1 - projections.square().sum(0) / totals).clamp(min=0)
     unexplained = _average(unexplained, totals, moments.unit_y[outputs], weighting)
-    return _score(unexplained, moments.n, len(eigenvalues), kind)
+    return _score(unexplained, distinct, len(eigenvalues), kind)
 
 
 def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) -> Tensor:
@@ -210,27 +225,33 @@ def _peaks(values: Tensor) -> Tensor:
     return peaks
 
 
-def _check_enough(n: int, d: int) -> None:
-    if n <= d + 1:
+def _check_enough(n: int, distinct: int, d: int) -> None:
+    if distinct <= d + 1:
+        samples = "samples" if distinct == n else "distinct samples"
         raise Undefined(
-            f"n = {n} samples are too few for d = {d} inputs: the fit is exact for any data; "
-            "r2.kind=crossvalidated has a value, and so has sites.rows=tokens where each sample "
-            "has many"
+            f"n = {distinct} {samples} are too few for d = {d} inputs: the fit is exact for any "
+            "data; r2.kind=crossvalidated has a value, and so has sites.rows=tokens where each "
+            "sample has many"
         )
 
 
 def _crossvalidate(
-    x: PreparedSamples, y: PreparedSamples, folds: int, weighting: str, cutoff: float = 0.0
+    x: PreparedSamples,
+    y: PreparedSamples,
+    index: Tensor,
+    folds: int,
+    weighting: str,
+    cutoff: float = 0.0,
 ) -> Tensor:
-    """Compute the cross-validated R² of `r2_score`."""
+    """Compute the cross-validated R² of `r2_score`, given each sample's number (n,)."""
     check_count(x, y)
     y.check_varies("output")
     targets = centered(y.values[:, y.varying])
     unit = _peaks(targets)
     targets = targets / unit
-    fold = torch.arange(len(x), device=targets.device) % folds
+    fold = index.to(targets.device) % folds
     residual = torch.zeros_like(targets[0])
-    for held_out in range(min(folds, len(x))):
+    for held_out in torch.unique(fold).tolist():
         test = fold == held_out
         train = x.values[~test], targets[~test]
         errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding, cutoff)
@@ -274,14 +295,29 @@ class _R2Accumulator(PairsAccumulator):
     def __init__(self, kind: str, weighting: str) -> None:
         super().__init__()
         self._kind, self._weighting = kind, weighting
+        self._rows = DistinctRows()
+        self._distinct = 0
+
+    def add(self, x: Samples, y: Samples) -> None:
+        """Add one batch, whose rows are numbered by value."""
+        x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
+        super().add(x, y)
+        self.count(x, y, None)
+
+    def count(self, x: PreparedSamples, y: PreparedSamples, sources: RowNumbers | None) -> None:
+        """Count the distinct samples of a batch."""
+        self._distinct += (sources or _number_rows(self._rows, x, y)).distinct
 
     def statistics(self) -> dict[str, float]:
         pairs = self.pairs
         if pairs.n == 0:
             raise Undefined("no samples")
         if pairs.moments is not None:
-            return {"value": _r2_of_moments(pairs.moments, self._kind, self._weighting).item()}
-        score = _r2_of_rows(*pairs.rows(), self._kind, self._weighting, MIN_RELATIVE_SPREAD)
+            score = _r2_of_moments(pairs.moments, self._distinct, self._kind, self._weighting)
+            return {"value": score.item()}
+        score = _r2_of_rows(
+            *pairs.rows(), self._distinct, self._kind, self._weighting, MIN_RELATIVE_SPREAD
+        )
         return {"value": score.item()}
 
 
@@ -295,13 +331,16 @@ class _FoldAccumulator(Accumulator):
     def __init__(self, folds: int, weighting: str) -> None:
         self.n = 0
         self._folds, self._weighting = folds, weighting
-        self._rows: list[tuple[Tensor, Tensor]] = []
+        self._distinct = DistinctRows()
+        # Inputs, outputs and numbers of samples.
+        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._used: set[int] = set()
         self._rounding = (EPSILON, EPSILON)
         self._origin: Tensor | None = None
         self._moments: dict[int, Moments] = {}
 
     @torch.no_grad()
-    def add(self, x: Samples, y: Samples) -> None:
+    def add(self, x: Samples, y: Samples, sources: RowNumbers | None = None) -> None:
         """Add one batch; the tensors are copied."""
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
@@ -313,7 +352,9 @@ class _FoldAccumulator(Accumulator):
             raise RequestError(
                 f"a batch has {(x.shape[1], y.shape[1])} columns, earlier ones had {self._widths}"
             )
-        self._rows.append((x.values.clone(), y.values.clone()))
+        index = (sources or _number_rows(self._distinct, x, y)).index.to(x.values.device)
+        self._rows.append((x.values.clone(), y.values.clone(), index))
+        self._used.update(torch.unique(index % self._folds).tolist())
         self._rounding = (
             max(self._rounding[0], x.rounding),
             max(self._rounding[1], y.rounding),
@@ -324,8 +365,8 @@ class _FoldAccumulator(Accumulator):
 
     def _condense(self) -> None:
         assert self._origin is not None
-        x, y = self._gather()
-        fold = torch.arange(self.n - len(x), self.n, device=x.device) % self._folds
+        x, y, numbers = self._gather()
+        fold = numbers % self._folds
         for index in torch.unique(fold).tolist():
             rows = fold == index
             part = Moments.of(x[rows], y[rows], self._origin, self._rounding)
@@ -333,20 +374,22 @@ class _FoldAccumulator(Accumulator):
             self._moments[index] = earlier.merged(part) if earlier else part
         self._rows.clear()
 
-    def _gather(self) -> tuple[Tensor, Tensor]:
-        return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
+    def _gather(self) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, numbers = (torch.cat(column) for column in zip(*self._rows, strict=True))
+        return x, y, numbers
 
     def statistics(self) -> dict[str, float]:
         if self.n == 0:
             raise Undefined("no samples")
         if self._moments:
             return {"value": self._score_of_moments().item()}
-        x, y = map(PreparedSamples, self._gather(), self._rounding)
-        score = _crossvalidate(x, y, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
+        *values, index = self._gather()
+        x, y = map(PreparedSamples, values, self._rounding)
+        score = _crossvalidate(x, y, index, self._folds, self._weighting, MIN_RELATIVE_SPREAD)
         return {"value": score.item()}
 
     def remark(self) -> str:
-        return f"cross-validated over {min(self._folds, self.n)} folds"
+        return f"cross-validated over {len(self._used)} folds"
 
     def _score_of_moments(self) -> Tensor:
         total = reduce(Moments.merged, self._moments.values())
@@ -402,8 +445,8 @@ class R2(PairsMeasure):
 
     Undefined
     ---------
-    A constant output; with ``kind=ordinary`` and ``adjusted`` also n ≤ d + 1 samples for d inputs,
-    since the fit would be exact for any activation.
+    A constant output; fewer than two distinct samples; with ``kind=ordinary`` and ``adjusted`` also
+    n ≤ d + 1 distinct samples for d inputs, since the fit would be exact for any activation.
 
     Cost
     ----
@@ -434,7 +477,8 @@ class R2(PairsMeasure):
     name: ClassVar[str] = "r2"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "3"
+    # 4: copies of a sample are in one fold, and count once.
+    version: ClassVar[str] = "4"
     options: ClassVar[Mapping[str, Option]] = {
         "kind": Option(
             "ordinary",
@@ -474,3 +518,12 @@ class R2(PairsMeasure):
         if kind == "crossvalidated":
             return _FoldAccumulator(int(self.settings["folds"]), weighting)
         return _R2Accumulator(kind, weighting)
+
+    def take(self, accumulator: Any, observation: SiteBatch) -> None:
+        """Add one batch, with the numbers of its samples."""
+        x, y = self.samples(observation)
+        if isinstance(accumulator, _FoldAccumulator):
+            accumulator.add(x, y, observation.sources)
+        else:
+            super().take(accumulator, observation)
+            accumulator.count(x, y, observation.sources)

@@ -100,9 +100,9 @@ def test_the_penalty_minimises_generalised_cross_validation(monkeypatch):
     best = module.PENALTIES[int(np.argmin(scores))]
     train, test = torch.tensor(x), torch.randn(5, 12).double()
     outputs = torch.tensor(y)[:, None]
-    chosen = module._predictions(train, outputs, test)
+    chosen = module._predictions(train, outputs, test, 30)
     monkeypatch.setattr(module, "PENALTIES", (best,))
-    torch.testing.assert_close(chosen, module._predictions(train, outputs, test))
+    torch.testing.assert_close(chosen, module._predictions(train, outputs, test, 30))
     assert 0 < best < math.inf
 
 
@@ -151,7 +151,7 @@ def test_undefined_and_refused_samples():
     x = torch.randn(20, 2)
     with pytest.raises(Undefined, match="constant output"):
         affine_residual(x, torch.ones(20, 1))
-    with pytest.raises(Undefined, match="at least 4 samples"):
+    with pytest.raises(Undefined, match="at least 4 distinct samples"):
         affine_residual(x[:3], x[:3])
     with pytest.raises(RequestError, match="folds"):
         affine_residual(x, x, folds=1)

@@ -213,6 +213,7 @@ def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
         x=observation.x[chosen],
         y=observation.y[chosen],
         owners=observation.owners[chosen],
+        sources=observation.sources and observation.sources.of_rows(chosen),
     )
 
 

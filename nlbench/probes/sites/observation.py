@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import check_batch_independence
+from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.precision import exact_by_default
@@ -130,7 +131,7 @@ def observe_sites(
     probe = partial(
         probe_folded_rows, make_interceptor, attention=attention, selects=site_pass.may_select
     )
-    samples = 0
+    samples, distinct = 0, DistinctRows()
     with (
         evaluation_mode(model),
         without_fast_path(),
@@ -138,7 +139,9 @@ def observe_sites(
         positions.hooked(model),
     ):
         for batch in batches:
-            site_pass.begin_batch(samples, len(batch))
+            # Tensors without values, on the meta device, can't be compared.
+            numbers = None if batch.is_meta else distinct.add(batch)
+            site_pass.begin_batch(samples, len(batch), numbers)
             limit = SampleLimit(feasible_sizes, model, "samples of a forward pass", batch, memory)
             try:
                 _observe_batch(interceptor, batch, site_pass, limit, check)
@@ -178,9 +181,10 @@ class _SitePass:
             return name in self._selected
         return self._selection.may_take(name, kind)
 
-    def begin_batch(self, first: int, samples: int) -> None:
-        """Begin the next batch, given the index of its first sample and its size."""
+    def begin_batch(self, first: int, samples: int, sources: RowNumbers | None) -> None:
+        """Begin the next batch, given its first sample's index, its size and samples' numbers."""
         self._batch += 1
+        self._sources = sources
         self.first, self.samples = first, samples
         self._picker = Picker(self._selection)
         self.microbatches = Microbatches(self._report)
@@ -219,6 +223,11 @@ class _SitePass:
         if x.problem or y.problem:
             self._on_undefined(site.name, x.problem or y.problem)
             return
+        sources = self._sources
+        if sources is not None and x.owners is not None:
+            sources = sources.of_rows(x.owners)
+        elif len(x.reduced) != self.samples:
+            sources = None
         unreduced = UnreducedResults(x.function_results, y.function_results)
         self._on_observation(
             SiteBatch(
@@ -230,6 +239,7 @@ class _SitePass:
                 x.owners,
                 self.samples,
                 (x.rounding, y.rounding),
+                sources,
             )
         )
 

@@ -11,6 +11,8 @@ from .shared import Pair, SharedAccess
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nlbench.introspection.distinct_rows import RowNumbers
+
 T = TypeVar("T")
 
 
@@ -73,6 +75,8 @@ class SiteBatch:
         Number of samples in the batch; 0 if each row is a sample.
     rounding : tuple of float
         Relative errors of x and y if the network ran in a type narrower than float32, else 0.
+    sources : RowNumbers, optional
+        Number of each row's sample among the distinct samples of the pass; None if unknown.
     borrowed : SharedAccess, optional
         Access to results shared with other measures during a pass.
     """
@@ -85,6 +89,7 @@ class SiteBatch:
     owners: Tensor | None = None
     samples: int = 0
     rounding: tuple[float, float] = (0.0, 0.0)
+    sources: RowNumbers | None = field(default=None, repr=False, compare=False)
     borrowed: SharedAccess | None = field(default=None, repr=False, compare=False)
 
     @property
