@@ -228,7 +228,7 @@ class AbsoluteDeviation(PathMeasure):
     """
 
     name = "absdev"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",

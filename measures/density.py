@@ -88,7 +88,7 @@ class Density(PathMeasure):
 
     Cost
     ----
-    About one forward pass per region for exact traces, and 50 to 300 per segment for estimates.
+    About one forward pass per region for exact traces, and 100 to 2,000 per segment for estimates.
 
     Limits
     ------
@@ -113,7 +113,8 @@ class Density(PathMeasure):
     """
 
     name = "density"
-    # 3: bounds on rounding count only the taps that meet input, and hide fewer crossings.
+    # 3: bounds on rounding count only the taps that meet input, and hide fewer crossings; estimates
+    # behind overlapping pooling are unbiased.
     version: ClassVar[str] = "3"
     means = ("per_length", "per_segment", "slope_changes", "at_least", "error")
     parts = ("site",)

@@ -7,6 +7,7 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Any, ClassVar
 
 import torch
@@ -59,23 +60,54 @@ class Method:
             return result
         notes = {**result.notes, "method": ", ".join(self.names), **self.notes}
         is_exact = self.names == ("exact",) and not self.is_single_precision
-        remark = "" if is_exact or result.status != "ok" else self._remark(result.n)
+        remark = "" if is_exact or result.status != "ok" else self._remark(result)
         reason = "; ".join(filter(None, (result.reason, remark)))
         return replace(result, reason=reason, notes=notes)
 
-    def _remark(self, segments: int) -> str:
+    def _remark(self, result: Result) -> str:
         remark = " and ".join(_DESCRIPTIONS.get(name, name) for name in self.names)
         if self.is_single_precision:
             remark += " in float32"
         missed = int(self.notes.get("shorter_than_sensitivity", 0))
         if missed:
             remark += f", which missed about {missed:,} boundaries"
-        if "tolerance" in self.notes:
-            remark += f", target relative error {self.notes['tolerance']:g} (up to rounding)"
+        remark += _stated_error(result.values)
         short = int(self.notes.get("segments_short_of_tolerance", 0))
         if short:
-            remark += f", not reached on {short} of {segments} segments"
+            target = format_percent(self.notes["tolerance"])
+            remark += f", above the target of {target} on {short} of {result.n} segments"
         return remark
+
+
+def _stated_error(paths: Sequence[Value]) -> str:
+    """Describe the largest stated error of paths, relative to their values unless one is 0."""
+    numbers = [path.statistics for path in paths if path.status == "ok"]
+    pairs = [(x["error"], abs(x["value"])) for x in numbers if "error" in x]
+    if not pairs:
+        return ""
+    if all(value > 0 for _, value in pairs):
+        return f", relative error ≤ {format_percent(max(error / value for error, value in pairs))}"
+    return f", error ≤ {_rounded_up(max(error for error, _ in pairs))}"
+
+
+def format_percent(fraction: float) -> str:
+    """Format a bound in percent, rounded up to two digits.
+
+    Examples
+    --------
+    >>> format_percent(0.001), format_percent(0.00191), format_percent(1e-7)
+    ('0.1 %', '0.2 %', '1e-05 %')
+    """
+    return f"{_rounded_up(100 * fraction)} %"
+
+
+def _rounded_up(number: float) -> str:
+    """Format a number with two significant digits, rounded up.
+
+    The smallest increases are taken for rounding errors: 100 times 0.001 is a little above 0.1.
+    """
+    with localcontext(prec=2, rounding=ROUND_CEILING):
+        return f"{float(+Decimal(f'{number:.12g}')):g}"
 
 
 def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:

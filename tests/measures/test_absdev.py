@@ -10,6 +10,7 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation, deviation_scale
+from nlbench.measures.path_measure import format_percent
 from nlbench.probes.lines import (
     SegmentTrace,
     TracedSegment,
@@ -184,7 +185,8 @@ def test_a_smooth_network_stands_on_the_board_with_a_remark():
     area = math.log(math.cosh(2)) - math.tanh(2)
     assert result.summary["value"] == pytest.approx(2 * area, rel=1e-7)
     assert result.status == "ok"
-    assert result.reason == "by quadrature, target relative error 1e-07 (up to rounding)"
+    error = result.values[0].statistics["error"] / result.summary["value"]
+    assert result.reason == f"by quadrature, relative error ≤ {format_percent(error)}"
     assert result.notes["method"] == "quadrature"
     assert result.values[0].statistics["error"] <= 1e-7 * result.summary["value"]
 
@@ -193,9 +195,10 @@ def test_a_quadrature_that_fell_short_is_remarked_on():
     trace = smooth_estimate(lambda t: np.sin(1000 * t)[:, None], evaluations=64)
     exact = trace_of([0, 0.5, 1], [0, 1, 0])
     result = reading_of([TracedSegment(0, 0, exact), TracedSegment(0, 1, trace)])
+    error = result.values[0].statistics["error"] / result.summary["value"]
     assert result.reason == (
-        "exact and by quadrature, target relative error 0.001 (up to rounding), "
-        "not reached on 1 of 2 segments"
+        f"exact and by quadrature, relative error ≤ {format_percent(error)}, "
+        "above the target of 0.1 % on 1 of 2 segments"
     )
     assert result.notes["segments_short_of_tolerance"] == 1
 

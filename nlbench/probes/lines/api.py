@@ -230,10 +230,11 @@ def estimate_segment(
     start, end : tensor of shape (...)
         One input each, without the batch axis.
     tolerance : float
-        Grids are halved until the relative standard error of the crossings and the relative error
-        of the deviations (Euclidean norms over logits) are within it.
+        Grids are halved until the stated errors of the crossings and of the deviation (Euclidean
+        norms over logits), relative to the values, are within it.
     evaluations : int
-        Maximum number of forward passes. If it is not enough, ``converged`` is False.
+        Maximum number of forward passes, apart from repeated ones. ``converged`` is False if it
+        is not enough, or if rounding or a pair that may be missing exceeds the tolerance.
     dtype : torch.dtype, optional
         Precision of the network; by default float32, or float64 where float32 is not enough.
     memory : int, optional

@@ -14,7 +14,7 @@ from nlbench.probes.probe import ProbeOptions, Resources, Samples
 
 from .api import segment_ends
 from .estimation.estimator import MIN_STEPS, estimate_segments
-from .estimation.extrapolation import CHECK_PLACES
+from .estimation.extrapolation import CHECK_PLACES, ERROR_SIGMAS
 from .estimation.grids import COST_PROBE_STEPS
 from .estimation.piecewise import UnknownPieces
 from .observation import paths_of
@@ -121,7 +121,7 @@ def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
     steps = MIN_STEPS
     if estimate.crossings:
         # Expected number of remaining crossings for which two standard deviations are tolerable.
-        allowed = 3 / 5 * (tolerance * estimate.crossings) ** 2 / 2
+        allowed = 3 / 10 * (tolerance * estimate.crossings / ERROR_SIGMAS) ** 2
         remaining = estimate.crossings - estimate.at_least
         steps = max(steps, math.ceil(coarse * remaining / allowed))
     error = float(torch.linalg.vector_norm(estimate.deviation_error))

@@ -202,7 +202,8 @@ class SegmentEstimate:
     tolerance : float
         Requested relative error.
     converged : bool
-        True if the errors are within the tolerance or the rounding error.
+        True if the stated errors, that of the crossings and that of the deviation, are at most
+        ``tolerance`` times the value. For the deviation, 1e-12 of the largest output is enough.
     precision : float
         Machine epsilon of the dtype that the network was computed in.
     method : {"refined", "quadrature"}

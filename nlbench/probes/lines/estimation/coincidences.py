@@ -98,6 +98,24 @@ class CrossingTable:
         self.steps *= 2
         self._crossings, self._values, self._noise = crossings, values, noise
 
+    def unknown_nodes(self) -> Tensor:
+        """Return the nodes, counted across all segments, at which a crossing's value is unknown."""
+        side, at = (self._values[:, 0] == UNKNOWN).nonzero().unbind(1)
+        step = self._crossings[0, at]
+        nodes: Tensor = torch.unique(step + step // self.steps + side)
+        return nodes
+
+    def complete(self, log: CrossingLog) -> None:
+        """Add the values that are unknown from crossings logged at further nodes."""
+        crossings, values, _ = log.columns()
+        side = crossings[0] % 2
+        new_keys = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
+        keys, order = _keys(self._crossings).sort()
+        at = torch.searchsorted(keys, new_keys).clamp(max=max(0, len(keys) - 1))
+        if len(keys):
+            (known,) = (keys[at] == new_keys).nonzero().unbind(1)
+            self._values[side[known], :, order[at[known]]] = values.T[known]
+
     def counts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Count the switches of windows, and the crossings that repeat another in the same step.
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.introspection.precision import each_exact
+from nlbench.probes.lines.quadrature import RELATIVE_ROUNDING
 from nlbench.probes.lines.rules.pieces import MaxGroups, Ranks
 from nlbench.probes.lines.segments import Segment
 from nlbench.probes.lines.trace import SegmentEstimate
@@ -32,7 +33,6 @@ from nlbench.probes.lines.trace import SegmentEstimate
 from .evaluator import Evaluator
 from .extrapolation import (
     CHECK_PLACES,
-    ERROR_SIGMAS,
     PAIRED_FRACTION,
     RANKED_FRACTION,
     CrossingEstimate,
@@ -102,14 +102,24 @@ class _SegmentState:
         exceeds = measured > 2 * COARSE_ROUNDING * expected
         return torch.where(exceeds, 2 * measured, expected).expand(values.shape[1])
 
-    def is_close(self, tolerance: float) -> bool:
-        """Return True if the error of the deviation is within the tolerance or rounding error."""
+    def deviation_target(self, tolerance: float) -> float:
+        """Return the error, a norm over outputs, that the tolerance allows the deviation."""
         assert self.deviation is not None
-        error, total, floor = (
-            torch.linalg.vector_norm(x)
-            for x in (self.deviation.error, self.deviation.parts.total, self.rounding_error())
+        size = float(self.values.abs().amax()) if self.values.numel() else 0.0
+        total = float(torch.linalg.vector_norm(self.deviation.parts.total))
+        return max(tolerance * total, RELATIVE_ROUNDING * size)
+
+    def is_integrated(self, tolerance: float) -> bool:
+        """Return True if further halving would not bring the deviation's error within its target.
+
+        See `CrossingEstimate.is_resolved`.
+        """
+        assert self.deviation is not None
+        error, fixed = (
+            float(torch.linalg.vector_norm(x))
+            for x in (self.deviation.error, self.rounding_error())
         )
-        return bool(error <= torch.maximum(total * tolerance, 2 * floor))
+        return error <= max(self.deviation_target(tolerance) - fixed, fixed)
 
     def estimate(self, tolerance: float) -> SegmentEstimate:
         """Return the finished estimate."""
@@ -118,6 +128,8 @@ class _SegmentState:
         assert deviation is not None
         steps, sites = len(self.values) - 1, self.evaluator.piecewise.program.sites
         start, end = self.segment
+        deviation_error = deviation.error + self.rounding_error()
+        is_close = float(deviation_error.norm()) <= self.deviation_target(tolerance)
         return SegmentEstimate(
             t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self.values.device),
             values=self.values.clone(),
@@ -125,7 +137,7 @@ class _SegmentState:
             above=deviation.parts.above.clone(),
             below=deviation.parts.below.clone(),
             variation=deviation.parts.variation.clone(),
-            deviation_error=deviation.error + self.rounding_error(),
+            deviation_error=deviation_error,
             crossings=crossings.total,
             at_least=crossings.at_least,
             error=crossings.error,
@@ -134,7 +146,7 @@ class _SegmentState:
             undecided=crossings.undecided,
             evaluations=steps + 1 + CHECK_PLACES + self.extra_evaluations,
             tolerance=tolerance,
-            converged=self.is_close(tolerance) and crossings.is_close(tolerance),
+            converged=is_close and crossings.is_close(tolerance),
             precision=torch.finfo(self.evaluator.dtype).eps,
         )
 
@@ -283,6 +295,7 @@ def _estimate(
         unfinished = []
         repeats = group.doubtful.tolist()
         for i, state in enumerate(active):
+            state.extra_evaluations += int(group.evaluated_again[i])
             doubtful = undecided[i] / group.steps
             state.crossings = CrossingEstimate.of(
                 counts[:, i], doubtful, miscounted, repeats[i], paired_fraction
@@ -290,7 +303,7 @@ def _estimate(
             state.values = group.values[i]
             if group.steps == COST_PROBE_STEPS and _needs_other_method(state, options):
                 continue
-            is_known = state.crossings.is_close(tolerance) and (
+            is_known = state.crossings.is_resolved(tolerance) and (
                 group.steps >= PAIR_SEARCH_STEPS or state.crossings.is_settled(tolerance)
             )
             if group.steps < MIN_STEPS or not (is_known or is_last):
@@ -346,9 +359,8 @@ def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool
     rounding, tolerance = state.rounding_error(), options.tolerance
     deviation = DeviationEstimate.of(state.values, None).parts.total
     lost = float(torch.linalg.vector_norm(rounding))
-    allowed = ERROR_SIGMAS * tolerance * state.crossings.total
     if (
-        state.crossings.undecided + 2 * MISCOUNTED_CROSSINGS > allowed
+        2 * state.crossings.fixed > tolerance * state.crossings.total
         or lost > tolerance * float(torch.linalg.vector_norm(deviation)) / 2
     ):
         state.is_imprecise = True
@@ -374,7 +386,7 @@ def _integrate(
         for state, checks in unfinished:
             state.deviation = DeviationEstimate.of(state.values, checks)
             needed = 2 * len(state.values) - 1 + CHECK_PLACES
-            if not state.is_close(options.tolerance) and needed <= options.evaluations:
+            if not state.is_integrated(options.tolerance) and needed <= options.evaluations:
                 inaccurate.append((state, checks))
         unfinished = inaccurate
         if unfinished:

@@ -10,7 +10,11 @@ each halving adds half as much as the previous one, and the last two halvings pr
 since a1 is expected to be twice the remainder, and a2 equal to it. Pairs occur at random, like a
 Poisson process. The error therefore has a statistical part (the variance of the remainder and of
 its estimate), a systematic part (the deviation of a1 / a2 from 2), and a part due to units that are
-undecided because of rounding.
+undecided because of rounding. The systematic part allows for additions that fall more slowly, in
+their observed ratio. `PRIOR_CROSSINGS` are added to both so that a few crossings don't decide.
+
+Crossings that may be repeats of others are counted in `total`, since nearly all of them are
+boundaries of their own, but not in `at_least`, which remains a lower bound. The error covers them.
 
 **Deviation.** The integral of |f - g| for the network f and the chord g is computed with the
 piecewise-linear interpolant. Its error falls to a quarter when the step is halved, which allows
@@ -36,6 +40,10 @@ ERROR_SIGMAS = 2.0
 """Number of standard deviations in an error bound."""
 MIN_REMAINING_CROSSINGS = 0.05
 """Expected remaining crossings below which their variance is left out of the error."""
+PRIOR_CROSSINGS = 4.0
+"""Crossings added to those of the last halving, and twice to those before, for their ratio."""
+MAX_RATIO = 0.95
+"""Maximum ratio of the crossings added by successive halvings."""
 NEGLIGIBLE_CROSSINGS = 0.02
 """Expected remaining crossings that are neglected: one pair per hundred segments."""
 PAIRED_FRACTION = 1.5e-2
@@ -72,7 +80,9 @@ class CrossingEstimate:
     error : float
         Estimated error of `total`.
     scatter : float
-        Part of the error that further halving reduces.
+        Part of the error that further halving reduces, apart from `pair`.
+    fixed : float
+        Part of the error that remains, due to rounding.
     pair : float
         2 if a pair of crossings may be missing although the finest grids added none, else 0.
     by_site : tensor of shape (sites,)
@@ -87,14 +97,23 @@ class CrossingEstimate:
     total: float
     error: float
     scatter: float
+    fixed: float
     pair: float
     by_site: Tensor
     twice: int
     undecided: int
 
     def is_close(self, tolerance: float) -> bool:
-        """Return True if the part of the error that halving reduces is within the tolerance."""
-        return self.scatter <= ERROR_SIGMAS * tolerance * self.total
+        """Return True if the error is within the tolerance."""
+        return self.error <= tolerance * self.total
+
+    def is_resolved(self, tolerance: float) -> bool:
+        """Return True if further halving would not bring the error within the tolerance.
+
+        This is so once it is within it, or where what halving reduces is the smaller part. The
+        search for a pair has a limit of its own.
+        """
+        return self.scatter <= max(tolerance * self.total - self.fixed, self.fixed, self.pair)
 
     def is_settled(self, tolerance: float) -> bool:
         """Return True if missing a pair of crossings would be within the tolerance."""
@@ -133,26 +152,45 @@ class CrossingEstimate:
         statistical = ERROR_SIGMAS * math.sqrt(2 * likely * (1 + 2 / 3))
         if likely <= MIN_REMAINING_CROSSINGS:
             statistical = 0.0
-        systematic = abs(remainder - float(added[-1])) / 2
+        systematic = max(abs(remainder - float(added[-1])) / 2, _slow_remainder(last) - remainder)
         # Pairs are missed as a whole; where none was detected, up to half a pair was expected.
         expected = likely + min(1.0, paired_fraction * seen) / weight
         pair = 2.0 if expected > NEGLIGIBLE_CROSSINGS else 0.0
         gain = counts[-1] - counts[-2]
         fraction = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)
         by_site = counts[-1] + remainder * fraction
-        total = seen + remainder - repeated / 2
+        total = seen + remainder
         if float(by_site.sum()) > 0:
             by_site = by_site * (total / float(by_site.sum()))
+        # Without crossings there are none to merge.
+        fixed = undecided + (miscounted if total + undecided > 0 else 0.0)
         return cls(
             round(seen - repeated),
             total,
-            max(pair, statistical) + systematic + undecided + miscounted + repeated / 2,
-            statistical + systematic + undecided,
+            max(pair, statistical) + systematic + repeated + fixed,
+            statistical + systematic + repeated,
+            fixed,
             pair,
             by_site,
             round(float(added[-1]) / 2),
             round(undecided),
         )
+
+
+def _slow_remainder(added: Tensor) -> float:
+    """Return the remainder after the last additions (2,) if their ratio stays as observed.
+
+    Examples
+    --------
+    >>> _slow_remainder(torch.tensor([200.0, 100.0]))
+    100.0
+    >>> round(_slow_remainder(torch.tensor([2.0, 2.0])), 12)
+    3.0
+    """
+    before, after = (float(x) for x in (*[2 * added[-1]] * (2 - len(added)), *added))
+    ratio = (after + PRIOR_CROSSINGS) / (before + 2 * PRIOR_CROSSINGS)
+    ratio = min(ratio, MAX_RATIO)
+    return after * ratio / (1 - ratio)
 
 
 @dataclass(frozen=True)

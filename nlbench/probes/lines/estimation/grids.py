@@ -87,6 +87,8 @@ class GridGroup:
     values : tensor of shape (s, steps + 1, k)
     undecided : tensor of shape (s,)
         Number of units whose side is unknown, summed over the nodes.
+    evaluated_again : int64 tensor of shape (s,)
+        Number of nodes that the last halving evaluated a second time.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class GridGroup:
         self._has_ties = torch.zeros(len(segments), dtype=torch.bool)
         # Number of crossings on the current grid that may repeat another.
         self.doubtful = torch.zeros(len(segments))
+        self.evaluated_again = torch.zeros(len(segments), dtype=torch.int64)
         self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
 
@@ -134,6 +137,7 @@ class GridGroup:
         self._switches = [counts[torch.tensor(indices)] for counts in self._switches]
         self._repeats = [counts[torch.tensor(indices)] for counts in self._repeats]
         self.doubtful = self.doubtful[torch.tensor(indices)]
+        self.evaluated_again = self.evaluated_again[torch.tensor(indices)]
         if self._table is not None:
             self._table.select(indices)
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
@@ -156,6 +160,11 @@ class GridGroup:
     def halve(self) -> None:
         """Evaluate the middle of each step."""
         self._with_capacity(self._evaluate_middles)
+        if self._table is not None:
+            self._with_capacity(self._evaluate_unknown_ends)
+            seen, repeats, self.doubtful, _ = self._table.counts()
+            self._switches.append(seen)
+            self._repeats.append(repeats)
 
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
         """Evaluate, retrying with more capacity while a log overflows; nothing is stored then."""
@@ -218,6 +227,30 @@ class GridGroup:
         rows = torch.arange(count * (steps + 1), device=self._device)
         owner, node = rows // (steps + 1), rows % (steps + 1)
 
+        self._log_at_nodes(crossings, owner, node)
+        if crossings.needed <= self._capacity:
+            has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
+            has_windows[[self._site_index[output] for output in self._leads]] = True
+            resting_values = self._evaluator.piecewise.resting_values.cpu().double()
+            self._table = CrossingTable(crossings, count, steps, has_windows, resting_values)
+            counts = self._table.counts()
+            self._switches[-1], self._repeats[-1], self.doubtful, self._has_ties = counts
+
+    def _evaluate_unknown_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
+        """Evaluate again the nodes at which the values of new crossings are unknown."""
+        assert self._table is not None
+        steps = self.steps
+        rows = self._table.unknown_nodes().to(self._device)
+        owner, node = rows // (steps + 1), rows % (steps + 1)
+        self._log_at_nodes(crossings, owner, node)
+        if crossings.needed <= self._capacity:
+            self._table.complete(crossings)
+            self.evaluated_again = torch.bincount(owner.cpu(), minlength=len(self))
+
+    def _log_at_nodes(self, crossings: CrossingLog, owner: Tensor, node: Tensor) -> None:
+        """Log the crossings of the steps on both sides of nodes (P,), with the values there."""
+        steps = self.steps
+
         def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
             for side in (0, 1):
@@ -235,15 +268,9 @@ class GridGroup:
                 units = crossed(*states, sides.is_paired) & sides.counted[s]
                 self._log_crossings(crossings, step, kink, pattern, units, interval)
 
-        self._run(owner, node / steps, callback)
+        if len(owner):
+            self._run(owner, node / steps, callback)
         crossings.fetch()
-        if crossings.needed <= self._capacity:
-            has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
-            has_windows[[self._site_index[output] for output in self._leads]] = True
-            resting_values = self._evaluator.piecewise.resting_values.cpu().double()
-            self._table = CrossingTable(crossings, count, steps, has_windows, resting_values)
-            counts = self._table.counts()
-            self._switches[-1], self._repeats[-1], self.doubtful, self._has_ties = counts
 
     def _evaluate_middles(self, crossings: CrossingLog, switches: CrossingLog) -> None:
         count, steps = len(self), self.steps
@@ -311,9 +338,6 @@ class GridGroup:
             self._repeats.append(torch.zeros_like(self._switches[-1]))
         else:
             self._table.halve(crossings)
-            seen, repeats, self.doubtful, _ = self._table.counts()
-            self._switches.append(seen)
-            self._repeats.append(repeats)
 
     def _log_crossings(
         self,
