@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
+from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.hidden_calls import hidden_calls
@@ -293,6 +294,11 @@ class CallInterceptor(SiteNames):
 
     def _axes(self, x: Tensor, label: str) -> tuple[int | None, int, bool]:
         """Return the batch axis, the channel axis, and True if the latter is assumed."""
+        if is_vmapped(x):
+            raise Undefined(
+                f"{label} is called inside torch.vmap, which hides an axis of its tensors, so the "
+                "samples are unknown"
+            )
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
             # The tensor is the same for all samples, and counts as one sample.
             return None, x.ndim - 1, False

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
@@ -365,7 +366,8 @@ class _AxisTracker(TorchFunctionMode):
 
     def axes(self, tensor: Tensor) -> Axes | None:
         """Return the axes of a tensor; None if it has no batch axis."""
-        if tensor.ndim < 2 or self.layouts.is_constant(tensor):
+        # Inside torch.vmap an axis is hidden, maybe that of the samples.
+        if tensor.ndim < 2 or is_vmapped(tensor) or self.layouts.is_constant(tensor):
             return None
         try:
             batch, channel, assumed = self.layouts.of(tensor)
