@@ -66,11 +66,14 @@ def estimate_as_published(estimate: SegmentEstimate) -> tuple[Tensor, Tensor]:
     Returns
     -------
     integral, error : tensors of shape (k,)
-        The error is the difference between the extrapolated value and the sum over the steps.
+        The error is the sum of the changes made by the last two halvings of the steps: a single
+        change may be small by chance.
     """
     t, values = estimate.t, estimate.values
-    fine, coarse = (integral_as_published(t[::by], values[::by], estimate.length) for by in (1, 2))
-    return 2 * fine - coarse, (fine - coarse).abs()
+    fine, middle, coarse = (
+        integral_as_published(t[::by], values[::by], estimate.length) for by in (1, 2, 4)
+    )
+    return 2 * fine - middle, (fine - middle).abs() + (middle - coarse).abs()
 
 
 def _shares(t: Tensor, values: Tensor) -> Tensor:

