@@ -21,7 +21,6 @@ from nlbench.execution.devices import resolve_device
 from nlbench.execution.executors import execute
 from nlbench.execution.machine import Machine
 from nlbench.execution.subject_passes import missing_record
-from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
@@ -95,30 +94,6 @@ def preview(
     plan = _plan(request, ProgressMonitor(progress))
     folder.check(records, plan.decisions)
     return Preview.of(plan, records, execution or ExecutionOptions())
-
-
-def forecast(
-    preview: Preview,
-    *,
-    execution: ExecutionOptions | None = None,
-    progress: Progress | None = None,
-) -> dict[str, dict[str, str]]:
-    """Predict the cost of a preview's new cells, for probes that support it.
-
-    Each subject is loaded, and a few forward passes are run; nothing is measured or written. The
-    predictions are lines of text, keyed by subject key, then by probe.
-    """
-    execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
-    unit_runner = UnitRunner(threads=execution.threads or default_threads())
-    units = units_of(preview.new, preview.plan, memory=execution.memory, expected={})
-    monitor.begin(len(units))
-    forecasts = {}
-    for unit in units:
-        subject = unit.cells[0].subject
-        forecasts[subject.key] = unit_runner.forecast(unit, monitor)
-        monitor.step(f"{subject.spec.model}: cost predicted")
-        check_interruption()
-    return {key: lines for key, lines in forecasts.items() if lines}
 
 
 def run(
