@@ -75,7 +75,6 @@ def records_of(
         step = f"{facts.model}: {', '.join(measure.name for measure, _ in entries)}"
         keys = [key_of(measure) for measure, _ in entries]
         monitor.observing(probe)
-        meter = CostMeter(machine.device)
         stream = RandomStream(f"pass {facts.key or ''} {probe}", machine.device)
         with (
             pass_context(),
@@ -83,6 +82,8 @@ def records_of(
             preserve_numpy_state(),
             stream.active(),
         ):
+            # Created here, so that waiting for a measurement in another thread costs nothing.
+            meter = CostMeter(machine.device)
             outcomes = observe(
                 subject,
                 entries,
