@@ -40,7 +40,13 @@ from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.module_stack import SiteName, SiteNames
-from nlbench.introspection.operations import known, load_errors, qualified_name
+from nlbench.introspection.operations import (
+    known,
+    load_errors,
+    load_operations,
+    qualified_name,
+    registered,
+)
 from nlbench.introspection.pytree import tree_iter, tree_map
 from nlbench.introspection.write_log import WriteLog
 from nlbench.probes.lines.rules import kinks
@@ -193,6 +199,7 @@ class Recorder(DispatchMode):
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
+        load_operations("lines")
         super().__init__()
         self.steps: list[Step] = []
         self._dtype = example.dtype
@@ -386,7 +393,8 @@ class Recorder(DispatchMode):
             operation = known(called)
             if operation.refused or operation.kind:
                 return operation.refused or "not piecewise affine"
-        if any(known(called).has_effect for called in (name, *self._composites)):
+        names = {name, *self._composites}
+        if any(entry.has_effect for entry in registered() if entry.name in names):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
