@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -132,8 +132,7 @@ def _changed_weights(names: Sequence[str]) -> str:
 
 def missing_record(
     cell: Cell,
-    device: str,
-    environment: Mapping[str, Any],
+    machine: RecordedMachine,
     reason: str,
     trace: str = "",
     status: Status = "failed",
@@ -157,7 +156,7 @@ def missing_record(
         ),
         measure=measure,
         probe=RecordedProbe(planned.probe, planned.probe_options),
-        machine=RecordedMachine(device, "", environment),
+        machine=machine,
         result=Result.missing(status, reason),
         finished=now(),
         traceback=trace,
