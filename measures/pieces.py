@@ -14,8 +14,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.measure import Value
 from nlbench.options import Option
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace
-from nlbench.probes.lines.trace import rounding
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, rounding
 
 from .path_measure import PathMeasure
 

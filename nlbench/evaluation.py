@@ -16,6 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from nlbench.errors import RequestError
 from nlbench.execution.machine import Machine
 from nlbench.execution.subject_passes import records_of
+from nlbench.introspection.exclusive import one_measurement
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.measure import Measure
@@ -42,6 +43,7 @@ from nlbench.subjects.subject import Subject
 from .plugin_loading import checked_measure, load_measures, load_probe
 
 
+@one_measurement()
 def evaluate(
     model: nn.Module | Mapping[str, nn.Module],
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
@@ -91,6 +93,8 @@ def evaluate(
 
     Notes
     -----
+    A process measures one model at a time: a call in another thread waits.
+
     A measure's random numbers are seeded with the record's key, which depends on the samples. For
     a loader, whose samples are not known in advance, the seed depends on its first samples.
 

@@ -21,20 +21,18 @@ from nlbench.execution.devices import resolve_device
 from nlbench.execution.executors import execute
 from nlbench.execution.machine import Machine
 from nlbench.execution.subject_passes import missing_record
-from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
-from nlbench.measure import Status
 from nlbench.plan import make_plan
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.signals import check_interruption, interruptible
 from nlbench.store.consistency import changed_subject, recorded_facts
 from nlbench.store.manifest import make_manifest
-from nlbench.store.record import Record
+from nlbench.store.record import Record, RecordedMachine
 from nlbench.store.run import Run
 from nlbench.store.run_folder import RunFolder
 
@@ -95,30 +93,6 @@ def preview(
     plan = _plan(request, ProgressMonitor(progress))
     folder.check(records, plan.decisions)
     return Preview.of(plan, records, execution or ExecutionOptions())
-
-
-def forecast(
-    preview: Preview,
-    *,
-    execution: ExecutionOptions | None = None,
-    progress: Progress | None = None,
-) -> dict[str, dict[str, str]]:
-    """Predict the cost of a preview's new cells, for probes that support it.
-
-    Each subject is loaded, and a few forward passes are run; nothing is measured or written. The
-    predictions are lines of text, keyed by subject key, then by probe.
-    """
-    execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
-    unit_runner = UnitRunner(threads=execution.threads or default_threads())
-    units = units_of(preview.new, preview.plan, memory=execution.memory, expected={})
-    monitor.begin(len(units))
-    forecasts = {}
-    for unit in units:
-        subject = unit.cells[0].subject
-        forecasts[subject.key] = unit_runner.forecast(unit, monitor)
-        monitor.step(f"{subject.spec.model}: cost predicted")
-        check_interruption()
-    return {key: lines for key, lines in forecasts.items() if lines}
 
 
 def run(
@@ -262,32 +236,26 @@ def _measure(
     folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: ProgressMonitor, request: Request
 ) -> None:
     """Measure and record cells; raise if the only subject can't be loaded."""
-    environment, device = folder.manifest.environment, folder.manifest.device
+    machine = RecordedMachine(folder.manifest.device, "", folder.manifest.environment)
     expected = recorded_facts(folder.records.values())
     cells = {cell.key: cell for cell in todo.new}
     units = units_of(todo.new, todo.plan, memory=pool.execution.memory, expected=expected)
     monitor.begin(_count_steps(todo.new, request))
-    has_one_subject = len(todo.plan.subjects) == 1
-
-    def missing(cell: Cell, reason: str, trace: str = "", status: Status = "failed") -> Record:
-        return missing_record(cell, device, environment, reason, trace, status)
-
     for cell in todo.impossible:
-        folder.add(missing(cell, cell.subject.impossible, status="skipped"))
+        folder.add(missing_record(cell, machine, cell.subject.impossible, status="skipped"))
+    is_only_subject = len(todo.plan.subjects) == 1
     # Closing the generator on an interruption stops the workers.
-    with closing(execute(units, pool, monitor)) as results:
-        for result in results:
-            if isinstance(result, Record):
-                # Workers that load a subject at different times may find different content.
-                expected = recorded_facts([result]) | expected
-                cell = cells[result.key]
-                problem = changed_subject(result.subject, expected.get(cell.subject.key, {}))
-                folder.add(missing(cell, problem) if problem and result.is_done else result)
-            elif result.load_failed and has_one_subject:
-                raise RequestError(result.reason)
-            else:
-                for cell in result.cells:
-                    folder.add(missing(cell, result.reason, result.traceback))
+    with closing(
+        execute(units, pool, monitor, machine, is_only_subject=is_only_subject)
+    ) as records:
+        for record in records:
+            # Workers that load a subject at different times may find different content.
+            expected = recorded_facts([record]) | expected
+            cell = cells[record.key]
+            problem = changed_subject(record.subject, expected.get(cell.subject.key, {}))
+            if problem and record.is_done:
+                record = missing_record(cell, machine, problem)
+            folder.add(record)
             check_interruption()
 
 

@@ -37,7 +37,7 @@ COLOURS = {
 GROUPS = ("residual", "ViT", "post-ViT")
 
 
-class Accuracy(Classifiers):
+class AccuracyStudy(Classifiers):
     """Signature statistics of torchvision's classifiers vs. their published accuracy."""
 
     question = "Does a network's signature predict its accuracy better than its size does?"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
+class PredictionTask:
     """Training and attack settings for the networks of a dataset.
 
     Parameters
@@ -47,9 +47,9 @@ class Task:
 
 
 TASKS = {
-    "mnist1d": Task(16, 128, 0.1),
-    "digits": Task(24, 64, 0.15),
-    "spirals": Task(40, 32, 0.2),
+    "mnist1d": PredictionTask(16, 128, 0.1),
+    "digits": PredictionTask(24, 64, 0.15),
+    "spirals": PredictionTask(40, 32, 0.2),
 }
 QUICK_TASKS = ("digits", "spirals")
 LEARNING_RATE = 0.01

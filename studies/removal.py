@@ -51,7 +51,7 @@ LABELS = {
 }
 
 
-class Removal(Study):
+class RemovalStudy(Study):
     """Criteria from the literature for removing activations, compared with the measured cost."""
 
     question = "Which criterion predicts the cost of making an activation affine?"

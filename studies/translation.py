@@ -34,7 +34,7 @@ FULL_DATA = {"train": 2000, "test": 256}
 QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
 
 
-class Translation(Study):
+class TranslationStudy(Study):
     """Accuracy of a small Transformer that translates number words, as units are linearised."""
 
     question = "How much of a translation model can be linearised?"

@@ -25,7 +25,7 @@ SPARE_DIRECTIONS = 8
 
 
 @dataclass(frozen=True)
-class AffineFit:
+class RegressionMap:
     """The map x ↦ (x - mean_x) coefficients + mean_y.
 
     Parameters
@@ -120,7 +120,7 @@ class RegressionSums:
         """Return ``xx``, ``xy`` and ``yy`` after subtracting the rows' own means."""
         return self.about(self.x / self.n, self.y / self.n)
 
-    def fit(self, peaks: Tensor, rounding: float = 0.0) -> AffineFit:
+    def fit(self, peaks: Tensor, rounding: float = 0.0) -> RegressionMap:
         """Fit y on x by least squares, with minimum norm if there are several solutions.
 
         Parameters
@@ -138,7 +138,7 @@ class RegressionSums:
         scale = squares[columns].sqrt()
         noise = errors[columns] / squares[columns]
         if not columns.any():
-            return AffineFit(xy.zero_(), mean_x, mean_y, 0)
+            return RegressionMap(xy.zero_(), mean_x, mean_y, 0)
         uses_all = bool(columns.all())
         correlation = xx if uses_all else xx[columns][:, columns]
         right = xy if uses_all else xy[columns]
@@ -147,9 +147,9 @@ class RegressionSums:
         solved.div_(scale[:, None])
         if not uses_all:
             solved = torch.zeros_like(xy).index_copy_(0, columns.nonzero()[:, 0], solved)
-        return AffineFit(solved, mean_x, mean_y, rank)
+        return RegressionMap(solved, mean_x, mean_y, rank)
 
-    def squared_errors(self, fit: AffineFit) -> float:
+    def squared_errors(self, fit: RegressionMap) -> float:
         """Sum the squared errors of a fit on these rows, over all columns of y."""
         xx, xy, yy = self.about(fit.mean_x, fit.mean_y)
         coefficients = fit.coefficients.flatten()

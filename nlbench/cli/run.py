@@ -39,9 +39,7 @@ def run(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print the cells to measure and their predicted cost, then exit."
-        ),
+        typer.Option("--dry-run", help="Print the cells to measure and those recorded, then exit."),
     ] = False,
     **flags: Any,
 ) -> None:
@@ -67,10 +65,8 @@ def run(
 
         if dry_run:
             preview = runner.preview(request, folder, execution=execution, progress=bar)
-            bar.show_status("predicting")
-            forecasts = runner.forecast(preview, execution=execution, progress=bar)
             bar.stop()
-            _print_preview(preview, folder, forecasts)
+            _print_preview(preview, folder)
             return
         try:
             result = runner.run(request, folder, progress=bar, command=command, execution=execution)
@@ -152,10 +148,8 @@ def _create(kind: type[Any], values: dict[str, Any]) -> Any:
     return kind(**{name: values[name] for name in options_of(kind) if name in values})
 
 
-def _print_preview(
-    preview: Preview, folder: Path, forecasts: Mapping[str, Mapping[str, str]]
-) -> None:
-    """Print the cell counts, then one line per subject and one per forecast."""
+def _print_preview(preview: Preview, folder: Path) -> None:
+    """Print the cell counts, then one line per subject."""
     groups = (
         ("new", preview.new),
         ("recorded", preview.recorded),
@@ -175,8 +169,6 @@ def _print_preview(
         reason = f" ({subject.impossible})" if subject.impossible else ""
         title = f"{spec.model}  {subject.label}  {spec.data}  seed {spec.seed}"
         print(f"{title}: {'; '.join(parts)}{reason}")
-        for probe, forecast in forecasts.get(subject.key, {}).items():
-            print(f"  {probe}: {forecast}")
 
 
 def _default_folder(models: tuple[str, ...]) -> Path:

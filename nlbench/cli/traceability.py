@@ -41,7 +41,7 @@ def traceability(
 def _untraceable_reason(name: str, dataset: Data) -> tuple[tuple[int, ...], str]:
     import torch
 
-    from nlbench.probes.lines.recording.recorder import untraceable_reason
+    from nlbench.probes.lines import untraceable_reason
 
     first_error: NlbenchError | None = None
     for shape in _input_shapes(name, dataset):

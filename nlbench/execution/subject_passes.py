@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -75,7 +75,6 @@ def records_of(
         step = f"{facts.model}: {', '.join(measure.name for measure, _ in entries)}"
         keys = [key_of(measure) for measure, _ in entries]
         monitor.observing(probe)
-        meter = CostMeter(machine.device)
         stream = RandomStream(f"pass {facts.key or ''} {probe}", machine.device)
         with (
             pass_context(),
@@ -83,6 +82,8 @@ def records_of(
             preserve_numpy_state(),
             stream.active(),
         ):
+            # Created here, so that waiting for a measurement in another thread costs nothing.
+            meter = CostMeter(machine.device)
             outcomes = observe(
                 subject,
                 entries,
@@ -131,8 +132,7 @@ def _changed_weights(names: Sequence[str]) -> str:
 
 def missing_record(
     cell: Cell,
-    device: str,
-    environment: Mapping[str, Any],
+    machine: RecordedMachine,
     reason: str,
     trace: str = "",
     status: Status = "failed",
@@ -156,7 +156,7 @@ def missing_record(
         ),
         measure=measure,
         probe=RecordedProbe(planned.probe, planned.probe_options),
-        machine=RecordedMachine(device, "", environment),
+        machine=machine,
         result=Result.missing(status, reason),
         finished=now(),
         traceback=trace,

@@ -23,8 +23,8 @@ from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure
-from nlbench.plugin_loading import load_measure, load_probe
-from nlbench.probes import Probe, Resources
+from nlbench.plugin_loading import load_measure
+from nlbench.probes import Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.serialization.files import parse_json
@@ -38,7 +38,6 @@ from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 
 from .machine import Machine
-from .probe_pass import result_of_error
 from .subject_passes import records_of
 from .work_units import Unit, UnmeasuredCells
 
@@ -111,42 +110,6 @@ class UnitRunner:
             remark=self._load_remark,
             reload=reload,
         )
-
-    def forecast(self, unit: Unit, monitor: ProgressMonitor) -> dict[str, str]:
-        """Predict the cost of observing a unit's subject, for each probe that can predict it."""
-        settings_of = {cell.measure.probe: cell.measure.probe_options for cell in unit.cells}
-        probes = [load_probe(name) for name in settings_of]
-        probes = [probe for probe in probes if type(probe).forecast is not Probe.forecast]
-        if not probes:
-            return {}
-        plan, forecasts = unit.cells[0].subject, {}
-        try:
-            subject, machine = self._load(unit, monitor)
-        except BaseException as error:
-            raise_interruption(error)
-            reason = f"can't be loaded: {_load_error(error, plan)}"
-            return {probe.name: reason for probe in probes}
-        resources = Resources(machine.device, unit.memory, self._feasible_sizes)
-        for probe in probes:
-            monitor.observing(probe.name)
-            stream = RandomStream(f"pass {plan.key} {probe.name}", machine.device)
-            settings = settings_of[probe.name]
-            try:
-                with (
-                    self._run_settings(unit),
-                    restored_process_state(),
-                    preserve_numpy_state(),
-                    stream.active(),
-                ):
-                    text = probe.forecast(subject.model, subject, settings, resources=resources)
-            except BaseException as error:
-                raise_interruption(error)
-                # The model's forward pass may raise any exception.
-                result, _ = result_of_error(error)
-                text = f"{result.status}: {result.reason}"
-            if text:
-                forecasts[probe.name] = text
-        return forecasts
 
     @contextlib.contextmanager
     def _run_settings(self, unit: Unit) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +12,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .dispatch import DispatchMode
-from .shared_setting import SharedSetting
 
 
 @contextmanager
-def _fast_path_off() -> Iterator[None]:
+def without_fast_path() -> Iterator[None]:
+    """Let transformer layers call each activation separately.
+
+    In evaluation mode, PyTorch computes a whole `torch.nn.TransformerEncoderLayer` in one kernel,
+    which hides its activations and rounds differently.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -25,15 +29,9 @@ def _fast_path_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-without_fast_path = SharedSetting(_fast_path_off)
-"""Context in which transformer layers call each activation separately.
-
-In evaluation mode, PyTorch computes a whole `torch.nn.TransformerEncoderLayer` in one kernel, which
-hides its activations and rounds differently.
-"""
-
-with_plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Context in which attention is not fused, since fused kernels lack second derivatives."""
+def with_plain_attention() -> AbstractContextManager[None]:
+    """Disable fused attention, since fused kernels lack second derivatives."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class SoftmaxInterceptor(DispatchMode):

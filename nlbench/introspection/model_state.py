@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +14,15 @@ from torch.nn.parameter import is_lazy
 
 from nlbench.errors import RequestError
 
+from .exclusive import one_measurement
 from .threads import torch_threads
 
 
 class _Snapshot:
-    """State of a module before the first of several overlapping passes used it."""
+    """State of a module before a pass used it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self.users = 0
+        self.module = module
         self.training = module.training
         self.buffers = [
             (name, buffer, buffer.clone())
@@ -41,10 +39,7 @@ class _Snapshot:
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
         """Restore the module; return pairs of a tensor and the values to copy back into it."""
-        module = self.module()
-        if module is None:
-            return []
-        _SNAPSHOTS.pop(module, None)
+        module = self.module
         # A module that creates its layers during its first pass has changed permanently.
         if _registered_names(module) == self.registered:
             _restore_attributes(module, self.attributes)
@@ -71,10 +66,6 @@ def _registered_names(module: nn.Module) -> list[str]:
     return [type(module).__name__, *names, *module._modules.keys()]
 
 
-_SNAPSHOTS: weakref.WeakKeyDictionary[nn.Module, _Snapshot] = weakref.WeakKeyDictionary()
-_LOCK = threading.RLock()
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and restore every module on exit.
@@ -82,38 +73,25 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     Buffers and tensor attributes that the forward pass modifies, such as a call counter, and plain
     attributes that it sets are restored. Parameters are not; see `changed_parameters`. A buffer
     replaced by one with a different shape is assumed to be a growing cache and kept, as are items
-    added to a list or dictionary. Overlapping passes in several threads may share modules; the
-    last pass to end restores them. A caller's `torch.inference_mode`, in which nothing has a
-    derivative, is suspended.
+    added to a list or dictionary. Passes in other threads wait. A caller's
+    `torch.inference_mode`, in which nothing has a derivative, is suspended.
     """
-    with _LOCK:
-        snapshots = [_snapshot(module) for module in model.modules()]
-        for snapshot in snapshots:
-            snapshot.users += 1
-    try:
+    with one_measurement():
+        snapshots = [_Snapshot(module) for module in model.modules()]
         try:
-            with _LOCK:
+            try:
                 model.eval()
-        except NotImplementedError as error:
-            # An exported program stays in the mode in which it was exported.
-            raise RequestError(
-                f"the model ({type(model).__name__}) can't be put into evaluation mode: {error}; "
-                "pass the module it was made from"
-            ) from error
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        with _LOCK, torch.no_grad():
-            for snapshot in snapshots:
-                snapshot.users -= 1
-            unused = [snapshot for snapshot in snapshots if snapshot.users == 0]
-            _refill([pair for snapshot in unused for pair in snapshot.restore()])
-
-
-def _snapshot(module: nn.Module) -> _Snapshot:
-    if module not in _SNAPSHOTS:
-        _SNAPSHOTS[module] = _Snapshot(module)
-    return _SNAPSHOTS[module]
+            except NotImplementedError as error:
+                # An exported program stays in the mode in which it was exported.
+                raise RequestError(
+                    f"the model ({type(model).__name__}) can't be put into evaluation mode: "
+                    f"{error}; pass the module it was made from"
+                ) from error
+            with torch.inference_mode(False), torch.no_grad():
+                yield
+        finally:
+            with torch.no_grad():
+                _refill([pair for snapshot in snapshots for pair in snapshot.restore()])
 
 
 def _fits(buffer: Tensor, before: Tensor) -> bool:

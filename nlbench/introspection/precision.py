@@ -7,14 +7,14 @@ interface, disable it while they run.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from .exclusive import one_measurement
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
     """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by their speed.
 
-    If one thread requests TF32 and another doesn't, it is disabled for both.
+    Measurements in other threads wait (`nlbench.introspection.exclusive`).
 
     Parameters
     ----------
@@ -37,15 +37,8 @@ def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator
     cast: AbstractContextManager[object] = nullcontext()
     if precision in halves:
         cast = torch.autocast(device, dtype=halves[precision])
-    token = _IS_REQUESTED.set(True)
-    try:
-        with _FLOAT32.requested(precision == "tf32"), cast:
-            yield
-    finally:
-        _IS_REQUESTED.reset(token)
-
-
-_IS_REQUESTED: ContextVar[bool] = ContextVar("a precision is requested", default=False)
+    with one_measurement(), _FLOAT32.requested(precision == "tf32"), cast:
+        yield
 
 
 @contextmanager
@@ -60,10 +53,7 @@ def exact_by_default() -> Iterator[None]:
     ...     set(float32_precision(torch.device("cuda")).values())
     {'ieee'}
     """
-    if _IS_REQUESTED.get():
-        yield
-        return
-    with exact_arithmetic():
+    with one_measurement(), nullcontext() if _FLOAT32.is_requested else exact_arithmetic():
         yield
 
 
@@ -96,45 +86,36 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
 
 
 class _Float32:
-    """The process-wide precision of float32, shared by overlapping requests.
+    """The process-wide precision of float32; the innermost of nested requests applies.
 
     The user's settings are saved at the first request and restored after the last one, so that no
-    request is mistaken for a user's setting. Across threads, the strictest request applies: TF32
-    in one thread must not affect the results of another. Within a thread, the innermost applies.
+    request is mistaken for a user's setting.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # The thread of each request, and whether it is for TF32.
-        self._requests: dict[object, tuple[int, bool]] = {}
+        self._requests: list[bool] = []  # True for TF32.
         self._user_settings: _Settings
-        self._is_tf32: bool | None = None
+
+    @property
+    def is_requested(self) -> bool:
+        return bool(self._requests)
 
     @contextmanager
     def requested(self, tf32: bool) -> Iterator[None]:
-        request = object()
-        with self._lock:
-            if not self._requests:
-                self._user_settings = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
-                self._is_tf32 = None
-            self._requests[request] = threading.get_ident(), tf32
-            self._apply()
+        if not self._requests:
+            self._user_settings = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
+        outer = self._requests[-1] if self._requests else None
+        if tf32 != outer:
+            self._user_settings.set(tf32)
+        self._requests.append(tf32)
         try:
             yield
         finally:
-            with self._lock:
-                del self._requests[request]
-                if self._requests:
-                    self._apply()
-                else:
-                    self._user_settings.restore()
-
-    def _apply(self) -> None:
-        innermost = dict(self._requests.values())
-        tf32 = all(innermost.values())
-        if tf32 != self._is_tf32:
-            self._user_settings.set(tf32)
-            self._is_tf32 = tf32
+            self._requests.pop()
+            if outer is None:
+                self._user_settings.restore()
+            elif tf32 != outer:
+                self._user_settings.set(outer)
 
 
 class _Settings:

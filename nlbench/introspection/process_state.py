@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -19,6 +18,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _device as torch_device
 from torch.utils import _python_dispatch as dispatch
 
+from .exclusive import one_measurement
 from .replaced_attributes import AttributeSnapshot
 
 
@@ -26,7 +26,7 @@ from .replaced_attributes import AttributeSnapshot
 def restored_process_state() -> Iterator[Changes]:
     """Restore the settings and functions of the process on exit, and list those that changed.
 
-    If contexts overlap in several threads, the last one to exit restores the shared state.
+    The outermost of nested contexts restores it. Contexts in other threads wait.
 
     Not covered: random generators (see `nlbench.introspection.random_state`), and functions and
     variables of other libraries.
@@ -39,13 +39,14 @@ def restored_process_state() -> Iterator[Changes]:
     (torch.float32, ['torch.get_default_dtype'])
     """
     changes = Changes()
-    _SHARED.enter()
-    try:
-        with restored_thread_state(changes):
-            yield changes
-    finally:
-        changes.add(_SHARED.leave())
-        changes.lasting = _SHARED.lasting()
+    with one_measurement():
+        _SHARED.enter()
+        try:
+            with restored_thread_state(changes):
+                yield changes
+        finally:
+            changes.add(_SHARED.leave())
+            changes.lasting = _SHARED.lasting()
 
 
 @contextmanager
@@ -96,36 +97,34 @@ def _listed(names: list[str], most: int = 10) -> str:
 
 
 class _SharedState:
-    """State shared by all threads, saved by the first of several overlapping contexts."""
+    """State shared by all threads, saved by the outermost of nested contexts."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
+        self._depth = 0
         self._snapshot: _Snapshot | None = None
         self._attributes: AttributeSnapshot | None = None
         self._lasting: dict[str, None] = {}
         self._kernels: set[str] = set()
 
     def enter(self) -> None:
-        with self._lock:
-            if not self._users:
-                if self._attributes is None:
-                    self._attributes = AttributeSnapshot()
-                else:
-                    self._attributes.update()
-                self._snapshot = _Snapshot(self._attributes)
-            self._users += 1
+        if not self._depth:
+            if self._attributes is None:
+                self._attributes = AttributeSnapshot()
+            else:
+                self._attributes.update()
+            self._snapshot = _Snapshot(self._attributes)
+        self._depth += 1
 
     def leave(self) -> list[tuple[str, bool]]:
-        with self._lock:
-            self._users -= 1
-            if self._users or self._snapshot is None:
-                return []
-            snapshot, self._snapshot = self._snapshot, None
-            changes = list(snapshot.restore())
-            kernels = _kernels() - snapshot.kernels
-            self._kernels |= kernels
-            return changes + [(_kernel_name(kernel), False) for kernel in sorted(kernels)]
+        self._depth -= 1
+        if self._depth or self._snapshot is None:
+            return []
+        snapshot = self._snapshot
+        self._snapshot = None
+        changes = list(snapshot.restore())
+        kernels = _kernels() - snapshot.kernels
+        self._kernels |= kernels
+        return changes + [(_kernel_name(kernel), False) for kernel in sorted(kernels)]
 
     def note(self, name: str) -> None:
         """Note what could not be restored."""

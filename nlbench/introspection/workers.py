@@ -12,13 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .shared_setting import SharedSetting
+from .exclusive import measurement_thread
 from .threads import single_blas_thread, torch_threads
 
 Item = TypeVar("Item")
-
-# If several workers overlap, the last one to finish restores the number of threads.
-_TORCH_THREADS = SharedSetting(torch_threads)
 
 
 @dataclass
@@ -89,8 +86,7 @@ class BackgroundWorkers(Generic[Item]):
         self._changed = threading.Condition()
         self._settings = ExitStack()
         self._threads = [
-            threading.Thread(target=self._run, name="measures", daemon=True)
-            for _ in range(max(1, threads))
+            measurement_thread(self._run, name="measures") for _ in range(max(1, threads))
         ]
         is_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.current_stream(device) if is_cuda else None
@@ -98,7 +94,7 @@ class BackgroundWorkers(Generic[Item]):
     def __enter__(self) -> BackgroundWorkers[Item]:
         if len(self._threads) > 1:
             self._settings.enter_context(single_blas_thread())
-        self._settings.enter_context(_TORCH_THREADS())
+        self._settings.enter_context(torch_threads())
         try:
             for thread in self._threads:
                 self._start(thread)

@@ -159,16 +159,6 @@ class Probe(ABC):
         """Return the defaults for a user's own inputs that differ from those in `options`."""
         return {}
 
-    def forecast(
-        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
-    ) -> str:
-        """Predict the cost of `observe` in one line, for a dry run; empty if unknown.
-
-        The subject is loaded only for probes that override this method. A prediction should cost
-        little compared with an observation, and raise the same errors.
-        """
-        return ""
-
     @abstractmethod
     def observe(
         self,

@@ -611,7 +611,7 @@ def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(machine.subprocess, "run", apart)
-    monkeypatch.setattr(runner, "execute", lambda units, pool, progress: (x for x in ()))
+    monkeypatch.setattr(runner, "execute", lambda *_, **options: (x for x in ()))
     result = run(
         request(device="cuda:0"), tmp_path / "run", execution=ExecutionOptions(executor="processes")
     )

@@ -5,7 +5,7 @@ import math
 import pytest
 from made_signatures import make_signatures
 
-from nlbench.studies.accuracy import Accuracy, airfoil_networks, pearson, with_accuracy
+from nlbench.studies.accuracy import AccuracyStudy, airfoil_networks, pearson, with_accuracy
 from nlbench.studies.airfoils import SIZES
 from nlbench.studies.history import signature_statistics
 from nlbench.studies.shared.classifiers import CLASSIFIERS
@@ -24,7 +24,7 @@ def answers(stated, signature):
             for name, row in stated.iterrows()
         }
     )
-    findings = Accuracy().analyse({"run": run})
+    findings = AccuracyStudy().analyse({"run": run})
     return [verdict.agrees for verdict in findings.verdicts]
 
 
@@ -58,11 +58,11 @@ def test_airfoils_follow_the_statistic_that_made_them(stated):
     runs = {"run": run, "zoo": make_signatures(zoo)}
     table = airfoil_networks(runs)
     assert table.accuracy.iloc[-1] == pytest.approx(-math.log(0.020))
-    spread, closest = Accuracy().analyse(runs).verdicts[-2:]
+    spread, closest = AccuracyStudy().analyse(runs).verdicts[-2:]
     assert spread.agrees is True
     assert spread.ours.startswith("r = 1.00")
     assert closest.agrees is True
-    without = Accuracy().analyse({"run": run})
+    without = AccuracyStudy().analyse({"run": run})
     assert [verdict.agrees for verdict in without.verdicts[-2:]] == [None, None]
     assert any("zoo/neuralfoil-large was not measured" in remark for remark in without.remarks)
 

@@ -10,7 +10,7 @@ from nlbench.probes.sites import list_sites
 from nlbench.studies import removal
 from nlbench.studies.networks.signals import signal_cnn
 from nlbench.studies.removal import (
-    Removal,
+    RemovalStudy,
     _differences,
     _headline,
     _separations,
@@ -54,7 +54,7 @@ def test_cost_on_other_samples_is_tested_against_every_criterion(monkeypatch):
     monkeypatch.setattr(removal, "_correlations", lambda runs: correlations)
     monkeypatch.setattr(removal, "_areas", lambda runs: areas)
     monkeypatch.setattr(removal, "_remarks", lambda runs: [])
-    findings = Removal().analyse({})
+    findings = RemovalStudy().analyse({})
     tests = findings.tables["Differences from substitution and from the best criterion"]
     costs, best = (tests[tests["first"] == name] for name in ("substitution", "fisher"))
     assert set(costs.criterion) == set(MEANS)

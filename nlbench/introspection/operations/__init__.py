@@ -20,9 +20,11 @@ from .registry import (
     known,
     line_rule,
     load_errors,
+    load_operations,
     named_modules,
     not_affine,
     operation,
+    registered,
 )
 
 __all__ = [
@@ -35,9 +37,11 @@ __all__ = [
     "known",
     "line_rule",
     "load_errors",
+    "load_operations",
     "named_modules",
     "not_affine",
     "operation",
     "qualified_name",
     "register_op",
+    "registered",
 ]

@@ -191,7 +191,7 @@ class _PluginLoader:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.importing = threading.local()
-        self.loaded = False
+        self.loaded: set[str] = set()
         self.errors: list[str] = []
 
 
@@ -340,37 +340,50 @@ def operation(func: Callable[..., Any]) -> Operation:
 
 def known(name: str) -> Operation:
     """Return an operation by name; an entry without facts if nothing is known about it."""
-    _load_plugins()
+    load_operations()
     return _OPERATIONS.get(name) or Operation(name)
 
 
 def registered() -> list[Operation]:
-    """Return all operations with a registered aspect."""
-    _load_plugins()
+    """Return all operations with a registered aspect, with the rules of all probes."""
+    load_operations()
+    for probe in _PROBES_WITH_RULES:
+        load_operations(probe)
     with _LOCK:
         return list(_OPERATIONS.values())
 
 
 def named_modules() -> tuple[type[nn.Module], ...]:
     """Return the modules whose sites are named after the module, including those from plugins."""
-    return tuple(dict.fromkeys(module for entry in registered() for module in entry.modules))
+    load_operations()
+    with _LOCK:
+        entries = list(_OPERATIONS.values())
+    return tuple(dict.fromkeys(module for entry in entries for module in entry.modules))
 
 
 def load_errors() -> tuple[str, ...]:
-    """Return a message for each entry point of ``nlbench.ops`` that could not be loaded."""
-    _load_plugins()
+    """Return a message for each entry point of operations that could not be loaded."""
+    load_operations()
     return tuple(_PLUGINS.errors)
 
 
-def _load_plugins() -> None:
-    if _PLUGINS.loaded or getattr(_PLUGINS.importing, "now", False):
+_PROBES_WITH_RULES = ("lines", "graph")
+
+
+def load_operations(probe: str = "") -> None:
+    """Load the operations that all probes share, or the rules of one probe.
+
+    They are the entry points of the group ``nlbench.ops``, or of ``nlbench.ops.PROBE``.
+    """
+    group = f"nlbench.ops.{probe}" if probe else "nlbench.ops"
+    if group in _PLUGINS.loaded or getattr(_PLUGINS.importing, "now", False):
         return
     with _PLUGINS.lock:
-        if _PLUGINS.loaded:
+        if group in _PLUGINS.loaded:
             return
         _PLUGINS.importing.now = True
         try:
-            for point in entry_points("nlbench.ops"):
+            for point in entry_points(group):
                 try:
                     target = point.load()
                     if not isinstance(target, ModuleType):
@@ -383,6 +396,6 @@ def _load_plugins() -> None:
                     _PLUGINS.errors.append(
                         f"operations '{point.name}' of {owner} are missing: {reason}"
                     )
-            _PLUGINS.loaded = True
+            _PLUGINS.loaded.add(group)
         finally:
             _PLUGINS.importing.now = False

@@ -25,6 +25,7 @@ from nlbench.introspection.model_state import (
     preserve_attributes,
     refuse_unobservable,
 )
+from nlbench.introspection.operations import load_operations
 from nlbench.introspection.precision import autocast_now
 from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
@@ -94,6 +95,7 @@ def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Cha
     refuse_unobservable(model)
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
     single = tuple(tensor[:1] for tensor in inputs)
+    load_operations("graph")
     with evaluation_mode(model), without_fast_path():
         try:
             return _track(model, single, _placeholders(model))

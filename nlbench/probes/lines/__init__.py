@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .chord import chord_parts as chord_parts
     from .planes import Plane as Plane
     from .planes import plane as plane
+    from .recording.recorder import untraceable_reason as untraceable_reason
     from .trace import SegmentEstimate as SegmentEstimate
     from .trace import SegmentTrace as SegmentTrace
     from .trace import TracedSegment as TracedSegment

@@ -20,7 +20,7 @@ from nlbench.introspection.precision import exact_by_default
 
 from .estimation.evaluator import Evaluator
 from .estimation.patterns import Margins, Windows
-from .recording.program import Step
+from .recording.program import ProgramStep
 from .segments import check_ends
 
 DEFAULT_MARGIN = 0.3
@@ -200,7 +200,7 @@ class _Rows:
         row: dict[tuple[int, int], list[Tensor]] = {}
         start = 0
 
-        def compare(step: Step, index: int, pattern: Margins | Windows) -> None:
+        def compare(step: ProgramStep, index: int, pattern: Margins | Windows) -> None:
             """Compare pixels with those to the left and those below."""
             key, site = (step.output, index), self._site_index[step.output]
             states = row.setdefault(key, [])

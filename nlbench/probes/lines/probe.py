@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from nlbench.errors import RequestError
 from nlbench.options import Option
-from nlbench.probes.probe import LazyProbe, ProbeOptions, Resources, Samples
+from nlbench.probes.probe import LazyProbe, ProbeOptions
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 class Lines(LazyProbe):
@@ -114,13 +113,6 @@ class Lines(LazyProbe):
             "paths": "closed" if is_images else "pairs",
             "number": max(1, min(number, max_paths)),
         }
-
-    def forecast(
-        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
-    ) -> str:
-        """See `nlbench.probes.Probe.forecast`."""
-        module = import_module("nlbench.probes.lines.forecast")
-        return str(module.forecast(model, samples, options, resources))
 
 
 LINES = Lines()

@@ -21,7 +21,7 @@ from nlbench.errors import NotFinite
 from nlbench.probes.function.derivatives import dual
 
 from .recording.point_memory import PointMemory, measure_point_memory, share_out
-from .recording.program import Program, Step, run_program, walk_measured
+from .recording.program import Program, ProgramStep, run_program, walk_measured
 from .rules.pieces import Kinks, MaxGroups, Ranks, changes
 from .rules.rounding import noise_of, peak
 from .rules.rule import OutputFunction
@@ -200,7 +200,7 @@ def _look_ahead(
 
 
 def _move(
-    step: Step, inputs: Tensors, rates: Tensors, bounds: Tensors, rate_bounds: Tensors
+    step: ProgramStep, inputs: Tensors, rates: Tensors, bounds: Tensors, rate_bounds: Tensors
 ) -> _Motion:
     """Apply a step to moving points, given error bounds for their values and rates.
 
@@ -439,7 +439,7 @@ def _compare_samples(
     """Return outputs (P, k) and the first site to change after each sample, or -1, (P - 1,)."""
     site = torch.full((len(inputs) - 1,), -1, device=inputs.device)
 
-    def compare(step: Step, x: Tensors) -> None:
+    def compare(step: ProgramStep, x: Tensors) -> None:
         if step.rule.pieces is not None and len(site):
             error = [e.expand(len(inputs), *e.shape[1:]) for e in errors[step.output]]
             is_first = (site < 0) & changes(step.rule.pieces, x, error)

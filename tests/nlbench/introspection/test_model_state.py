@@ -1,6 +1,5 @@
 """A model is left unchanged."""
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +8,6 @@ from pretend_cuda import PretendCuda
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.introspection.attention import with_plain_attention, without_fast_path
 from nlbench.introspection.model_state import (
     changed_parameters,
     evaluation_mode,
@@ -153,40 +151,17 @@ def test_layers_created_at_the_first_run_stay():
     assert torch.equal(*found)
 
 
-def overlapping(first, second):
-    """Begin the first, begin the second, end the first, end the second; see in between."""
-    with contextlib.ExitStack() as outer:
-        outer.enter_context(first())
-        inner = contextlib.ExitStack()
-        inner.enter_context(second())
-        outer.close()
-        yield
-        inner.close()
-
-
-def test_the_fast_path_is_off_until_the_last_overlapping_pass_ends():
-    for _ in overlapping(without_fast_path, without_fast_path):
-        assert not torch.backends.mha.get_fastpath_enabled()
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_attention_is_plain_until_the_last_overlapping_pass_ends():
-    for _ in overlapping(with_plain_attention, with_plain_attention):
-        assert not torch.backends.cuda.flash_sdp_enabled()
-    assert torch.backends.cuda.flash_sdp_enabled()
-
-
-def test_evaluation_mode_lasts_until_the_last_overlapping_pass_ends():
+def test_nested_passes_over_shared_modules_restore_them():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).train()
     before = state_of(model)
-    # In one thread, where the mode of gradients is not each pass's own.
-    with torch.enable_grad():
-        for _ in overlapping(lambda: evaluation_mode(model), lambda: evaluation_mode(model[0])):
-            assert not model[0].training
+    with evaluation_mode(model):
+        model[0].running_mean += 1
+        with evaluation_mode(model[0]):
             model[0].running_mean += 1
             model[0].counter = 1
+        assert not model[0].training
+        assert not hasattr(model[0], "counter")
     assert_same_state(model, before)
-    assert not hasattr(model[0], "counter")
 
 
 def test_passes_in_several_threads_do_not_affect_each_other():

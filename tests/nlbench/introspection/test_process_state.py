@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -218,22 +217,3 @@ def test_state_is_restored_after_an_error():
     with pytest.raises(KeyError):
         fail()
     assert torch.get_default_dtype() is torch.float32
-
-
-def test_overlapping_threads_do_not_restore_each_others_settings():
-    begun, done = threading.Event(), threading.Event()
-
-    def overlap():
-        with restored_process_state():
-            begun.set()
-            assert done.wait(60)
-
-    thread = threading.Thread(target=overlap)
-    with restored_process_state():
-        torch.backends.mkldnn.enabled = False
-        thread.start()
-        assert begun.wait(60)
-    assert not torch.backends.mkldnn.enabled
-    done.set()
-    thread.join()
-    assert torch.backends.mkldnn.enabled

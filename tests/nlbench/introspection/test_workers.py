@@ -168,33 +168,6 @@ def test_a_raised_limit_lets_the_caller_continue():
     assert len(done) == 2
 
 
-def test_overlapping_workers_restore_the_number_of_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        first, second = (
-            BackgroundWorkers(lambda item: None, lambda item: 1, limit=0) for _ in range(2)
-        )
-        first.__enter__()
-        first.put(1)
-
-        def other():
-            with second:
-                second.put(1)
-                first.__exit__(None, None, None)
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        found = []
-        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-        later.start()
-        later.join()
-        assert found == [2]
-    finally:
-        torch.set_num_threads(before)
-
-
 class Shuffled(BackgroundWorkers):
     """Takes ready items in random order."""
 

@@ -140,8 +140,8 @@ def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together
 ):
     real = executors.execute
 
-    def altered(*arguments):
-        for number, record in enumerate(real(*arguments)):
+    def altered(*arguments, **options):
+        for number, record in enumerate(real(*arguments, **options)):
             subject = replace(record.subject, sample_hash=str(number))
             yield replace(record, subject=subject)
 

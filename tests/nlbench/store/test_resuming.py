@@ -10,7 +10,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution import unit_runner
 from nlbench.request import ExecutionOptions, Request
-from nlbench.runner import forecast, preview, run
+from nlbench.runner import preview, run
 from nlbench.store.merge import merge_runs
 from nlbench.store.run_folder import RunFolder
 
@@ -35,21 +35,6 @@ def cells(result):
 
 def names(cells):
     return [(cell.subject.spec.model, cell.measure.name) for cell in cells]
-
-
-def test_what_a_probe_can_predict_is_asked_of_each_subject_that_is_not_recorded(tmp_path):
-    wanted = request("absdev,r2", "vgg8", seeds=(0, 1), settings={"lines.number": 1})
-    foreseen = preview(wanted, tmp_path / "run")
-    found = forecast(foreseen)
-    assert list(found) == [target.key for target in foreseen.plan.subjects]
-    assert [list(said) for said in found.values()] == [["lines"], ["lines"]]
-    assert forecast(preview(request("r2", "vgg8"), tmp_path / "run")) == {}
-
-
-def test_the_forecast_reports_a_subject_that_cannot_be_loaded(plugin, tmp_path):
-    wanted = request("absdev", "redshift-mlp")
-    (said,) = forecast(preview(wanted, tmp_path / "run")).values()
-    assert said["lines"].startswith("can't be loaded: redshift-mlp for digits")
 
 
 def test_what_would_be_done_is_known_and_nothing_is_written(plugin, tmp_path):

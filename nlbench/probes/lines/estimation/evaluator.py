@@ -13,7 +13,7 @@ from nlbench.introspection.memory import LiveBytes, usable_memory
 from nlbench.introspection.model_copy import typed_copy
 from nlbench.probes.lines.recording.agreement import is_same, run_alone
 from nlbench.probes.lines.recording.point_memory import PointMemory, share_out
-from nlbench.probes.lines.recording.program import Step
+from nlbench.probes.lines.recording.program import ProgramStep
 from nlbench.probes.lines.segments import Segment
 
 from .patterns import Margins, Windows
@@ -69,7 +69,7 @@ class Evaluator:
     def _bytes_per_point(self, point: Tensor) -> int:
         """Measure the peak memory for running a point (1, *input) and computing its patterns."""
 
-        def callback(step: Step, kink: int, pattern: Margins | Windows) -> None:
+        def callback(step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             if isinstance(pattern, Margins):
                 _ = pattern.state, pattern.resting
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nlbench.probes.lines.recording.program import Step
+from nlbench.probes.lines.recording.program import ProgramStep
 from nlbench.probes.lines.segments import Segment
 
 from .bits import pack, pack_positions, popcount, set_bits, union
@@ -184,7 +184,7 @@ class GridGroup:
         parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         units: dict[tuple[int, int], tuple[Tensor, bool]] = {}
 
-        def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
+        def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             if isinstance(pattern, Windows):
                 self._add_first_leads(step, pattern, rows, switches)
                 return
@@ -251,7 +251,7 @@ class GridGroup:
         """Log the crossings of the steps on both sides of nodes (P,), with the values there."""
         steps = self.steps
 
-        def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
+        def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
             for side in (0, 1):
                 # A node is the left end of one step and the right end of another.
@@ -281,7 +281,7 @@ class GridGroup:
         middles: dict[tuple[int, int], list[Tensor]] = {}
         leads: dict[int, list[Tensor]] = {}
 
-        def callback(rows: slice, step: Step, kink: int, pattern: Margins | Windows) -> None:
+        def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             s, i, key = owner[rows], place[rows], (step.output, kink)
             if isinstance(pattern, Windows):
                 log = switches if self._table is None else crossings
@@ -342,7 +342,7 @@ class GridGroup:
     def _log_crossings(
         self,
         crossings: CrossingLog,
-        step: Step,
+        step: ProgramStep,
         kink: int,
         margins: Margins,
         units: Tensor,
@@ -417,7 +417,9 @@ class GridGroup:
         values = torch.empty(len(chosen), places, dtype=torch.float64, device=self._device)
         noises = torch.zeros(len(spans), places, dtype=torch.float64, device=self._device)
 
-        def callback(rows: slice, step: Step, index: int, pattern: Margins | Windows) -> None:
+        def callback(
+            rows: slice, step: ProgramStep, index: int, pattern: Margins | Windows
+        ) -> None:
             if isinstance(pattern, Windows):
                 return
             key = keys.index((step.output, index))
@@ -468,7 +470,7 @@ class GridGroup:
         return torch.bincount(bins, minlength=len(self) * sites).reshape(len(self), sites).float()
 
     def _add_first_leads(
-        self, step: Step, windows: Windows, rows: slice, switches: CrossingLog
+        self, step: ProgramStep, windows: Windows, rows: slice, switches: CrossingLog
     ) -> None:
         """Store the leaders at nodes of the first grid, and log their switches."""
         nodes = FIRST_GRID_STEPS + 1
@@ -502,7 +504,7 @@ class GridGroup:
 
     def _add_middle_leads(
         self,
-        step: Step,
+        step: ProgramStep,
         windows: Windows,
         rows: slice,
         s: Tensor,
@@ -526,7 +528,7 @@ class GridGroup:
         return doubtful
 
     def _settle_tie(
-        self, step: Step, windows: Windows, s: Tensor, leads: Tensor, at: Tensor, end: int
+        self, step: ProgramStep, windows: Windows, s: Tensor, leads: Tensor, at: Tensor, end: int
     ) -> None:
         """Break ties at an end of the segment in favour of the leader at the neighbouring node.
 
@@ -543,7 +545,7 @@ class GridGroup:
     def _log_leaders(
         self,
         crossings: CrossingLog,
-        step: Step,
+        step: ProgramStep,
         windows: Windows,
         other: Tensor,
         interval: Tensor,
@@ -564,7 +566,12 @@ class GridGroup:
         crossings.add(interval[row], site, 0, switch, values, noise, is_set)
 
     def _log_switches(
-        self, step: Step, windows: Windows, other: Tensor, interval: Tensor, switches: CrossingLog
+        self,
+        step: ProgramStep,
+        windows: Windows,
+        other: Tensor,
+        interval: Tensor,
+        switches: CrossingLog,
     ) -> None:
         """Log the windows whose leader differs from that at a neighbouring node.
 

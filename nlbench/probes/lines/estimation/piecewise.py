@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.recording.program import Program, Step, run_program, walk_measured
+from nlbench.probes.lines.recording.program import Program, ProgramStep, run_program, walk_measured
 from nlbench.probes.lines.recording.recorder import record_program
 from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Pieces
 from nlbench.probes.lines.rules.rounding import peak
@@ -21,7 +21,7 @@ from .patterns import Margins, Windows, margins_of
 COARSE_ROUNDING = 2
 """Ratio of the measured to the expected rounding error above which the measured error is used."""
 
-PatternCallback = Callable[[Step, int, Margins | Windows], None]
+PatternCallback = Callable[[ProgramStep, int, Margins | Windows], None]
 """Receives a step, the index of a kink, and the pattern of the step's units."""
 
 
@@ -111,7 +111,7 @@ class PiecewiseNetwork:
         """
         count = itertools.count()
 
-        def report(step: Step, x: Sequence[Tensor]) -> None:
+        def report(step: ProgramStep, x: Sequence[Tensor]) -> None:
             if callback is not None and step.output in self.pieces:
                 for kink, pattern in enumerate(self._patterns(step, x)):
                     callback(step, kink, _with_rounding(pattern, rounding, next(count)))
@@ -119,7 +119,7 @@ class PiecewiseNetwork:
         output = run_program(self.program, inputs, report, use_direct=self.use_direct)
         return output.reshape(len(inputs), -1)
 
-    def _patterns(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
+    def _patterns(self, step: ProgramStep, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]
         if isinstance(pieces, MaxGroups):
             return [Windows.of(pieces, x, self.resting_values)]
@@ -224,7 +224,7 @@ def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:
     return False
 
 
-def _averages_overlap(step: Step, shape: Sequence[int]) -> bool:
+def _averages_overlap(step: ProgramStep, shape: Sequence[int]) -> bool:
     """Return True if several averages depend on one of the 16 values in the middle."""
     size = math.prod(shape[-2:])
     middle = torch.arange(min(16, size)) + max(0, size - 16) // 2

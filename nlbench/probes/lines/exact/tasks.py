@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from nlbench.introspection.exclusive import measurement_thread
 from nlbench.introspection.threads import torch_threads
 
 Task = TypeVar("Task")
@@ -128,7 +129,7 @@ def _drain_in_threads(stack: _Stack[Task], work: Work[Task], threads: int) -> No
         torch.set_num_threads(1)
         stack.drain(work)
 
-    workers = [threading.Thread(target=drain_alone, daemon=True) for _ in range(threads)]
+    workers = [measurement_thread(drain_alone) for _ in range(threads)]
     # The number of threads set by the workers is also the default for threads started later.
     with torch_threads():
         try:

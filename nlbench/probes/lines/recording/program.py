@@ -19,7 +19,7 @@ from nlbench.probes.lines.rules.rule import Rule
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """One operation of a program.
 
     Parameters
@@ -61,14 +61,14 @@ class Program:
 
     Parameters
     ----------
-    steps : tuple of Step
+    steps : tuple of ProgramStep
     output : int
         Index of the value that the network returns.
     shape : tuple of int
         Shape of one input.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     output: int
     shape: tuple[int, ...]
 
@@ -81,7 +81,7 @@ class Program:
 def run_program(
     program: Program,
     inputs: Tensor,
-    callback: Callable[[Step, Sequence[Tensor]], None] | None = None,
+    callback: Callable[[ProgramStep, Sequence[Tensor]], None] | None = None,
     *,
     use_direct: bool = False,
 ) -> Tensor:
@@ -113,7 +113,7 @@ class ComputedStep:
     `copies` are the inputs with perturbed last digits, if the errors are measured.
     """
 
-    step: Step
+    step: ProgramStep
     inputs: Sequence[Tensor]
     bounds: Sequence[Tensor]
     output: Tensor
@@ -140,7 +140,7 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
             del values[value], bounds[value]
 
 
-def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
+def apply_step(step: ProgramStep, inputs: Sequence[Tensor]) -> Tensor:
     """Run a step; raise if it doesn't preserve the batch axis."""
     try:
         output = step.rule.apply(inputs)

@@ -40,14 +40,20 @@ from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.module_stack import SiteName, SiteNames
-from nlbench.introspection.operations import known, load_errors, qualified_name
+from nlbench.introspection.operations import (
+    known,
+    load_errors,
+    load_operations,
+    qualified_name,
+    registered,
+)
 from nlbench.introspection.pytree import tree_iter, tree_map
 from nlbench.introspection.write_log import WriteLog
 from nlbench.probes.lines.rules import kinks
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
 
-from .program import Program, Step
+from .program import Program, ProgramStep
 from .transposition import is_transposition, with_samples_first
 
 
@@ -144,10 +150,10 @@ def run_once(
     return output
 
 
-def _drop_unused(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Program:
+def _drop_unused(steps: Sequence[ProgramStep], output: int, shape: tuple[int, ...]) -> Program:
     """Drop steps that the output doesn't need, and record the last use of each value."""
     needed = {output}
-    used: list[Step] = []
+    used: list[ProgramStep] = []
     for step in reversed(steps):
         if step.output in needed:
             ends = tuple({i for i in step.inputs if i not in needed})
@@ -188,13 +194,14 @@ class Recorder(DispatchMode):
 
     Attributes
     ----------
-    steps : list of Step
+    steps : list of ProgramStep
         Operations that depend on the input, in call order. Value 0 is the input.
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
+        load_operations("lines")
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self._dtype = example.dtype
         self._names = _CallNames(network, self)
         self._attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
@@ -226,7 +233,7 @@ class Recorder(DispatchMode):
             yield
 
     @property
-    def program(self) -> list[Step]:
+    def program(self) -> list[ProgramStep]:
         """Steps with the names of their sites, once the network has run."""
         named = zip(self.steps, self._sites, strict=True)
         return [replace(step, site=name.text if name else "") for step, name in named]
@@ -386,7 +393,8 @@ class Recorder(DispatchMode):
             operation = known(called)
             if operation.refused or operation.kind:
                 return operation.refused or "not piecewise affine"
-        if any(known(called).has_effect for called in (name, *self._composites)):
+        names = {name, *self._composites}
+        if any(entry.has_effect for entry in registered() if entry.name in names):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
@@ -418,7 +426,7 @@ class Recorder(DispatchMode):
 
     def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
         value, shape = len(self.steps) + 1, tuple(output.shape[1:])
-        self.steps.append(Step(name, self._names.place, tuple(inputs), value, rule, shape))
+        self.steps.append(ProgramStep(name, self._names.place, tuple(inputs), value, rule, shape))
         self._sites.append(self._site(name) if rule.bend else None)
         self._bind(output, value)
 
