@@ -16,9 +16,10 @@ from nlbench.errors import RequestError, first_line, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import tensors_in
 from nlbench.introspection.model_state import evaluation_mode
+from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.wrapped_calls import replace_module, track_calls
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
-from nlbench.probes.replacement.interception import CallId, first_tensor
+from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import run_replaced
 
 from .layers import AffineActivation, AffineModule, replace_calls_of

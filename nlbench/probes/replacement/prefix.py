@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 
 from .interception import (
-    CallId,
     CallInterception,
     ReplaceableCall,
     first_tensor,

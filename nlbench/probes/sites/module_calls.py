@@ -62,7 +62,7 @@ class ModuleInterceptor:
             moved = batch_first(y, axes.batch)
             side = self.policy.capture(moved, axes.channel, f"{place.name} (output)")
         call = SiteCall(
-            SiteName(place.name, place.name, place_kind(place)), pending, side, place.kind
+            SiteName(place.name, place.name, place_kind(place)), pending, side, role=place.kind
         )
         if pending.side and side and len(pending.side.reduced) != len(side.reduced):
             call.problem = (
