@@ -251,30 +251,35 @@ class ModuleStack(TorchFunctionMode):
         frame.activations += 1
         return frame.call._replace(position=frame.activations - 1)
 
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Handle the begin of a module call, given its arguments."""
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Handle the begin of a module call; return other arguments, or None to keep them."""
 
-    def left(self, frame: Frame, output: Any) -> None:
-        """Handle the end of a module call; the output is None after an error."""
+    def left(self, frame: Frame, output: Any) -> Any:
+        """Handle the end of a module call, whose output is None after an error.
+
+        Return another output, or None to keep it.
+        """
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
-    ) -> None:
+    ) -> Any:
         # The keywords are missing while another thread removes its hook.
         if threading.get_ident() != self._thread:
-            return
+            return None
         path = self._paths[module]
         frame = Frame(module, CallId(path, self.module_calls[path]))
         self.module_calls[path] += 1
-        self.entered(frame, args, kwargs)
+        changed = self.entered(frame, args, kwargs)
         self.frames.append(frame)
+        return changed
 
-    def _leave(self, module: nn.Module, args: object, output: object) -> None:
+    def _leave(self, module: nn.Module, args: object, output: object) -> Any:
         if threading.get_ident() != self._thread:
-            return
-        # Otherwise another hook raised an error before this one was called.
-        if self.frames and self.frames[-1].module is module:
-            self.left(self.frames.pop(), output)
+            return None
+        if not self.frames or self.frames[-1].module is not module:
+            # Another hook raised an error before this one was called.
+            return None
+        return self.left(self.frames.pop(), output)
 
 
 class SiteNames(ModuleStack):

@@ -43,7 +43,7 @@ class ReplaceableCall:
     shape: tuple[int, ...]
 
 
-CallReplacement = Callable[[CallId, Tensor, Callable[[], Any]], Any]
+Around = Callable[[CallId, Tensor, Callable[[], Any]], Any]
 """Maps a call's identity, its input and a function that runs it to its output."""
 
 
@@ -56,15 +56,15 @@ class CallInterception(ModuleStack):
     --------
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> calls = []
-    >>> def replace(call, x, compute):
+    >>> def around(call, x, compute):
     ...     calls.append(call)
     ...     return compute()
-    >>> _ = CallInterception(model).run(torch.zeros(1, 2), replace)
+    >>> _ = CallInterception(model).run(torch.zeros(1, 2), around)
     >>> calls[-1]
     CallId(path='1', number=0, position=0)
     """
 
-    def run(self, inputs: Tensor, replace: CallReplacement) -> Any:
+    def run(self, inputs: Tensor, around: Around) -> Any:
         """Run the model, and return its output.
 
         Parameters
@@ -73,7 +73,7 @@ class CallInterception(ModuleStack):
             Modified if the first layer works in place.
         """
         self.restart()
-        self._replace = replace
+        self._around = around
         self._entered: Frame | None = None
         with self.hooked(), self._patched(), self:
             return self.model(inputs)
@@ -107,7 +107,7 @@ class CallInterception(ModuleStack):
             x = first_tensor((*args, *kwargs.values()))
             if x is None:
                 return forward(*args, **kwargs)
-            return self._replace(frame.call, x, lambda: forward(*args, **kwargs))
+            return self._around(frame.call, x, lambda: forward(*args, **kwargs))
 
         return wrapper
 
@@ -116,7 +116,7 @@ class CallInterception(ModuleStack):
         identity = self.number_activation(call)
         if identity is None:
             return call.run()
-        return self._replace(identity, activation_input(call), call.run)
+        return self._around(identity, activation_input(call), call.run)
 
 
 def activation_input(call: FunctionCall) -> Tensor:

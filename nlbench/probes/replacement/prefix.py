@@ -19,6 +19,7 @@ from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 
 from .interception import (
+    Around,
     CallInterception,
     ReplaceableCall,
     first_tensor,
@@ -144,9 +145,7 @@ class SharedPrefix:
         self._needed = set()
         self._outputs = {}
 
-    def _structure(
-        self, replaceable: set[CallId], running: list[CallId]
-    ) -> Callable[[CallId, Tensor, Callable[[], Any]], Any]:
+    def _structure(self, replaceable: set[CallId], running: list[CallId]) -> Around:
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             self._clock += 1
             if call in replaceable:
