@@ -15,9 +15,10 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
+from nlbench.introspection.module_stack import CallId
 from nlbench.probes.replacement import AffineFit, AffineMap, CallInterception, ReplaceableCall
 from nlbench.probes.replacement.fits import rows_of
-from nlbench.probes.replacement.interception import CallId, first_tensor
+from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import replace_output, run_replaced
 
 IGNORED_LABEL = -100

@@ -16,11 +16,13 @@ from nlbench.errors import RequestError, first_line, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import tensors_in
 from nlbench.introspection.model_state import evaluation_mode
+from nlbench.introspection.module_stack import CallId
+from nlbench.introspection.wrapped_calls import replace_module, track_calls
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
-from nlbench.probes.replacement.interception import CallId, first_tensor
+from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import run_replaced
 
-from .layers import AffineActivation, AffineModule, replace_calls_of, track_calls
+from .layers import AffineActivation, AffineModule, replace_calls_of
 
 Layer: TypeAlias = AffineActivation | AffineModule
 
@@ -177,7 +179,7 @@ def _replace(
             len(activations[call.path]) == 1 and not list(owner.children())
         )
         if is_whole and module_calls[call.path] == 1 and owner is not model:
-            _replace_module(model, owner, layer)
+            replace_module(model, owner, layer)
         elif call.position is not None:
             layers_within[owner][activations[call.path].index(call)] = layer
         else:
@@ -186,13 +188,6 @@ def _replace(
             )
     for owner, replacements in layers_within.items():
         replace_calls_of(owner, replacements)
-
-
-def _replace_module(model: nn.Module, module: nn.Module, layer: nn.Module) -> None:
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is module:
-                parent._modules[name] = layer
 
 
 def transform_metadata(places: Sequence[str], of: str = "activations") -> dict[str, str]:

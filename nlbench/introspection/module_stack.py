@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -82,6 +82,27 @@ class SiteName:
         return self.text
 
 
+class CallId(NamedTuple):
+    """Identity of a call in a forward pass.
+
+    Unlike a name, it is known as soon as the call begins.
+
+    Parameters
+    ----------
+    path : str
+        Dotted name of the module.
+    number : int
+        Index of the call among all calls of the module, from 0.
+    position : int or None
+        Index of the activation call among those made directly in that module call; None for the
+        module call itself.
+    """
+
+    path: str
+    number: int
+    position: int | None = None
+
+
 @dataclass
 class HandwrittenCall:
     """A running call of a module that may be a handwritten activation.
@@ -90,6 +111,7 @@ class HandwrittenCall:
     ----------
     source : tensor
         Input of the module.
+    call : CallId
     names : list of SiteName
         Names of the activation functions that the module has called.
     possible : bool
@@ -100,6 +122,7 @@ class HandwrittenCall:
 
     module: nn.Module
     source: Tensor
+    call: CallId
     names: list[SiteName] = field(default_factory=list)
     possible: bool = True
     begun: bool = False
@@ -160,7 +183,106 @@ class HandwrittenCall:
         return not self.possible or (self.begun and output is not None)
 
 
-class SiteNames(TorchFunctionMode):
+@dataclass(eq=False)
+class Frame:
+    """A running module call.
+
+    Parameters
+    ----------
+    activations : int
+        Number of activation calls that it has made.
+    handwritten : HandwrittenCall, optional
+        The call, if it may be a handwritten activation.
+    """
+
+    module: nn.Module
+    call: CallId
+    activations: int = 0
+    handwritten: HandwrittenCall | None = None
+
+
+class ModuleStack(TorchFunctionMode):
+    """Function mode that tracks the running modules of a model and numbers their calls.
+
+    Attributes
+    ----------
+    module_calls : Counter
+        Number of calls of each module in this pass, by path.
+    frames : list of Frame
+        Running module calls, the innermost last.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._paths = {module: path for path, module in model.named_modules()}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a forward pass in this thread, and discard the previous pass's calls."""
+        # The model may run in another thread at the same time and call the hooks there.
+        self._thread = threading.get_ident()
+        self.frames: list[Frame] = []
+        self.module_calls: Counter[str] = Counter()
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Register hooks that track the running module, and remove them on exit."""
+        with ExitStack() as hooks:
+            for module in self._paths:
+                # These are the last hook before and the first hook after forward, so that a user's
+                # own hooks count as called from outside.
+                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                hooks.callback(before.remove)
+                after = module.register_forward_hook(self._leave, prepend=True, always_call=True)
+                hooks.callback(after.remove)
+            yield
+
+    @property
+    def running(self) -> nn.Module | None:
+        """Module whose forward is running, or None."""
+        return self.frames[-1].module if self.frames else None
+
+    def number_activation(self, call: FunctionCall) -> CallId | None:
+        """Return the identity of an activation call, and count it; None for any other call."""
+        if not self.frames or not call.operation.kind or not isinstance(call.input, Tensor):
+            return None
+        frame = self.frames[-1]
+        frame.activations += 1
+        return frame.call._replace(position=frame.activations - 1)
+
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Handle the begin of a module call; return other arguments, or None to keep them."""
+
+    def left(self, frame: Frame, output: Any) -> Any:
+        """Handle the end of a module call, whose output is None after an error.
+
+        Return another output, or None to keep it.
+        """
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
+    ) -> Any:
+        # The keywords are missing while another thread removes its hook.
+        if threading.get_ident() != self._thread:
+            return None
+        path = self._paths[module]
+        frame = Frame(module, CallId(path, self.module_calls[path]))
+        self.module_calls[path] += 1
+        changed = self.entered(frame, args, kwargs)
+        self.frames.append(frame)
+        return changed
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> Any:
+        if threading.get_ident() != self._thread:
+            return None
+        if not self.frames or self.frames[-1].module is not module:
+            # Another hook raised an error before this one was called.
+            return None
+        return self.left(self.frames.pop(), output)
+
+
+class SiteNames(ModuleStack):
     """Function mode that tracks the running modules of a model and names activation calls.
 
     While it is the innermost active mode, `current` is the name of the current call.
@@ -169,6 +291,8 @@ class SiteNames(TorchFunctionMode):
     ----------
     current : SiteName or None
         Name of the current call of an activation function; None during any other call.
+    current_id : CallId or None
+        Identity of the last call of an activation function, including a softmax.
     layouts : nlbench.introspection.axes.Layouts
         Axes of every tensor in this pass.
 
@@ -189,13 +313,10 @@ class SiteNames(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._paths = {module: path for path, module in model.named_modules()}
+        super().__init__(model)
         self._may_be_activation: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._handwritten_modules: WeakSet[nn.Module] = WeakSet()
         self._named = named_modules()
-        self._thread = threading.get_ident()
         self.begin()
 
     def begin(
@@ -205,33 +326,14 @@ class SiteNames(TorchFunctionMode):
         channels: Sequence[int | None] = (),
     ) -> None:
         """Begin a forward pass on inputs, batch first, and discard the previous pass's calls."""
-        # The model may run in another thread at the same time and call the hooks there.
-        self._thread = threading.get_ident()
-        self._stack: list[tuple[nn.Module, HandwrittenCall | None]] = []
+        self.restart()
         self._counts: Counter[str] = Counter()
         self.current: SiteName | None = None
+        self.current_id: CallId | None = None
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
         constants = list(constants)
         for tensor, channel in itertools.zip_longest(inputs, channels):
             self.layouts.begin(tensor, constants, channel)
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Register hooks that track the running module, and remove them on exit."""
-        with ExitStack() as hooks:
-            for module in self._paths:
-                # These are the last hook before and the first hook after forward, so that a user's
-                # own hooks count as called from outside.
-                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
-                hooks.callback(before.remove)
-                after = module.register_forward_hook(self._leave, prepend=True, always_call=True)
-                hooks.callback(after.remove)
-            yield
-
-    @property
-    def running(self) -> nn.Module | None:
-        """Module whose forward is running, or None."""
-        return self._stack[-1][0] if self._stack else None
 
     @property
     def path(self) -> str:
@@ -246,7 +348,7 @@ class SiteNames(TorchFunctionMode):
     @property
     def handwritten(self) -> HandwrittenCall | None:
         """Current call of a module, if it may be a handwritten activation."""
-        return self._stack[-1][1] if self._stack else None
+        return self.frames[-1].handwritten if self.frames else None
 
     def name(self, kind: str) -> SiteName:
         """Name a call in the running module, and count it."""
@@ -281,6 +383,7 @@ class SiteNames(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call, handwritten = FunctionCall(func, args, kwargs), self.handwritten
+        self.current_id = self.number_activation(call)
         if handwritten is None or not handwritten.possible:
             return self.called(call)
         sampled = list(filter(self.layouts.is_sampled, call.tensors))
@@ -334,24 +437,17 @@ class SiteNames(TorchFunctionMode):
     ) -> None:
         """Handle the end of a possible handwritten activation; `name` is None if it is not one."""
 
-    def _enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
-    ) -> None:
-        # The keywords are missing while another thread removes its hook.
-        if threading.get_ident() != self._thread:
-            return
-        if self._stack and (outer := self._stack[-1][1]) is not None:
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Begin a possible handwritten activation."""
+        if (outer := self.handwritten) is not None:
             outer.possible = False
-        source = self._handwritten_input(module, args, kwargs)
-        self._stack.append((module, None if source is None else HandwrittenCall(module, source)))
+        source = self._handwritten_input(frame.module, args, kwargs)
+        if source is not None:
+            frame.handwritten = HandwrittenCall(frame.module, source, frame.call)
 
-    def _leave(self, module: nn.Module, args: object, output: object) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        if not self._stack or self._stack[-1][0] is not module:
-            # Another hook raised an error before this one was called.
-            return
-        handwritten = self._stack.pop()[1]
+    def left(self, frame: Frame, output: Any) -> None:
+        """End a possible handwritten activation."""
+        module, handwritten = frame.module, frame.handwritten
         if handwritten is None:
             return
         is_activation = handwritten.is_activation(output)

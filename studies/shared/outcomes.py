@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nlbench.introspection.module_stack import CallId
 from nlbench.measure import Measure, Result
 from nlbench.models.training.label_noise import corrupt_labels
 from nlbench.probes.replacement import AffineFit, CallInterception, find_calls
 from nlbench.probes.replacement.fits import rows_of
-from nlbench.probes.replacement.interception import CallId
 from nlbench.subjects.data import read_items
 from nlbench.subjects.load import load_dataset
 

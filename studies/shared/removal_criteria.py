@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nlbench.introspection.module_stack import CallId
 from nlbench.measure import Measure, Result, Value
 from nlbench.models.removal.curve import Removal, area_under
 from nlbench.probes.replacement import AffineFit, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.fits import rows_of
-from nlbench.probes.replacement.interception import CallId
 
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject

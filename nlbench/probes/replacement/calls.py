@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
-from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.function_calls import FunctionCall
-from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
-from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
+from nlbench.introspection.model_state import refuse_unobservable
+from nlbench.introspection.module_stack import CallId
 from nlbench.probes.sites.modules import find_places
 from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.select import Selection
+from nlbench.probes.sites.site import SiteBatch
 
-from .interception import CallId, CallInterception, ReplaceableCall, activation_input
+from .interception import ReplaceableCall
 
 
 def find_calls(
@@ -64,26 +61,22 @@ def find_calls(
     refuse_unobservable(model)
     if of != "activations":
         return _module_calls(model, example, of, Selection.parse(select))
-    selected: set[str] = set()
-    observe_sites(
-        model,
-        [example],
-        lambda batch: selected.add(batch.place),
-        select=select,
-        on_unseen=on_unseen,
-    )
-    interception = CallInterception(model)
-    names = _PlaceNames(model, interception)
-    with evaluation_mode(model), without_fast_path(), names.hooked():
-        inputs = example.clone()
-        names.begin(inputs, constants=[*model.parameters(), *model.buffers()])
+    calls: list[ReplaceableCall] = []
 
-        def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            names.last = call
-            return compute()
+    def add(batch: SiteBatch) -> None:
+        assert batch.call is not None
+        site = batch.site
+        axis = _own_axis(site.channel_axis, batch.batch_axis)
+        channels = site.shape[site.channel_axis - 1] if site.shape else 1
+        calls.append(ReplaceableCall(site.name, site.kind, batch.call, axis, channels, site.shape))
 
-        interception.run(inputs, replace, inner=names)
-    return [place for call in names.calls if (place := call.place()).name in selected]
+    observe_sites(model, [example], add, select=select, on_unseen=on_unseen)
+    return calls
+
+
+def _own_axis(axis: int, batch: int | None) -> int:
+    """Return a channel axis in the tensor's own layout, given it with the batch axis first."""
+    return axis - 1 if batch is None or 0 < axis <= batch else axis
 
 
 def _module_calls(
@@ -94,14 +87,13 @@ def _module_calls(
     for place in find_places(model, example, of):
         if place.module is not place.last or not selection.may_take(place.name, place.kind):
             continue
-        # The channel axis is given for the layout with the batch axis moved to 0.
-        axis, batch = place.before.channel, place.before.batch
+        axis = place.before.channel
         calls.append(
             ReplaceableCall(
                 place.name,
                 place.kind,
                 CallId(paths[place.module], place.call),
-                axis - 1 if 0 < axis <= batch else axis,
+                _own_axis(axis, place.before.batch),
                 place.shape[axis - 1],
                 place.shape,
             )
@@ -112,70 +104,3 @@ def _module_calls(
             "replacement.of also takes activations, blocks, mlp, attention and modules:GLOB"
         )
     return calls
-
-
-@dataclass
-class _NamedCall:
-    """An activation call, whose name is final at the end of the forward pass."""
-
-    site: SiteName
-    call: CallId
-    channel_axis: int
-    input_shape: tuple[int, ...]
-    batch: int | None
-
-    def place(self) -> ReplaceableCall:
-        shape = tuple(n for axis, n in enumerate(self.input_shape) if axis != self.batch)
-        channels = self.input_shape[self.channel_axis] if self.input_shape else 1
-        return ReplaceableCall(
-            self.site.text, self.site.kind, self.call, self.channel_axis, channels, shape
-        )
-
-
-class _PlaceNames(SiteNames):
-    """Assigns names to the activation calls that an interception receives."""
-
-    def __init__(self, model: nn.Module, interception: CallInterception) -> None:
-        super().__init__(model)
-        self._interception = interception
-        self.last: CallId | None = None
-        self.calls: list[_NamedCall] = []
-        self._pending: dict[int, _NamedCall] = {}
-
-    def call(self, call: FunctionCall) -> Any:
-        if self.current is None:
-            return call.run()
-        x = activation_input(call)
-        self.layouts.adopt(x, call.input)
-        batch, channel = self._axes(x)
-        output = call.run()
-        assert self.last is not None
-        self.calls.append(_NamedCall(self.current, self.last, channel, tuple(x.shape), batch))
-        return output
-
-    def _axes(self, x: Tensor) -> tuple[int | None, int]:
-        if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
-            return None, x.ndim - 1
-        batch, channel, _ = self.layouts.of(x)
-        return batch, channel
-
-    def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
-        batch, channel = self._axes(handwritten.source)
-        self._pending[id(handwritten)] = _NamedCall(
-            SiteName("", "", ""),
-            self._interception.running,
-            channel,
-            tuple(handwritten.source.shape),
-            batch,
-        )
-
-    def handwritten_ends(
-        self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
-    ) -> None:
-        """Merge all calls inside a handwritten activation into one."""
-        pending = self._pending.pop(id(handwritten), None)
-        if name is not None and pending is not None:
-            inner = {id(site) for site in handwritten.names}
-            self.calls = [call for call in self.calls if id(call.site) not in inner]
-            pending.site = name
-            self.calls.append(pending)

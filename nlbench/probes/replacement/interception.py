@@ -8,37 +8,17 @@ modules come from a cache.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from nlbench.introspection.axes import softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
-
-
-class CallId(NamedTuple):
-    """Identity of a call in a forward pass.
-
-    Parameters
-    ----------
-    path : str
-        Dotted name of the module.
-    number : int
-        Index of the call among all calls of the module, from 0.
-    position : int or None
-        Index of the activation call among those made directly in that module call; None for the
-        module call itself.
-    """
-
-    path: str
-    number: int
-    position: int | None = None
+from nlbench.introspection.module_stack import CallId, Frame, ModuleStack
 
 
 @dataclass(frozen=True)
@@ -63,19 +43,11 @@ class ReplaceableCall:
     shape: tuple[int, ...]
 
 
-CallReplacement = Callable[[CallId, Tensor, Callable[[], Any]], Any]
+Around = Callable[[CallId, Tensor, Callable[[], Any]], Any]
 """Maps a call's identity, its input and a function that runs it to its output."""
 
 
-@dataclass
-class _Frame:
-    """A running module call, with the number of activation calls it has made."""
-
-    call: CallId
-    activations: int = 0
-
-
-class CallInterception(TorchFunctionMode):
+class CallInterception(ModuleStack):
     """Routes every module call and activation call in a forward pass through a function.
 
     The model's modules are modified only during `run`.
@@ -84,45 +56,26 @@ class CallInterception(TorchFunctionMode):
     --------
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> calls = []
-    >>> def replace(call, x, compute):
+    >>> def around(call, x, compute):
     ...     calls.append(call)
     ...     return compute()
-    >>> _ = CallInterception(model).run(torch.zeros(1, 2), replace)
+    >>> _ = CallInterception(model).run(torch.zeros(1, 2), around)
     >>> calls[-1]
     CallId(path='1', number=0, position=0)
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._paths = {module: path for path, module in model.named_modules()}
-        self._begin(lambda call, x, compute: compute())
-
-    def _begin(self, replace: CallReplacement) -> None:
-        self._replace = replace
-        self._thread = threading.get_ident()
-        self._frames: list[_Frame] = []
-        self.module_calls: Counter[str] = Counter()
-
-    @property
-    def running(self) -> CallId:
-        """Identity of the innermost running module call."""
-        return self._frames[-1].call
-
-    def run(
-        self, inputs: Tensor, replace: CallReplacement, *, inner: TorchFunctionMode | None = None
-    ) -> Any:
+    def run(self, inputs: Tensor, around: Around) -> Any:
         """Run the model, and return its output.
 
         Parameters
         ----------
         inputs : tensor
             Modified if the first layer works in place.
-        inner : TorchFunctionMode, optional
-            A mode that receives every call first.
         """
-        self._begin(replace)
-        with self._patched(), self, inner or nullcontext():
+        self.restart()
+        self._around = around
+        self._entered: Frame | None = None
+        with self.hooked(), self._patched(), self:
             return self.model(inputs)
 
     @contextmanager
@@ -140,34 +93,30 @@ class CallInterception(TorchFunctionMode):
                 else:
                     vars(module)["forward"] = forward
 
-    def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        path = self._paths[module]
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Remember the module call whose forward is called next."""
+        self._entered = frame
 
+    def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            frame = self._entered
+            # A forward that is called without its module's hooks is part of its caller.
+            if threading.get_ident() != self._thread or frame is None or frame.module is not module:
                 return forward(*args, **kwargs)
-            call = CallId(path, self.module_calls[path])
-            self.module_calls[path] += 1
-            self._frames.append(_Frame(call))
-            try:
-                x = first_tensor((*args, *kwargs.values()))
-                if x is None:
-                    return forward(*args, **kwargs)
-                return self._replace(call, x, lambda: forward(*args, **kwargs))
-            finally:
-                self._frames.pop()
+            self._entered = None
+            x = first_tensor((*args, *kwargs.values()))
+            if x is None:
+                return forward(*args, **kwargs)
+            return self._around(frame.call, x, lambda: forward(*args, **kwargs))
 
         return wrapper
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
-        is_activation = bool(call.operation.kind) and isinstance(call.input, Tensor)
-        if not is_activation or not self._frames:
+        identity = self.number_activation(call)
+        if identity is None:
             return call.run()
-        frame = self._frames[-1]
-        identity = frame.call._replace(position=frame.activations)
-        frame.activations += 1
-        return self._replace(identity, activation_input(call), call.run)
+        return self._around(identity, activation_input(call), call.run)
 
 
 def activation_input(call: FunctionCall) -> Tensor:

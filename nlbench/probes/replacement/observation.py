@@ -17,6 +17,7 @@ from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.memory import SampleLimit, microbatch_sizes, usable_memory
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
+from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
@@ -25,7 +26,7 @@ from nlbench.probes.sites.rows import PositionSelector
 
 from .calls import find_calls
 from .fits import AffineFit, rows_of
-from .interception import CallId, CallInterception, ReplaceableCall, first_tensor
+from .interception import CallInterception, ReplaceableCall, first_tensor
 from .prefix import Replacement, SharedPrefix
 from .probe import UNFITTED, parse_maps
 

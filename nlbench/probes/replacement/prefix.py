@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 
 from .interception import (
-    CallId,
+    Around,
     CallInterception,
     ReplaceableCall,
     first_tensor,
@@ -144,9 +145,7 @@ class SharedPrefix:
         self._needed = set()
         self._outputs = {}
 
-    def _structure(
-        self, replaceable: set[CallId], running: list[CallId]
-    ) -> Callable[[CallId, Tensor, Callable[[], Any]], Any]:
+    def _structure(self, replaceable: set[CallId], running: list[CallId]) -> Around:
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             self._clock += 1
             if call in replaceable:

@@ -21,7 +21,7 @@ from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.hidden_calls import hidden_calls
-from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
+from nlbench.introspection.module_stack import CallId, HandwrittenCall, SiteName, SiteNames
 
 from .places_and_rows import RowPolicy
 from .reduce import Function, Side, capture
@@ -109,6 +109,8 @@ class SiteCall:
         The call before its output was known.
     y : Side or None
         Output of the call; None if the call is not selected.
+    call : CallId, optional
+        Position of an activation call in the forward pass.
     role : {"activation", "gate", "attention", "softcap"}
     trackers : list of GateTracker or RoleTracker
         Trackers that determine the role if it depends on how the output is used.
@@ -119,6 +121,7 @@ class SiteCall:
     site: SiteName
     pending: PendingCall
     y: Side | None
+    call: CallId | None = None
     role: str = "activation"
     trackers: list[GateTracker | RoleTracker] = field(default_factory=list)
     problem: str = ""
@@ -216,7 +219,7 @@ class CallInterceptor(SiteNames):
                 calls = f" ({count} calls)" if count else ""
                 self._on_unseen(f"{call.name} of {self._path_or_model}{calls}")
             return output
-        site, source = self.name(kind), call.input
+        site, source, call_id = self.name(kind), call.input, self.current_id
         axis = softmax_axis(call) if kind in ("glu", "softmax") else 0
         x = source
         if kind == "glu":
@@ -225,7 +228,7 @@ class CallInterceptor(SiteNames):
         pending = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
         output = call.run()
         self.follow(call, output, is_site=True)
-        site_call = SiteCall(site, pending, self._end(pending, output))
+        site_call = SiteCall(site, pending, self._end(pending, output), call_id)
         if kind == "softmax":
             site_call.problem = self._problem_of_logits(source)
         if call.operation.gates or kind in GATED_UNITS:
@@ -258,7 +261,7 @@ class CallInterceptor(SiteNames):
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
             site = self.name("softmax")
             pending = self._begin(x, site.text, "softmax", axis)
-            call = SiteCall(site, pending, self._end(pending, y), "attention")
+            call = SiteCall(site, pending, self._end(pending, y), role="attention")
             call.problem = self._problem_of_logits(x)
             self._add(call)
 
@@ -358,10 +361,11 @@ class CallInterceptor(SiteNames):
         place = self._paths[handwritten.module]
         self._unseen.forget(state.unseen_before, place, output)
         if handwritten.is_one_call and state.calls:
+            state.calls[0].call = handwritten.call
             self._waiting.append(state.calls[0])
         else:
             assert state.pending is not None
-            call = SiteCall(name, state.pending, self._end(state.pending, output))
+            call = SiteCall(name, state.pending, self._end(state.pending, output), handwritten.call)
             if name.kind in GATED_UNITS:
                 call.trackers.append(self._gates.begin(handwritten.source, output))
             self._waiting.append(call)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
+from nlbench.errors import RequestError
 from nlbench.introspection.axes import batch_first
-from nlbench.introspection.module_stack import SiteName
+from nlbench.introspection.module_stack import CallId, Frame, ModuleStack, SiteName
 
 from .intercept import CapturePolicy, PendingCall, SiteCall
-from .modules import Place, find_places, place_hooks
+from .modules import Place, find_places
 
 
-class ModuleInterceptor:
+class ModuleInterceptor(ModuleStack):
     """Intercepts the module calls at a model's places.
 
     Parameters
@@ -28,26 +29,40 @@ class ModuleInterceptor:
     def __init__(
         self, model: nn.Module, of: str, policy: CapturePolicy, on_call: Callable[[SiteCall], None]
     ) -> None:
-        self.model, self.policy = model, policy
+        super().__init__(model)
+        self.policy = policy
         self._of, self._on_call = of, on_call
-        self._has_places = False
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Allow `run` to register hooks, and remove them on exit."""
-        self._has_places = False
-        with ExitStack() as self._hooks:
-            yield
+        # Places by the calls that receive their inputs, and by those that return their outputs.
+        self._starts: dict[CallId, Place] = {}
+        self._ends: dict[CallId, Place] = {}
+        self._pending: dict[Place, PendingCall] = {}
 
     def run(self, inputs: Tensor) -> None:
         """Run the model on a batch or a microbatch, and report all calls."""
-        if not self._has_places:
+        if not self._starts:
             places = find_places(self.model, inputs[:2], self._of)
-            self._hooks.enter_context(place_hooks(self.model, places, self._enter, self._leave))
-            self._has_places = True
+            starts = {CallId(self._paths[place.module], place.call): place for place in places}
+            ends = {CallId(self._paths[place.last], place.call): place for place in places}
+            if len(starts) < len(places) or len(ends) < len(places):
+                raise RequestError("two places begin or end with the same call")
+            self._starts, self._ends = starts, ends
+        self.restart()
+        self._pending.clear()
         self.model(inputs)
 
-    def _enter(self, place: Place, x: Tensor) -> PendingCall:
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Capture the input of a place."""
+        place = self._starts.get(frame.call)
+        if place is not None:
+            self._pending[place] = self._begin(place, place.input_of(args, kwargs))
+
+    def left(self, frame: Frame, output: Any) -> None:
+        """Capture the output of a place, and report its call."""
+        place = self._ends.get(frame.call)
+        if place is not None and place in self._pending and output is not None:
+            self._end(place, self._pending.pop(place), place.output_of(output))
+
+    def _begin(self, place: Place, x: Tensor) -> PendingCall:
         name, kind = place.name, place_kind(place)
         is_selected = self.policy.selects(name, kind)
         axes = place.before
@@ -55,14 +70,14 @@ class ModuleInterceptor:
         side = self.policy.capture(moved, axes.channel, name) if is_selected else None
         return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
 
-    def _leave(self, place: Place, pending: PendingCall, y: Tensor) -> None:
+    def _end(self, place: Place, pending: PendingCall, y: Tensor) -> None:
         axes = place.after
         side = None
         if pending.side is not None:
             moved = batch_first(y, axes.batch)
             side = self.policy.capture(moved, axes.channel, f"{place.name} (output)")
         call = SiteCall(
-            SiteName(place.name, place.name, place_kind(place)), pending, side, place.kind
+            SiteName(place.name, place.name, place_kind(place)), pending, side, role=place.kind
         )
         if pending.side and side and len(pending.side.reduced) != len(side.reduced):
             call.problem = (

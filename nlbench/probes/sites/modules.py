@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
@@ -26,6 +23,7 @@ from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
+from nlbench.introspection.module_stack import CallId, Frame, ModuleStack
 
 from .places_and_rows import parse_places
 
@@ -121,70 +119,6 @@ class Place:
         entries[int(self.result)] = output
         is_named = isinstance(returned, tuple) and hasattr(returned, "_make")
         return type(returned)._make(entries) if is_named else type(returned)(entries)
-
-
-@contextmanager
-def place_hooks(
-    model: nn.Module,
-    places: Sequence[Place],
-    enter: Callable[[Place, Tensor], Any],
-    leave: Callable[[Place, Any, Tensor], None],
-) -> Iterator[None]:
-    """Observe the inputs and outputs at a model's places in its forward passes.
-
-    Parameters
-    ----------
-    places : sequence of Place
-        Places returned by `find_places`.
-    enter : callable
-        Called with a place and its input, which the network may overwrite later; returns a value
-        that is passed to `leave`.
-    leave : callable
-        Called with a place, the value returned by `enter`, and the output.
-
-    Examples
-    --------
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    >>> places = find_places(model, torch.zeros(1, 2), "modules:1")
-    >>> same = lambda place, x, y: print(torch.equal(x.relu(), y))
-    >>> with place_hooks(model, places, lambda place, x: x.clone(), same):
-    ...     _ = model(torch.ones(1, 2))
-    True
-    """
-    starts = {(place.module, place.call): place for place in places}
-    ends = {(place.last, place.call): place for place in places}
-    if len(starts) < len(places) or len(ends) < len(places):
-        raise RequestError("two places begin or end with the same call")
-    started: Counter[nn.Module] = Counter()
-    ended: Counter[nn.Module] = Counter()
-    open_places: dict[Place, Any] = {}
-
-    def begin(module: nn.Module, args: object) -> None:
-        started.clear()
-        ended.clear()
-        open_places.clear()
-
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        place = starts.get((module, started[module]))
-        started[module] += 1
-        if place is not None:
-            open_places[place] = enter(place, place.input_of(args, kwargs))
-
-    def after(module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
-        place = ends.get((module, ended[module]))
-        ended[module] += 1
-        if place is not None and place in open_places:
-            leave(place, open_places.pop(place), place.output_of(returned))
-
-    with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(_in_this_thread(begin), prepend=True).remove)
-        for module in {place.module for place in places}:
-            hook = module.register_forward_pre_hook(_in_this_thread(before), with_kwargs=True)
-            stack.callback(hook.remove)
-        for module in {place.last for place in places}:
-            hook = module.register_forward_hook(_in_this_thread(after), prepend=True)
-            stack.callback(hook.remove)
-        yield
 
 
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
@@ -352,11 +286,32 @@ class _Call:
         )
 
 
-class _AxisTracker(TorchFunctionMode):
+class _CallRecorder(ModuleStack):
+    """Records the module calls of a forward pass, with the axes of their tensors."""
+
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
-        super().__init__()
+        super().__init__(model)
         self.layouts = Layouts(len(inputs))
         self.layouts.begin(inputs, [*model.parameters(), *model.buffers()])
+        self.calls: list[_Call] = []
+        self._running: list[_Call] = []
+
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Record the inputs of a call."""
+        with unobserved_calls():
+            inputs = {
+                key: (tensor.shape, self.axes(tensor)) for key, tensor in _tensors(args, kwargs)
+            }
+        path, number, _ = frame.call
+        parent = self._running[-1] if self._running else None
+        call = _Call(path, frame.module, number, len(self.calls), parent, inputs)
+        self.calls.append(call)
+        self._running.append(call)
+
+    def left(self, frame: Frame, output: Any) -> None:
+        """Record the output of a call."""
+        with unobserved_calls():
+            _record_output(self._running.pop(), output, self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
@@ -378,50 +333,13 @@ class _AxisTracker(TorchFunctionMode):
 
 def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
     """Run the model and return the calls of its modules in order."""
-    calls: list[_Call] = []
-    running: list[_Call] = []
-    counts: Counter[nn.Module] = Counter()
-    paths = {module: path for path, module in model.named_modules()}
-    mode = _AxisTracker(model, example)
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with unobserved_calls():
-            inputs = {
-                key: (tensor.shape, mode.axes(tensor)) for key, tensor in _tensors(args, kwargs)
-            }
-            parent = running[-1] if running else None
-            call = _Call(paths[module], module, counts[module], len(calls), parent, inputs)
-            counts[module] += 1
-            calls.append(call)
-            running.append(call)
-
-    def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
-        with unobserved_calls():
-            _record_output(running.pop(), returned, mode)
-
-    with _hooks(paths, enter, leave), mode:
+    recorder = _CallRecorder(model, example)
+    with recorder.hooked(), recorder:
         model(example.clone())
-    return calls
+    return recorder.calls
 
 
-@contextmanager
-def _hooks(modules: Any, enter: Callable[..., Any], leave: Callable[..., Any]) -> Iterator[None]:
-    """Register hooks immediately around the forward methods of modules."""
-    enter, leave = _in_this_thread(enter), _in_this_thread(leave)
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(leave, prepend=True).remove)
-        yield
-
-
-def _in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that ignores calls in other threads, where the model may also run."""
-    thread = threading.get_ident()
-    return lambda *args: hook(*args) if threading.get_ident() == thread else None
-
-
-def _record_output(call: _Call, returned: Any, mode: _AxisTracker) -> None:
+def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
     """Record the output of a call, and which of its arguments is the input."""
     outputs = [(None, returned)] if isinstance(returned, Tensor) else list(_entries(returned))
     floats = [(key, value) for key, value in outputs if _is_float(value)]
@@ -431,7 +349,7 @@ def _record_output(call: _Call, returned: Any, mode: _AxisTracker) -> None:
     same = [key for key, (shape, _) in call.inputs.items() if shape == output.shape]
     call.argument = same[0] if same else next(iter(call.inputs))
     shape, before = call.inputs[call.argument]
-    after = mode.axes(output)
+    after = recorder.axes(output)
     if before is not None and after is not None and shape == output.shape:
         # The axes determined for one of the two tensors also apply to the other.
         before, after = (after, after) if before.assumed else (before, before)
@@ -568,22 +486,32 @@ def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[
 
 
 def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
-    """Return the calls in which a position of the output depends on other positions.
+    """Return the calls in which a position of the output depends on other positions."""
+    test = _MixingTest(model, calls)
+    with test.hooked():
+        for _ in range(2):
+            test.restart()
+            model(example.clone())
+    return test.mixing
 
-    A second pass changes the first half of the positions in every input, and compares the outputs
+
+class _MixingTest(ModuleStack):
+    """Two passes that find the calls in which positions depend on each other.
+
+    The second pass changes the first half of the positions in every input, and compares the outputs
     at the other half. Each call still returns its first output, so later calls are not affected.
     """
-    call_of = {(call.module, call.number): call for call in calls}
-    outputs: dict[_Call, Tensor] = {}
-    mixing: set[_Call] = set()
-    counts: Counter[nn.Module] = Counter()
-    running: list[_Call | None] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = call_of.get((module, counts[module]))
-        counts[module] += 1
-        running.append(call)
-        if call is None or call not in outputs:
+    def __init__(self, model: nn.Module, calls: Sequence[_Call]) -> None:
+        super().__init__(model)
+        self.mixing: set[_Call] = set()
+        self._calls = {CallId(call.path, call.number): call for call in calls}
+        self._outputs: dict[_Call, Tensor] = {}
+
+    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Change the inputs of a call in the second pass."""
+        call = self._calls.get(frame.call)
+        if call is None or call not in self._outputs:
             return None
         changed: dict[int, Tensor] = {}
         width = call.width
@@ -599,24 +527,19 @@ def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> 
 
         return tuple(map(change, args)), {key: change(value) for key, value in kwargs.items()}
 
-    def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
-        call = running.pop()
-        if call is None:
+    def left(self, frame: Frame, output: Any) -> Any:
+        """Compare the output of a call with its first output, and return the latter."""
+        call = self._calls.get(frame.call)
+        if call is None or output is None:
             return None
         place = call.place("module")
-        output = place.output_of(returned)
-        if call not in outputs:
-            outputs[call] = output.clone()
+        tensor = place.output_of(output)
+        if call not in self._outputs:
+            self._outputs[call] = tensor.clone()
             return None
-        if _differs(place.after.rows(output), place.after.rows(outputs[call])):
-            mixing.add(call)
-        return place.with_output(returned, outputs[call])
-
-    with _hooks({call.module for call in calls}, enter, leave):
-        for _ in range(2):
-            counts.clear()
-            model(example.clone())
-    return mixing
+        if _differs(place.after.rows(tensor), place.after.rows(self._outputs[call])):
+            self.mixing.add(call)
+        return place.with_output(output, self._outputs[call])
 
 
 def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:

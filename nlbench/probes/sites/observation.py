@@ -240,6 +240,8 @@ class _SitePass:
                 self.samples,
                 (x.rounding, y.rounding),
                 sources,
+                call.call,
+                pending.batch,
             )
         )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nlbench.introspection.distinct_rows import RowNumbers
+    from nlbench.introspection.module_stack import CallId
 
 T = TypeVar("T")
 
@@ -77,6 +78,10 @@ class SiteBatch:
         Relative errors of x and y if the network ran in a type narrower than float32, else 0.
     sources : RowNumbers, optional
         Number of each row's sample among the distinct samples of the pass; None if unknown.
+    call : CallId, optional
+        Position of an activation call in the forward pass.
+    batch_axis : int or None
+        Batch axis of the activation's own layout; None if it is the same for all samples.
     borrowed : SharedAccess, optional
         Access to results shared with other measures during a pass.
     """
@@ -90,6 +95,8 @@ class SiteBatch:
     samples: int = 0
     rounding: tuple[float, float] = (0.0, 0.0)
     sources: RowNumbers | None = field(default=None, repr=False, compare=False)
+    call: CallId | None = field(default=None, repr=False, compare=False)
+    batch_axis: int | None = field(default=None, repr=False, compare=False)
     borrowed: SharedAccess | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -10,6 +10,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.models.removal.curve import Removal
 from nlbench.models.removal.network import network_with_maps, remove
@@ -215,3 +216,15 @@ def test_module_whose_other_outputs_are_used_is_refused():
 def test_wrong_places_are_refused(model, places, message):
     with pytest.raises(RequestError, match=message):
         remove(model, places=places, example=INPUTS)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU(), F.relu])
+def test_fused_kernel_does_not_bypass_a_removed_activation(activation):
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=activation).eval()
+    inputs = torch.randn(3, 5, 8)
+    places = [call.name for call in find_calls(model, inputs)]
+    network = remove(model, places=places, example=inputs)
+    with without_fast_path():
+        expected = network(inputs)
+    with torch.no_grad():
+        assert torch.allclose(network(inputs), expected, atol=1e-5)

@@ -106,6 +106,30 @@ def test_second_call_in_place_equals_the_formula_by_hand(network):
     torch.testing.assert_close(replaced, expected)
 
 
+class DirectForward(nn.Module):
+    """Calls a child's forward without its hooks, between two calls that are like any others."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x):
+        return self.block(self.block.forward(self.block(x) - 0.1) - 0.2)
+
+
+def test_forward_called_without_its_module_is_replaced():
+    model = DirectForward()
+    inputs = torch.randn(5, 4)
+    places = find_calls(model, inputs)
+    assert [place.name for place in places] == [site.name for site in list_sites(model, inputs)]
+    linear = model.block[0]
+    for number, place in enumerate(places):
+        maps = [twice if number == index else torch.relu for index in range(3)]
+        expected = maps[2](linear(maps[1](linear(maps[0](linear(inputs)) - 0.1)) - 0.2))
+        replaced = run_replaced(CallInterception(model), inputs, {place.call: twice})
+        assert torch.equal(replaced, expected)
+
+
 def test_shared_prefix_equals_whole_passes_bit_for_bit(network):
     with evaluation_mode(network):
         places = find_calls(network, INPUTS)

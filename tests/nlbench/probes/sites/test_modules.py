@@ -9,7 +9,7 @@ from torchvision.models import VisionTransformer, resnet18, swin_t
 
 import nlbench
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.probes.sites.modules import Place, find_places, place_hooks
+from nlbench.probes.sites.modules import Place, find_places
 from nlbench.probes.sites.observation import observe_sites
 
 IDS = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -206,29 +206,26 @@ def test_an_output_is_replaced_in_what_the_module_returns():
     assert keyed.input_of((), {"hidden": x}) is x
 
 
-def test_hooks_see_input_and_output_of_each_call():
+def test_input_and_output_of_each_call_are_observed():
     shared = nn.Linear(3, 3)
     model, x = nn.Sequential(shared, nn.ReLU(inplace=True), shared), torch.randn(2, 3)
-    places = find_places(model, x, "modules:0")
-    assert [place.name for place in places] == ["0", "0:1"]
-    seen = {}
-
-    def leave(place, source, output):
-        seen[place.name] = source, output.clone()
-
-    with place_hooks(model, places, lambda place, source: source.clone(), leave):
-        model(x)
-        expected = model(x)
-    assert torch.equal(seen["0"][0], x)
-    assert torch.equal(seen["0:1"][0], shared(x).relu())
-    assert torch.equal(seen["0:1"][1], expected)
+    seen = []
+    observe_sites(model, [x, x], lambda b: seen.append((b.place, b.x, b.y.clone())), of="modules:0")
+    assert [place for place, *_ in seen] == ["0", "0:1"] * 2
+    with torch.no_grad():
+        hidden = shared(x).relu()
+        for (_, source, _), (_, inner, output) in zip(seen[::2], seen[1::2], strict=True):
+            assert torch.equal(source, x)
+            assert torch.equal(inner, hidden)
+            assert torch.equal(output, shared(hidden))
 
 
 def test_places_that_share_a_call_are_refused():
-    model = nn.Sequential(nn.Linear(2, 2))
-    place = find_places(model, torch.zeros(1, 2), "modules:0")[0]
+    layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    of = "mlp,modules:layers.?.linear1"
     with pytest.raises(nlbench.RequestError, match="same call"):
-        place_hooks(model, [place, place], lambda *_: None, lambda *_: None).__enter__()
+        observe_sites(model, [torch.randn(2, 5, 4)], lambda batch: None, of=of)
 
 
 def test_passes_in_several_threads_see_their_own_calls():

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 import torchvision
+from network_sites import TORCHVISION, encode, recorded, timm_network, torchvision_network
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.introspection.attention import without_fast_path
@@ -32,22 +32,6 @@ def count_activations(model, example):
     with torch.no_grad(), Count():
         model.eval()(example)
     return counted
-
-
-class WithoutValues(TorchFunctionMode):
-    """Parameters get a shape only, so that networks of any size are built and run at once."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is torch.empty:
-            kwargs = {**kwargs, "device": "meta"}
-        return func(*args, **kwargs)
-
-
-def shape_only(build, size):
-    with WithoutValues():
-        model = build()
-    return model.to("meta"), torch.empty(2, 3, size, size, device="meta")
 
 
 def torchvision_model(name):
@@ -83,18 +67,23 @@ def test_of_every_family_of_torchvision_one_is_looked_at():
     def family(name):
         return re.match(r"[a-z]+(_v\d|_[xy](?=_))?", name)[0]
 
-    names = torchvision.models.list_models(module=torchvision.models)
-    assert {family(name) for name in FAMILIES} == {family(name) for name in names}
+    assert {family(name) for name in FAMILIES} == {family(name) for name in TORCHVISION}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sites_of_a_torchvision_classifier_are_the_kernels_it_calls(name):
-    size = 299 if name == "inception_v3" else 224
-    sites = assert_sites_are_the_kernels(*shape_only(lambda: torchvision_model(name), size))
+    sites = assert_sites_are_the_kernels(*torchvision_network(name))
+    assert encode(sites) == recorded("torchvision", name)
     assert channel_note(sites) == ""
     gates = {site.kind for site in sites if site.role == "gate"}
     has_gates = name.startswith(("efficientnet", "maxvit", "mobilenet_v3", "regnet_y"))
     assert gates == ({"hardsigmoid" if "mobilenet" in name else "sigmoid"} if has_gates else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(TORCHVISION) - set(FAMILIES)))
+def test_sites_of_the_other_torchvision_classifiers_are_the_recorded_ones(name):
+    assert encode(list_sites(*torchvision_network(name))) == recorded("torchvision", name)
 
 
 # Family, number of sites, where the channels are, and kinds that are written out by hand.
@@ -119,17 +108,18 @@ TIMM = {
 
 @pytest.mark.parametrize("name", TIMM)
 def test_sites_of_timm_networks_are_the_kernels_they_call(name):
-    timm = pytest.importorskip("timm")
-    size = 256 if "256" in name else 224
-    sites = assert_sites_are_the_kernels(*shape_only(lambda: timm.create_model(name), size))
+    pytest.importorskip("timm")
+    sites = assert_sites_are_the_kernels(*timm_network(name))
+    assert encode(sites) == recorded("timm", name)
     assert (len(sites), {site.channel_axis for site in sites}) == TIMM[name]
     assert channel_note(sites) == ""
 
 
 def test_a_handwritten_gelu_of_timm_is_one_site_a_block():
-    timm = pytest.importorskip("timm")
+    pytest.importorskip("timm")
     name = "vit_base_patch32_clip_quickgelu_224"
-    sites = list_sites(*shape_only(lambda: timm.create_model(name), 224))
+    sites = list_sites(*timm_network(name))
+    assert encode(sites) == recorded("timm", name)
     assert [site.name for site in sites] == [f"blocks.{block}.mlp.act" for block in range(12)]
     assert {site.kind for site in sites} == {"quickgelu"}
 
