@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
 SITE := $(addprefix docs/,_build api gallery measures tutorials/runs)
 
-.PHONY: run test check studies quick-benchmark quick-studies docs bench gpu zoo clean FORCE
+.PHONY: run test check studies quick-benchmark quick-studies docs dist bench gpu zoo clean FORCE
 
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
@@ -41,6 +41,12 @@ docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 
+# A wheel and a source distribution, in dist. Without the last build's list of files, which would add
+# files that are gone.
+dist: $(VENV)/.installed
+	rm -rf dist *.egg-info
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+
 bench: $(VENV)/.installed
 	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
@@ -55,7 +61,7 @@ zoo: $(VENV)/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $$($(BIN)/python -m nlbench.models.zoo)
 
 clean:
-	rm -rf $(VENV) build $(SITE) *.egg-info
+	rm -rf $(VENV) build dist $(SITE) *.egg-info
 
 # uv installs the large default build of torch in seconds where pip takes minutes. Compiling
 # while installing spares the first command the ten seconds that torch takes to compile.

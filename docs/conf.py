@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "nlbench"
-copyright = "the nlbench developers"
+copyright = "the nlbench authors, MIT licence"
 release = version_of("nlbench")
 html_title = f"nlbench {release}"
 html_theme = "furo"

@@ -143,7 +143,7 @@ def _check_options(shrinkage: str, ridge: float, ridge_unit: str) -> None:
 
 
 class Affinity(FunctionMeasure):
-    r"""Affinity score: 1 for an activation that acts as an affine optimal transport map.
+    r"""Closeness to an affine optimal transport map: 1 is affine, lower is more nonlinear.
 
     The score is computed per batch; the value of a site is the mean over batches, and ``std`` the
     population standard deviation. The summary has the statistics of the non-linearity signature.

@@ -17,7 +17,7 @@ import itertools
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -92,6 +92,7 @@ GROUPS: Mapping[str, str] = {
     "studies": "study",
     "recipes": "recipe",
     "transforms": "transform",
+    "questions": "question",
 }
 
 
@@ -120,7 +121,7 @@ class Entry:
         """Description of a malformed entry point or of conflicting claims; empty if none."""
         if len(self.claims) == 1:
             (point,) = self.claims
-            if _is_readable(point):
+            if is_readable(point):
                 return ""
             return (
                 f"{GROUPS[self.group]} '{self.name}' of {self.providers[0]} has the malformed "
@@ -244,7 +245,8 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     """Expand names and globs into registered names, in order and without duplicates.
 
     A glob without a slash matches no members of families; one that names a family, such as
-    ``torchvision/resnet*``, matches only its members.
+    ``torchvision/resnet*``, matches only its members. Of measures, ``@NAME`` means those of a
+    registered question, and ``@all`` all.
 
     Raises
     ------
@@ -258,7 +260,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     """
     known: dict[str, Entry] | None = None
     expanded: dict[str, None] = {}
-    for pattern in patterns:
+    for pattern in _without_questions(patterns) if group == "measures" else patterns:
         if not any(c in pattern for c in "*?["):
             expanded.setdefault(find(group, pattern).name)
             continue
@@ -277,6 +279,23 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
             raise RequestError(f"no {GROUPS[group]} matches '{shorten(pattern)}'{hint}")
         expanded.update(dict.fromkeys(matches))
     return list(expanded)
+
+
+def _without_questions(patterns: Iterable[str]) -> Iterator[str]:
+    """Replace each ``@NAME`` by the measures of the question, and ``@all`` by a glob."""
+    for pattern in patterns:
+        name = pattern.removeprefix("@")
+        if name == pattern:
+            yield pattern
+        elif name == "all":
+            yield "*"
+        elif name in (questions := entries("questions")):
+            yield from load("questions", name).measures
+        else:
+            known = ["@all", *(f"@{question}" for question in questions)]
+            raise RequestError(
+                f"there is no question '{shorten(pattern)}'{nearest(pattern, known)}"
+            )
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
@@ -362,7 +381,8 @@ def _provider(point: EntryPoint) -> str:
     return " ".join(name_and_version(point.dist)).rstrip() if point.dist else point.value
 
 
-def _is_readable(point: EntryPoint) -> bool:
+def is_readable(point: EntryPoint) -> bool:
+    """Return whether an entry point names a module and an object of it."""
     return point.pattern.match(point.value) is not None
 
 
@@ -412,7 +432,7 @@ def describe(entry: Entry) -> str:
     Return an empty string if there is no source. Members are described by their family.
     """
     point = entry.claims[0]
-    if not _is_readable(point):
+    if not is_readable(point):
         return ""
     if entry.family is not None:
         is_member = not entry.name.endswith("/*")

@@ -91,7 +91,7 @@ class Request:
     """
 
     measures: tuple[str, ...] = _option(
-        "Measures: comma-separated names or globs.",
+        "Measures: comma-separated names, globs or questions (@activations); see list measures.",
         ("affinity", "absdev"),
         kind="names",
         names=("measures", "measure"),

@@ -40,7 +40,7 @@ MEASURES = (
     "affinity",
     "r2",
     "cka",
-    "elementwise_residual",
+    "elementwise-residual",
     "affine-residual",
     "nlc",
     "geometric-complexity",

@@ -55,7 +55,7 @@ REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
 """Minimum training accuracy for the labels to count as learned."""
-BASELINES = (PARAMETERS, "elementwise_residual")
+BASELINES = (PARAMETERS, "elementwise-residual")
 FITS = "How well the trained networks fit"
 
 

@@ -23,7 +23,7 @@ Criterion = Annotated[
     str,
     typer.Option(
         help="A measure with a value per site, or random, depth (last first) or size (smallest "
-        "first). With a measure, the most nearly affine calls are removed first.",
+        "first). With a measure, the calls closest to affine are removed first.",
         autocompletion=name_completer("measures"),
     ),
 ]

@@ -52,7 +52,7 @@ def removal_order(
     """Return the names of calls in the order in which to remove them.
 
     The call with the smallest value comes first, or the one with the largest value if the measure
-    is larger for nearly affine calls. Calls without a value come last.
+    is larger for calls close to affine. Calls without a value come last.
 
     Parameters
     ----------

@@ -8,25 +8,38 @@ from typing import Annotated, Any
 import typer
 
 from nlbench import registry
+from nlbench.citation import software_bibtex
 from nlbench.errors import NlbenchError, without_controls
 
 from .show import source_of
 
 
 def cite(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders; without any, nlbench alone.", metavar="[RUN...]"),
+    ] = None,
 ) -> None:
-    """Print BibTeX entries for the measures, models, data and recipes used in runs."""
+    """Print BibTeX of nlbench and of the measures, models, data and recipes used in runs."""
     from nlbench.store.run import load_run
 
-    entries: dict[str, None] = {}
-    for path in runs:
-        for bibtex, citation in _sources(load_run(path).manifest):
+    manifests = [load_run(path).manifest for path in runs or ()]
+    entries = dict.fromkeys(map(_software, manifests or [{}]))
+    for manifest in manifests:
+        for bibtex, citation in _sources(manifest):
             if bibtex.strip():
                 entries.update(dict.fromkeys(re.split(r"\n\s*\n(?=@)", bibtex.strip())))
             elif citation.strip():
                 entries[f"% {' '.join(citation.split())}"] = None
-    print(without_controls("\n\n".join(entries)) if entries else "% these runs have no sources")
+    print(without_controls("\n\n".join(entries)))
+
+
+def _software(manifest: Mapping[str, Any]) -> str:
+    """Return the BibTeX entry of the nlbench that measured a run."""
+    # A manifest may be from others: its text must not end the entry.
+    facts = (manifest.get("nlbench"), (manifest.get("environment") or {}).get("git"))
+    version, commit = (re.sub(r"[^\w.+-]", "", str(fact or "")) for fact in facts)
+    return software_bibtex(version, commit)
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """``nlbench list``."""
 
 import re
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,7 +11,9 @@ from typer.core import TyperGroup
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.question import plain_text
 from nlbench.request import AUTO_DATA
+from nlbench.source_facts import measure_facts
 
 from .common import name_completer, note, print_table, split_names
 from .parameters import JsonFlag
@@ -100,7 +103,10 @@ def list_(
         single = [name for name in _natural_order(entries) if entries[name].family is None]
         rows = [_plugin_row(entries[name]) for name in single]
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]
-    print_table(rows, as_json)
+    if what is Listing.measures and not as_json:
+        _print_measures(rows)
+    else:
+        print_table(rows, as_json, show_header=what is Listing.studies)
     conflicts = [e.conflict for e in (*entries.values(), *families.values()) if e.conflict]
     conflicts += registry.installed()[1]
     for conflict in conflicts:
@@ -114,8 +120,25 @@ def _plugin_row(entry: registry.Entry) -> dict[str, Any]:
     if entry.group == "studies":
         study = registry.load("studies", entry.name)
         row["needs"] = study.needs
-        row["minutes"] = f"{study.minutes:g}, quick {study.quick_minutes:g}"
+        row["duration"] = f"{study.minutes:g} min, with --quick {study.quick_minutes:g} min"
+    if entry.group == "measures":
+        row |= measure_facts(entry)
     return {**row, "from": ", ".join(entry.providers)}
+
+
+def _print_measures(rows: Iterable[Mapping[str, str]]) -> None:
+    """Print the questions that measures answer, then each measure, for 80 columns."""
+    print("Which measure? Four questions, and one about residual networks:\n")
+    for line in plain_text():
+        print(line)
+    print("\nAll measures (--measures @all):\n")
+    arrows = {"more nonlinear": "↑ more nonlinear", "less nonlinear": "↓ more nonlinear"}
+    for row in rows:
+        direction = arrows.get(row["larger"], "no direction")
+        print(f"{row['name']:<20}  {direction:<16}  probe {row['probe']}  {row['from']}")
+        cost = f" Cost: {row['cost'][0].lower()}{row['cost'][1:]}." if row["cost"] else ""
+        for line in textwrap.wrap(f"{row['description']}{cost}", 78):
+            print(f"  {line}")
 
 
 def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:

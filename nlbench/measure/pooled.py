@@ -6,7 +6,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
@@ -207,8 +207,29 @@ class _Scores(Accumulator):
         return f"in some batches: {self.undefined}" if self.undefined else ""
 
 
+@overload
+def site_measure(function: Callable[..., float | Tensor], /) -> type[FunctionMeasure]: ...
+
+
+@overload
 def site_measure(
     *,
+    name: str = ...,
+    bounds: tuple[float, float] = ...,
+    more_means: MoreMeans = ...,
+    version: str = ...,
+    options: Mapping[str, Option] | None = ...,
+    source: Source | str = ...,
+    invariant_to: tuple[str, ...] = ...,
+    independent_sites: bool = ...,
+) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]: ...
+
+
+def site_measure(
+    function: Callable[..., float | Tensor] | None = None,
+    /,
+    *,
+    name: str = "",
     bounds: tuple[float, float] = (-math.inf, math.inf),
     more_means: MoreMeans = "neither",
     version: str = "1",
@@ -216,11 +237,15 @@ def site_measure(
     source: Source | str = "",
     invariant_to: tuple[str, ...] = (),
     independent_sites: bool = False,
-) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
-    """Create a site measure from a function.
+) -> type[FunctionMeasure] | Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
+    """Create a site measure from a function; a decorator, with or without parentheses.
 
     Parameters
     ----------
+    function : callable
+        The function, if the decorator has no parentheses.
+    name : str
+        Name of the measure; by default that of the function.
     bounds : tuple of float
         Minimum and maximum possible value.
     more_means : {"more nonlinear", "less nonlinear", "neither"}
@@ -238,10 +263,10 @@ def site_measure(
 
     Returns
     -------
-    callable
-        A decorator that converts a function ``f(x, y, **options)``, with x, y of shape (n, d), to
-        a measure with the function's name. If there is no value, the function may raise
-        `nlbench.Undefined` with the reason.
+    measure or callable
+        The measure of a function ``f(x, y, **options)``, with x, y of shape (n, d); or a decorator
+        that creates it. If there is no value, the function may raise `nlbench.Undefined` with the
+        reason.
 
     Examples
     --------
@@ -252,13 +277,18 @@ def site_measure(
     ...     return torch.cosine_similarity(x, y).mean()
     >>> cosine.name, cosine.probe
     ('cosine', 'sites')
+    >>> @site_measure
+    ... def shift(x, y):
+    ...     return (y - x).mean()
+    >>> shift.name
+    'shift'
     """
 
     def decorate(function: Callable[..., float | Tensor]) -> type[FunctionMeasure]:
         attributes = {
             "__doc__": function.__doc__,
             "__module__": function.__module__,
-            "name": function.__name__,
+            "name": name or function.__name__,
             "probe": "sites",
             "bounds": bounds,
             "more_means": more_means,
@@ -271,4 +301,4 @@ def site_measure(
         }
         return type(function.__name__, (FunctionMeasure,), attributes)
 
-    return decorate
+    return decorate if function is None else decorate(function)

@@ -228,11 +228,12 @@ class Result:
         )
         if not scores:
             return cls.missing("undefined", reasons or "no place to measure", entries, n)
+        missing = len(entries) - len(scores)
         covered = f"{len(scores)} of {len(entries)} places"
         if len(scores) < MIN_DEFINED_SHARE * len(entries):
             reason = f"{covered}: {reasons}" if reasons else covered
             return cls.missing("undefined", reason, entries, n)
-        reason = "" if len(scores) == len(entries) else covered
+        reason = f"{covered} ({missing} without a value)" if missing else ""
         return cls(dict(summary(scores)), entries, n, reason=reason, notes=dict(notes or {}))
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 @site_measure(
+    name="elementwise-residual",
     bounds=(0.0, 1.0),
     more_means="more nonlinear",
     source="ours, a baseline of the benchmark of measures (docs/benchmark.md)",

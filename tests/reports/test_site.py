@@ -66,8 +66,17 @@ def test_a_folder_of_runs_on_one_page(runs, tmp_path):
 def test_citations_of_all_that_a_run_used(runs):
     status, out, _ = nlbench("cite", runs / "run 1", runs / "run 2")
     assert status == 0
+    assert out.startswith("@software{nlbench,")
+    assert out.count("@software{") == 1
     assert out.count("@article{affinity,") == 1
     assert out.count("@article{pathlength,") == 1
+
+
+def test_citation_without_runs_is_nlbench():
+    status, out, _ = nlbench("cite")
+    assert status == 0
+    assert out.count("@") == 1
+    assert "author = {{the nlbench authors}}" in out
 
 
 def test_compare_fails_where_it_is_told_to(runs):

@@ -82,7 +82,7 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     tolerance = traces[0].tolerance
     unconverged = [trace for trace in traces if not trace.converged]
     if not unconverged:
-        return f"by quadrature, relative error at most {tolerance:g} up to rounding"
+        return f"by quadrature, relative error ≤ {tolerance * 100:g} %"
     worst = max(trace.relative_error for trace in unconverged)
     max_evaluations = max(trace.evaluations for trace in unconverged)
     return (

@@ -83,6 +83,6 @@ class RowPolicy:
         """Description of the rows; empty if each is the mean over all positions of a sample."""
         if not self.tokens:
             return f"without the first {self.skip} positions" if self.skip else ""
-        number = f"{self.count} tokens of each sample" if self.count else "tokens"
-        rows = f"rows are {'last tokens' if self.last else number}"
+        number = f"{self.count} tokens of each sequence" if self.count else "tokens, not sequences"
+        rows = f"computed over {'last tokens' if self.last else number}"
         return rows + (f", without the first {self.skip} positions" if self.skip else "")

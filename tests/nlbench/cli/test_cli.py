@@ -173,7 +173,7 @@ def test_lists_are_tables_and_json(what, here):
     rows = json.loads(here("list", what, "--json").stdout)
     assert isinstance(rows, list)
     if what == "measures":
-        assert {"name", "description", "from"} == set(rows[0])
+        assert {"name", "description", "larger", "probe", "cost", "from"} == set(rows[0])
 
 
 def test_the_sites_of_a_model_are_listed(here):

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nlbench
 from nlbench.errors import PluginError, RequestError, Undefined
 from nlbench.measure import (
     Accumulator,
@@ -84,7 +85,7 @@ def test_a_summary_over_a_part_of_the_places_says_of_how_many():
     result = some_undefined(3, 4)
     assert (result.status, result.summary["value"]) == ("ok", 1.0)
     assert result.places == (3, 4)
-    assert result.reason == "3 of 4 places"
+    assert result.reason == "3 of 4 places (1 without a value)"
 
 
 def test_a_summary_over_all_places_says_nothing():
@@ -245,3 +246,19 @@ def test_a_function_that_returns_no_number_is_refused(returned, mend):
     with pytest.raises(PluginError) as error:
         read(wrong(), [observation("a", torch.zeros(8, 2), torch.zeros(8, 2))])
     assert mend in str(error.value)
+
+
+def test_site_measure_needs_no_parentheses():
+    @site_measure
+    def shift(x, y):
+        """Mean difference of an activation's output and input."""
+        return (y - x).mean()
+
+    x = torch.zeros(8, 2)
+    run = nlbench.evaluate(torch.nn.ReLU(), x - 1, measures=[shift])
+    assert (shift.name, shift.more_means) == ("shift", "neither")
+    assert run.scores.query("statistic == 'value'")["value"].tolist() == [1.0, 1.0]
+
+
+def test_site_measure_has_a_name_of_its_own():
+    assert site_measure(name="mean-shift")(lambda x, y: (y - x).mean()).name == "mean-shift"

@@ -91,7 +91,7 @@ def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
     assert all(isinstance(observation.trace, SegmentEstimate) for observation in observations)
     assert all("gelu" in observation.trace.refused for observation in observations)
     assert facts["remarks"] == dict.fromkeys(
-        ("path0", "path1"), "by quadrature, relative error at most 0.0001 up to rounding"
+        ("path0", "path1"), "by quadrature, relative error ≤ 0.01 %"
     )
     assert facts["drawing"]["method"] == "quadrature"
 

@@ -129,7 +129,7 @@ def test_samples_are_counted_and_rows_next_to_them():
     run = nlbench.evaluate(Masked(), TOKENS, ["cka"], settings={"sites.of": "blocks"})
     (first, _) = run["cka"].values
     assert (first.n, first.statistics["rows"]) == (4, 14)
-    assert "rows are tokens" in run["cka"].reason
+    assert "computed over tokens, not sequences" in run["cka"].reason
 
 
 def test_functions_of_all_rows_take_a_drawn_part():
