@@ -26,6 +26,7 @@ from nlbench.introspection.model_state import (
     refuse_unobservable,
 )
 from nlbench.introspection.precision import autocast_now
+from nlbench.introspection.wrappers import through_wrappers
 from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
 from .activity import unit_activity
@@ -64,6 +65,7 @@ def observe(
     step()
 
 
+@through_wrappers
 def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> ChannelGraph:
     """Find the channel graph of a network in one forward pass.
 

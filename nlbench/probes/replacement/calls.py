@@ -13,6 +13,7 @@ from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
+from nlbench.introspection.wrappers import through_wrappers
 from nlbench.probes.sites.modules import find_places
 from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.select import Selection
@@ -20,6 +21,7 @@ from nlbench.probes.sites.select import Selection
 from .interception import CallId, CallInterception, ReplaceableCall, activation_input
 
 
+@through_wrappers
 def find_calls(
     model: nn.Module,
     example: Tensor,

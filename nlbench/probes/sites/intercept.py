@@ -62,6 +62,8 @@ class CapturePolicy:
     def capture(self, tensor: Tensor, axis: int, place: str) -> Side:
         """Reduce a batch-first tensor with channels along `axis`."""
         problem = ""
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
         if self.folded is not None:
             tensor, axis, problem = self.folded.unfold(tensor, axis, place)
         side = capture(tensor, axis, self.reduction, self.functions, self.positions)

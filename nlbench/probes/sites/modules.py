@@ -26,6 +26,7 @@ from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
+from nlbench.introspection.wrappers import through_wrappers
 
 from .places_and_rows import parse_places
 
@@ -187,6 +188,7 @@ def place_hooks(
         yield
 
 
+@through_wrappers
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
     """Find the places in a model, in call order.
 

@@ -19,6 +19,7 @@ from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.precision import exact_by_default
+from nlbench.introspection.wrappers import through_wrappers
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .microbatches import CallIdentity, Interceptor, Microbatches, probe_folded_rows, rows_at_sites
@@ -30,6 +31,7 @@ from .select import Picker, Selection
 from .site import Site, SiteBatch
 
 
+@through_wrappers
 @exact_by_default()
 def observe_sites(
     model: nn.Module,
