@@ -29,6 +29,7 @@ def find_calls(
     of: str = "activations",
     select: str = "*",
     on_unseen: Callable[[str], None] = lambda description: None,
+    on_undefined: Callable[[str, str], object] = lambda place, reason: None,
 ) -> list[ReplaceableCall]:
     """Find the calls in a network that can be replaced, named as in the probe `sites`.
 
@@ -43,7 +44,7 @@ def find_calls(
         that span several modules are skipped.
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
-    on_unseen : callable
+    on_unseen, on_undefined : callable
         See `nlbench.probes.sites.observation.observe_sites`.
 
     Returns
@@ -73,6 +74,7 @@ def find_calls(
         lambda batch: selected.add(batch.place),
         select=select,
         on_unseen=on_unseen,
+        on_undefined=on_undefined,
     )
     interception = CallInterception(model)
     names = _PlaceNames(model, interception)
@@ -85,7 +87,7 @@ def find_calls(
             return compute()
 
         interception.run(inputs, replace, inner=names)
-    return [place for call in names.calls if (place := call.place()).name in selected]
+    return [call.place() for call in names.calls if call.site.text in selected]
 
 
 def _module_calls(
@@ -158,7 +160,11 @@ class _PlaceNames(SiteNames):
     def _axes(self, x: Tensor) -> tuple[int | None, int]:
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
             return None, x.ndim - 1
-        batch, channel, _ = self.layouts.of(x)
+        try:
+            batch, channel, _ = self.layouts.of(x)
+        except Undefined:
+            # Its site is not observed either, and is therefore never selected.
+            return None, max(x.ndim - 1, 0)
         return batch, channel
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
