@@ -19,6 +19,7 @@ from nlbench.execution.subject_passes import records_of
 from nlbench.introspection.exclusive import one_measurement
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.threads import default_threads, torch_threads
+from nlbench.introspection.wrappers import unwrapped
 from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.parsers import parse_names
@@ -140,8 +141,24 @@ def _evaluate(
     progress: Progress | None,
     weights: str,
 ) -> Run:
-    monitor = ProgressMonitor(progress)
     _check_model(model)
+    with unwrapped(model) as network:
+        return _evaluate_network(
+            network, inputs, measures, labels, settings, name, progress, weights
+        )
+
+
+def _evaluate_network(
+    model: nn.Module,
+    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
+    measures: str | Sequence[str | type[Measure]],
+    labels: Tensor | bool | str | None,
+    settings: Settings | None,
+    name: str | None,
+    progress: Progress | None,
+    weights: str,
+) -> Run:
+    monitor = ProgressMonitor(progress)
     loaded = _load_measures(measures, monitor)
     settings = dict(settings or {})
     probe_options = resolve_settings(loaded, settings).probes.items()

@@ -118,13 +118,19 @@ class Layouts:
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
         if batch == GONE and self._batch > 1:
-            raise _unknown_batch_axis(len(tensor) if tensor.ndim else 1, self._batch)
+            raise Undefined(
+                f"the samples are on no axis of this tensor of shape {tuple(tensor.shape)}: an "
+                "earlier operation merged, selected or reordered them"
+            )
         if batch in (None, GONE) or batch >= tensor.ndim:
             batch = 0
             rows = len(tensor) if tensor.ndim else self._batch
             is_row = rows == 1 and not layout.sampled
             if not (self._fits_batch(rows) or is_row):
-                raise _unknown_batch_axis(rows, self._batch)
+                raise Undefined(
+                    f"its first axis has {rows} entries for {self._batch} samples, so which "
+                    "entries belong to which sample is unknown"
+                )
         if tensor.ndim <= 2:
             return batch, (0 if batch == 1 else 1), False
         channel = self.channel(tensor)
@@ -215,12 +221,6 @@ def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> 
         return True
     are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
     return False if are_constant and (sources or operation.takes == "nothing") else None
-
-
-def _unknown_batch_axis(rows: int, batch: int) -> Undefined:
-    return Undefined(
-        f"its first axis has {rows} entries, the batch {batch}: the batch axis is unknown"
-    )
 
 
 def channel_axes(

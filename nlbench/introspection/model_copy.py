@@ -16,6 +16,7 @@ from nlbench.errors import RequestError, first_line
 
 from .float_types import FloatTypeMode, computing_in, own_float_type
 from .model_state import refuse_unobservable
+from .wrappers import through_wrappers
 
 
 def double_copy(model: nn.Module) -> nn.Module:
@@ -23,6 +24,7 @@ def double_copy(model: nn.Module) -> nn.Module:
     return typed_copy(model, torch.float64)
 
 
+@through_wrappers
 def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Copy a model in eval mode so that it computes in another dtype.
 
@@ -35,7 +37,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     Raises
     ------
     nlbench.RequestError
-        If the model is compiled or scripted, can't be copied, has complex parameters or buffers,
+        If the model is scripted, can't be copied, has complex or quantised parameters or buffers,
         or is on the ``meta`` device.
 
     Examples
@@ -81,13 +83,14 @@ def precise_device(model: nn.Module, inputs: Tensor) -> torch.device:
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 
+@through_wrappers
 def cpu_copy(model: nn.Module) -> nn.Module:
     """Copy a model to the CPU in eval mode, without an intermediate copy on its own device.
 
     Raises
     ------
     nlbench.RequestError
-        If the model is compiled or scripted, or can't be copied.
+        If the model is scripted, or can't be copied.
 
     Examples
     --------
@@ -103,13 +106,14 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
 
+@through_wrappers
 def shape_copy(model: nn.Module) -> nn.Module:
     """Copy a model to the ``meta`` device in eval mode, with floating-point tensors as float64.
 
     Raises
     ------
     nlbench.RequestError
-        If the model is compiled or scripted, can't be copied or has complex parameters or buffers.
+        If the model is scripted, can't be copied or has complex or quantised parameters or buffers.
 
     Examples
     --------
@@ -132,6 +136,19 @@ def _refuse_uncopyable(model: nn.Module) -> None:
     # Conversion to a real dtype would drop imaginary parts.
     if any(t.is_complex() for t in tensors_of(model)):
         raise RequestError("the model has complex numbers, expected real ones")
+    quantized = next((name for name, m in model.named_modules() if _is_quantized(m)), None)
+    if quantized is not None:
+        raise RequestError(
+            f"{quantized or 'the model'} has quantised weights, so the model can't be copied in "
+            "another type; only measures of activations can be used; for others pass the module "
+            "it was made from"
+        )
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    """Return True for a module of PyTorch with quantised weights or activations."""
+    is_quantizing = type(module).__module__.startswith("torch.ao.nn.quantized")
+    return is_quantizing or any(t.is_quantized for t in tensors_of(module))
 
 
 def _deep_copy(

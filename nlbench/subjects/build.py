@@ -28,6 +28,7 @@ def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
     import torch
 
     from nlbench.introspection.random_state import seeded
+    from nlbench.introspection.wrappers import remove_wrappers
 
     build = registry.load("models", name)
     try:
@@ -44,6 +45,7 @@ def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
             raise PluginError(
                 f"model '{name}' returns a {type(model).__name__}, expected torch.nn.Module"
             )
+        model = remove_wrappers(model)
         _initialize_lazy(model, dataset)
     return model
 

@@ -290,11 +290,11 @@ def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]
 
     The same applies to copies made inside the block.
     """
-    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+    if isinstance(model, torch.jit.ScriptModule):
         if not arguments.is_one_tensor:
             raise RequestError(
-                "inputs: a compiled or scripted model can only be called with one tensor; pass the "
-                "original module"
+                "inputs: a scripted model can only be called with one tensor; pass the module it "
+                "was made from"
             )
         yield
         return

@@ -28,6 +28,7 @@ from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import autocast_now, exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
+from nlbench.introspection.wrappers import through_wrappers
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 
 from .derivatives import DerivativeMode, check_derivative
@@ -121,6 +122,7 @@ def _precise_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     return _outputs(model, inputs).double()
 
 
+@through_wrappers
 @exact_by_default()
 def observe_function(
     model: nn.Module,

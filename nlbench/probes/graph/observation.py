@@ -27,6 +27,7 @@ from nlbench.introspection.model_state import (
 )
 from nlbench.introspection.operations import load_operations
 from nlbench.introspection.precision import autocast_now
+from nlbench.introspection.wrappers import through_wrappers
 from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
 from .activity import unit_activity
@@ -65,6 +66,7 @@ def observe(
     step()
 
 
+@through_wrappers
 def channel_graph(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> ChannelGraph:
     """Find the channel graph of a network in one forward pass.
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.model_state import refuse_unobservable
 from nlbench.introspection.module_stack import CallId
+from nlbench.introspection.wrappers import through_wrappers
 from nlbench.probes.sites.modules import find_places
 from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.select import Selection
@@ -17,6 +18,7 @@ from nlbench.probes.sites.site import SiteBatch
 from .interception import ReplaceableCall
 
 
+@through_wrappers
 def find_calls(
     model: nn.Module,
     example: Tensor,
@@ -24,6 +26,7 @@ def find_calls(
     of: str = "activations",
     select: str = "*",
     on_unseen: Callable[[str], None] = lambda description: None,
+    on_undefined: Callable[[str, str], object] = lambda place, reason: None,
 ) -> list[ReplaceableCall]:
     """Find the calls in a network that can be replaced, named as in the probe `sites`.
 
@@ -38,7 +41,7 @@ def find_calls(
         that span several modules are skipped.
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
-    on_unseen : callable
+    on_unseen, on_undefined : callable
         See `nlbench.probes.sites.observation.observe_sites`.
 
     Returns
@@ -70,7 +73,14 @@ def find_calls(
         channels = site.shape[site.channel_axis - 1] if site.shape else 1
         calls.append(ReplaceableCall(site.name, site.kind, batch.call, axis, channels, site.shape))
 
-    observe_sites(model, [example], add, select=select, on_unseen=on_unseen)
+    observe_sites(
+        model,
+        [example],
+        add,
+        select=select,
+        on_unseen=on_unseen,
+        on_undefined=on_undefined,
+    )
     return calls
 
 

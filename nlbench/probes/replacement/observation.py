@@ -106,7 +106,8 @@ def observe(
         times=PASS_MEMORY_FACTOR,
     ).limit:
         size = min(size, 2 * memory_limit)
-    places = _find_places(model, first, of, str(options["select"]), unseen)
+    undefined: dict[str, str] = {}
+    places = _find_places(model, first, of, str(options["select"]), unseen, undefined)
     with exact_by_default(), evaluation_mode(model), without_fast_path():
         prefix = SharedPrefix(model, places, first)
         memory = usable_memory(device, resources.memory)
@@ -153,21 +154,40 @@ def observe(
         kinds={place.name: place.kind for place in places},
         is_prefix_shared=prefix.is_cached,
     )
+    if undefined:
+        facts["undefined"] = undefined
     if unseen:
         facts["unseen"] = list(unseen)
         facts["remark"] = f"activations not captured: {', '.join(list(unseen)[:6])}"
 
 
 def _find_places(
-    model: nn.Module, first: Tensor, of: str, select: str, unseen: dict[str, None]
+    model: nn.Module,
+    first: Tensor,
+    of: str,
+    select: str,
+    unseen: dict[str, None],
+    undefined: dict[str, str],
 ) -> list[ReplaceableCall]:
-    """Find the places to replace; add calls whose activations are not captured to `unseen`."""
+    """Find the places to replace.
+
+    Calls whose activations are not captured are added to `unseen`, those that have no samples to
+    `undefined`, with the reason.
+    """
     try:
-        places = find_calls(model, first, of=of, select=select, on_unseen=unseen.setdefault)
+        places = find_calls(
+            model,
+            first,
+            of=of,
+            select=select,
+            on_unseen=unseen.setdefault,
+            on_undefined=undefined.setdefault,
+        )
     except RequestError as error:
         raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error
     if not places:
-        raise Undefined("the model calls no known activation function")
+        none = "the model calls no known activation function"
+        raise Undefined("; ".join(dict.fromkeys(undefined.values())) or none)
     return places
 
 

@@ -62,10 +62,26 @@ class CapturePolicy:
     def capture(self, tensor: Tensor, axis: int, place: str) -> Side:
         """Reduce a batch-first tensor with channels along `axis`."""
         problem = ""
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
         if self.folded is not None:
             tensor, axis, problem = self.folded.unfold(tensor, axis, place)
+        if problem and self.positions.policy.takes_any_rows:
+            return self.capture_rows(tensor, axis)
         side = capture(tensor, axis, self.reduction, self.functions, self.positions)
         return replace(side, problem=problem) if problem else side
+
+    def capture_rows(self, tensor: Tensor, axis: int) -> Side:
+        """Reduce a tensor whose entries belong to unknown samples.
+
+        Rows are its nodes, along the first axis, or else all of its positions.
+        """
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        if tensor.ndim > 1 and not (self.positions.policy.nodes and axis):
+            tensor = tensor.movedim(axis, -1).flatten(0, -2)
+            axis = 1
+        return capture(tensor, axis, self.reduction, self.functions)
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,10 @@ class PendingCall:
         True if the tensor may depend on the model's input.
     label : str
         Name of the place while the call runs.
+    problem : str
+        Reason why the rows are unknown; empty if they are known.
+    any_rows : bool
+        True if the rows of the side are known, but not the sample of each.
     """
 
     side: Side | None
@@ -97,6 +117,8 @@ class PendingCall:
     assumed: bool
     sampled: bool
     label: str = ""
+    problem: str = ""
+    any_rows: bool = False
 
 
 @dataclass
@@ -230,7 +252,7 @@ class CallInterceptor(SiteNames):
         self.follow(call, output, is_site=True)
         site_call = SiteCall(site, pending, self._end(pending, output), call_id)
         if kind == "softmax":
-            site_call.problem = self._problem_of_logits(source)
+            site_call.problem = pending.problem or self._problem_of_logits(source)
         if call.operation.gates or kind in GATED_UNITS:
             site_call.trackers.append(self._gates.begin(source, output))
         elif kind == "glu":
@@ -262,7 +284,7 @@ class CallInterceptor(SiteNames):
             site = self.name("softmax")
             pending = self._begin(x, site.text, "softmax", axis)
             call = SiteCall(site, pending, self._end(pending, y), role="attention")
-            call.problem = self._problem_of_logits(x)
+            call.problem = pending.problem or self._problem_of_logits(x)
             self._add(call)
 
         with SoftmaxInterceptor(on_softmax):
@@ -271,7 +293,10 @@ class CallInterceptor(SiteNames):
     def _begin(
         self, x: Tensor, label: str, kind: str | None, axis: int | None = None
     ) -> PendingCall:
-        batch, channel, assumed = self._axes(x, label)
+        try:
+            batch, channel, assumed = self._axes(x)
+        except Undefined as error:
+            return self._begin_without_samples(x, label, kind, str(error))
         if axis is not None and axis != batch:
             channel, assumed = axis, False
         channel = channel + 1 if batch is None or channel < batch else channel
@@ -286,6 +311,29 @@ class CallInterceptor(SiteNames):
             label,
         )
 
+    def _begin_without_samples(
+        self, x: Tensor, label: str, kind: str | None, problem: str
+    ) -> PendingCall:
+        """Begin a call on a tensor whose axis of samples is unknown."""
+        channel = self.layouts.channel(x)
+        axis = max(x.ndim - 1, 0) if channel is None else channel
+        pending = PendingCall(
+            None,
+            None,
+            axis,
+            tuple(x.shape[1:]),
+            channel is None,
+            not self.layouts.is_constant(x),
+            label,
+            problem,
+        )
+        if not self.policy.positions.policy.takes_any_rows or is_vmapped(x):
+            return pending
+        pending = replace(pending, problem="", any_rows=True)
+        if self._is_selected(label, kind):
+            pending = replace(pending, side=self._capture_rows(x, axis))
+        return pending
+
     def _problem_of_logits(self, logits: Tensor) -> str:
         """Return the reason why a softmax of logits can't be measured; empty if it can."""
         self._paused, before = True, self._paused
@@ -295,24 +343,23 @@ class CallInterceptor(SiteNames):
             self._paused = before
         return "masked logits have no mean" if is_masked else ""
 
-    def _axes(self, x: Tensor, label: str) -> tuple[int | None, int, bool]:
+    def _axes(self, x: Tensor) -> tuple[int | None, int, bool]:
         """Return the batch axis, the channel axis, and True if the latter is assumed."""
         if is_vmapped(x):
             raise Undefined(
-                f"{label} is called inside torch.vmap, which hides an axis of its tensors, so the "
+                "it is called inside torch.vmap, which hides an axis of its tensors, so the "
                 "samples are unknown"
             )
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
             # The tensor is the same for all samples, and counts as one sample.
             return None, x.ndim - 1, False
-        try:
-            return self.layouts.of(x)
-        except Undefined as error:
-            raise Undefined(f"{label}: {error}") from None
+        return self.layouts.of(x)
 
     def _end(self, pending: PendingCall, output: Tensor) -> Side | None:
         if pending.side is None:
             return None
+        if pending.any_rows:
+            return self._capture_rows(output, pending.axis)
         moved = batch_first(output, pending.batch)
         return self._capture(moved, pending.axis, pending.label)
 
@@ -320,6 +367,13 @@ class CallInterceptor(SiteNames):
         self._paused, before = True, self._paused
         try:
             return self.policy.capture(tensor, axis, label)
+        finally:
+            self._paused = before
+
+    def _capture_rows(self, tensor: Tensor, axis: int) -> Side:
+        self._paused, before = True, self._paused
+        try:
+            return self.policy.capture_rows(tensor, axis)
         finally:
             self._paused = before
 

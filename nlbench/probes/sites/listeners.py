@@ -84,7 +84,8 @@ def observe(
             clock, order = time.thread_time, (observation.batch, observation.site.index)
         shared_by_package: dict[object, SharedBatch] = {}
         for listener, names in zip(listeners, keys, strict=True):
-            limited = _limit_rows(observation, getattr(listener, "row_limit", None))
+            limit = getattr(listener, "row_limit", None)
+            limited = _limit_rows(observation, limit, options["rows"] == "nodes")
             shared = shared_by_package.setdefault(
                 (getattr(listener, "package", listener), len(limited.x)),
                 SharedBatch(limited.x, limited.y, clock, limited.rounding),
@@ -173,7 +174,7 @@ def _facts(
     for name, count in rows.items():
         # Experts have fewer rows, since they receive only the tokens routed to them. Activations
         # independent of the input, such as position tables, have one row and need no note.
-        if not policy.tokens and count not in (samples, 1):
+        if not (policy.tokens or policy.nodes) and count not in (samples, 1):
             notes.setdefault(name, []).append(
                 f"its rows are {count} tokens or windows of {samples} samples"
             )
@@ -203,16 +204,20 @@ def _declared_functions(
     return {key: function for function, key in key_of.items()}, keys
 
 
-def _limit_rows(observation: SiteBatch, limit: int | None) -> SiteBatch:
-    """Subsample token rows for a measure whose run time is superlinear in the number of rows."""
-    if limit is None or observation.owners is None or len(observation.x) <= limit:
+def _limit_rows(observation: SiteBatch, limit: int | None, has_nodes: bool) -> SiteBatch:
+    """Subsample rows for a measure whose run time is superlinear in the number of rows.
+
+    Rows that are samples are not subsampled, since ``sites.batch`` limits their number.
+    """
+    are_samples = observation.owners is None and len(observation.x) == observation.samples
+    if limit is None or len(observation.x) <= limit or (are_samples and not has_nodes):
         return observation
     chosen = draw_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
     return replace(
         observation,
         x=observation.x[chosen],
         y=observation.y[chosen],
-        owners=observation.owners[chosen],
+        owners=None if observation.owners is None else observation.owners[chosen],
         sources=observation.sources and observation.sources.of_rows(chosen),
     )
 

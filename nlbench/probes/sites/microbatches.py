@@ -77,6 +77,8 @@ class Microbatches:
     ) -> tuple[Side | None, Side | None]:
         if not sides:
             return None, None
+        if call.pending.any_rows:
+            return join([x for x, _ in sides]), join([y for _, y in sides])
         if sides[0][0].owners is not None and len(sides) == len(self._sizes):
             starts = list(itertools.accumulate(self._sizes, initial=0))
             shifted = [
@@ -92,10 +94,10 @@ class Microbatches:
         # The rows of a single sample may be tokens, with the samples on another axis.
         is_ambiguous = max(self._sizes) == 1 and rows_per_sample != {1.0}
         if len(rows) != len(self._sizes) or len(rows_per_sample) > 1 or is_ambiguous:
-            raise Undefined(
-                f"{call.name}: the batch axis is unknown, and the batch does not fit "
-                "into memory as a whole"
+            call.problem = (
+                "the batch axis is unknown, and the batch does not fit into memory as a whole"
             )
+            return None, None
         return join([x for x, _ in sides]), join([y for _, y in sides])
 
 

@@ -24,6 +24,7 @@ from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.module_stack import CallId, Frame, ModuleStack
+from nlbench.introspection.wrappers import through_wrappers
 
 from .places_and_rows import parse_places
 
@@ -121,6 +122,7 @@ class Place:
         return type(returned)._make(entries) if is_named else type(returned)(entries)
 
 
+@through_wrappers
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
     """Find the places in a model, in call order.
 

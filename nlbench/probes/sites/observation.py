@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.precision import exact_by_default
+from nlbench.introspection.wrappers import through_wrappers
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .microbatches import CallIdentity, Interceptor, Microbatches, probe_folded_rows, rows_at_sites
@@ -30,6 +32,7 @@ from .select import Picker, Selection
 from .site import Site, SiteBatch
 
 
+@through_wrappers
 @exact_by_default()
 def observe_sites(
     model: nn.Module,
@@ -47,6 +50,7 @@ def observe_sites(
     feasible_sizes: FeasibleSizes | None = None,
     on_unseen: Callable[[str], None] = lambda description: None,
     on_undefined: Callable[[str, str], object] = lambda place, reason: None,
+    on_site: Callable[[Site], object] = lambda site: None,
 ) -> int:
     """Run a model over batches and report every activation call.
 
@@ -86,6 +90,8 @@ def observe_sites(
         kernel, such as an LSTM's, or written as elementary operations inside a larger module.
     on_undefined : callable, optional
         Called with the site's name and the reason for each batch that can't be measured.
+    on_site : callable, optional
+        Called with each selected site in the first batch, also if it can't be measured.
 
     Returns
     -------
@@ -98,8 +104,8 @@ def observe_sites(
         If the model is compiled or scripted, so that its activations can't be observed, or if
         the selection matches no site.
     nlbench.Undefined
-        If the batch axis of an activation is unknown, if batches call different activations, or if
-        the samples of a batch that does not fit into memory depend on each other.
+        If batches call different activations, or if the samples of a batch that does not fit into
+        memory depend on each other.
 
     Examples
     --------
@@ -112,9 +118,9 @@ def observe_sites(
     ['1', '3']
     """
     refuse_unobservable(model)
-    site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined)
+    site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined, on_site)
     positions = PositionSelector(RowPolicy.parse(rows, skip, of))
-    folded = FoldedRows()
+    folded = None if positions.policy.nodes else FoldedRows()
     policy = CapturePolicy(
         reduction, functions or {}, attention, site_pass.may_select, positions, folded
     )
@@ -146,6 +152,7 @@ def observe_sites(
             try:
                 _observe_batch(interceptor, batch, site_pass, limit, check)
             except UnknownRowOrder:
+                assert folded is not None
                 probe(batch, folded)
                 _observe_batch(interceptor, batch, site_pass, limit, check)
             site_pass.end_batch()
@@ -161,8 +168,9 @@ class _SitePass:
         selection: Selection,
         on_observation: Callable[[SiteBatch], None],
         on_undefined: Callable[[str, str], object],
+        on_site: Callable[[Site], object],
     ) -> None:
-        self._selection = selection
+        self._selection, self._on_site = selection, on_site
         self._on_observation, self._on_undefined = on_observation, on_undefined
         self._batch = -1
         # Number of samples before the current batch, and in the current batch.
@@ -215,18 +223,22 @@ class _SitePass:
             self._picked.add(site.name)
         elif site.name not in self._selected:
             return
-        if call.problem:
-            self._on_undefined(site.name, call.problem)
+        problem = call.problem or pending.problem
+        if not problem:
+            assert x is not None
+            assert y is not None
+            problem = x.problem or y.problem
+        if self._batch == 0:
+            self._on_site(replace(site, problem=problem))
+        if problem:
+            self._on_undefined(site.name, problem)
             return
         assert x is not None
         assert y is not None
-        if x.problem or y.problem:
-            self._on_undefined(site.name, x.problem or y.problem)
-            return
         sources = self._sources
         if sources is not None and x.owners is not None:
             sources = sources.of_rows(x.owners)
-        elif len(x.reduced) != self.samples:
+        elif len(x.reduced) != self.samples or pending.any_rows:
             sources = None
         unreduced = UnreducedResults(x.function_results, y.function_results)
         self._on_observation(
@@ -322,7 +334,7 @@ def list_sites(
     """
     sites: list[Site] = []
     observe_sites(
-        model, [example], lambda batch: sites.append(batch.site), attention=attention, of=of
+        model, [example], lambda batch: None, attention=attention, of=of, on_site=sites.append
     )
     return sites
 

@@ -9,7 +9,7 @@ from nlbench.errors import RequestError, nearest
 PLACES = ("activations", "blocks", "mlp", "attention", "modules:GLOB")
 """Values of ``sites.of``."""
 
-ROWS = ("auto", "samples", "tokens", "tokens:K", "last")
+ROWS = ("auto", "samples", "tokens", "tokens:K", "last", "nodes")
 """Values of ``sites.rows``."""
 
 
@@ -45,12 +45,15 @@ class RowPolicy:
         Use only the last position of each sample.
     skip : int
         Number of leading positions to omit.
+    nodes : bool
+        True if each row is an entry of the first axis, as in a graph, however many there are.
     """
 
     tokens: bool = False
     count: int | None = None
     last: bool = False
     skip: int = 0
+    nodes: bool = False
 
     @classmethod
     def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
@@ -64,12 +67,16 @@ class RowPolicy:
         Examples
         --------
         >>> RowPolicy.parse("tokens:32", 1, "blocks")
-        RowPolicy(tokens=True, count=32, last=False, skip=1)
+        RowPolicy(tokens=True, count=32, last=False, skip=1, nodes=False)
         >>> [RowPolicy.parse("auto", 0, of).tokens for of in ("activations", "mlp")]
         [False, True]
         """
         if rows == "auto":
             rows = "samples" if of.startswith(("activations", "modules:")) else "tokens"
+        if rows == "nodes":
+            if skip:
+                raise RequestError("sites.skip omits positions of a sample, and nodes have none")
+            return cls(nodes=True)
         kind, colon, number = rows.partition(":")
         is_number = number.isdigit() and int(number) > 0
         if kind not in ("samples", "tokens", "last") or (
@@ -79,8 +86,15 @@ class RowPolicy:
         return cls(kind != "samples", int(number) if colon else None, kind == "last", skip)
 
     @property
+    def takes_any_rows(self) -> bool:
+        """True if rows are used even where the sample of each is unknown."""
+        return self.nodes or (self.tokens and not (self.count or self.last or self.skip))
+
+    @property
     def description(self) -> str:
         """Description of the rows; empty if each is the mean over all positions of a sample."""
+        if self.nodes:
+            return "rows are nodes"
         if not self.tokens:
             return f"without the first {self.skip} positions" if self.skip else ""
         number = f"{self.count} tokens of each sequence" if self.count else "tokens, not sequences"

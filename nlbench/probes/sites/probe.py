@@ -30,8 +30,8 @@ class Sites(LazyProbe):
         ),
         "rows": Option(
             "auto",
-            "rows (n, d) of a place: samples, tokens, tokens:K drawn from each sample, or last; "
-            "auto: tokens for blocks, mlp and attention, else samples",
+            "rows (n, d) of a place: samples, tokens, tokens:K drawn from each sample, last, or "
+            "nodes of a graph; auto: tokens for blocks, mlp and attention, else samples",
         ),
         "skip": Option(0, "leading positions to omit from each sample", minimum=0, maximum=1e9),
         "reduction": Option(

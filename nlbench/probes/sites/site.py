@@ -43,6 +43,8 @@ class Site:
         ``attention``: a softmax over several rows of logits per sample, or a call on the logits
         that enter one. ``softcap``: c tanh(x / c). For module calls, the role is the kind of
         place, which may also be ``attention``.
+    problem : str
+        Reason why the place can't be measured; empty if it can.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Site:
     channel_axis: int
     assumed: bool = False
     role: str = "activation"
+    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -199,12 +199,6 @@ def test_a_scripted_model_is_observed_as_a_function():
     assert torch.equal(*found)
 
 
-def test_a_compiled_model_is_refused_in_one_line():
-    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    with pytest.raises(RequestError, match="compiled, so its activations can't be observed"):
-        list_sites(compiled, torch.zeros(1, 2))
-
-
 @pytest.mark.parametrize("wrap", [torch.compile, torch.jit.script], ids=["compiled", "scripted"])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
 def test_an_unobservable_part_is_refused_by_name(wrap):
@@ -212,19 +206,6 @@ def test_an_unobservable_part_is_refused_by_name(wrap):
     with pytest.raises(RequestError, match=r"1 is .*for others pass the module it was made from"):
         refuse_unobservable(model)
     refuse_unobservable(nn.Sequential(nn.ReLU()))
-
-
-def test_an_exported_model_is_refused_in_one_line():
-    exported = torch.export.export(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), (torch.zeros(2, 3),))
-    with pytest.raises(RequestError, match=r"can't be put into evaluation mode.*made from$"):
-        list_sites(exported.module(), torch.zeros(2, 3))
-
-
-def test_a_model_that_runs_in_several_threads_is_refused_by_name():
-    parallel = nn.DataParallel(nn.ReLU())
-    parallel.device_ids = [0, 1]
-    with pytest.raises(RequestError, match=r"^0 is a DataParallel on several devices"):
-        list_sites(nn.Sequential(parallel), torch.zeros(2, 3))
 
 
 class Masked(nn.Module):

@@ -107,15 +107,23 @@ def test_a_given_memory_decides_the_size_of_the_parts():
         torch.testing.assert_close(a.y, b.y, rtol=1e-14, atol=1e-14)
 
 
-def test_a_model_whose_samples_are_lost_is_refused_in_parts_too():
-    class Lost(Limited):
-        def forward(self, x):
-            return torch.relu(torch.rot90(super().forward(x), 1, (0, 1)))
+class Lost(Limited):
+    def forward(self, x):
+        return torch.relu(torch.rot90(super().forward(x), 1, (0, 1)))
 
-    for most, tokens in ((1000, 7), (2, 7), (2, 8)):
-        whole = torch.randn(16, tokens, 6).double()
-        with pytest.raises(Undefined, match=r"its first axis|the batch axis is unknown"):
-            looks_of(Lost(most), whole)
+
+@pytest.mark.parametrize("most", [1000, 2])
+def test_a_site_whose_samples_are_lost_is_undefined_in_parts_too(most):
+    problems = {}
+    whole = torch.randn(16, 7, 6).double()
+    observed = looks_of(Lost(most), whole, on_undefined=problems.setdefault)
+    assert [batch.place for batch in observed] == ["relu", "tanh", "sigmoid"]
+    assert list(problems) == ["relu:1"]
+
+
+def test_a_batch_is_not_split_if_samples_may_be_lost():
+    with pytest.raises(Undefined, match="the batch axis is unknown"):
+        looks_of(Lost(2), torch.randn(16, 8, 6).double())
 
 
 def test_a_model_that_calls_other_activations_for_other_samples_is_refused_in_parts():

@@ -1,0 +1,155 @@
+"""A site whose samples are on no axis costs that site, and no other."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.probes.sites.observation import observe_sites
+
+
+def seeded(kind):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return kind().eval()
+
+
+class Routed(nn.Module):
+    """Tokens are routed to one of two experts by the sign of a feature."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.act = nn.Linear(6, 8), nn.GELU()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.expert, self.after = nn.ReLU(), nn.Tanh()
+
+    def forward(self, x):
+        x = self.act(self.stem(x))
+        goes_first = x[..., 0] > x[..., 1]
+        routed = torch.empty_like(x)
+        routed[goes_first] = self.expert(self.first(x[goes_first]))
+        routed[~goes_first] = self.second(x[~goes_first])
+        return self.after(routed).mean(1)
+
+
+class Packed(nn.Module):
+    """Sequences of different lengths are packed one after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.act, self.after = nn.Linear(6, 8), nn.ReLU(), nn.Tanh()
+
+    def forward(self, x):
+        lengths = torch.arange(len(x)) % x.shape[1] + 1
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        rows = self.act(self.layer(packed.data))
+        return self.after(x.mean(1)) + rows.sum()
+
+
+class Boxes(nn.Module):
+    """A varying number of boxes is cut out of each image."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.act, self.head = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Linear(4, 5)
+
+    def forward(self, x):
+        maps = self.act(self.backbone(x))
+        boxes = torch.cat([image.flatten(1).T[: 2 + i % 3] for i, image in enumerate(maps)])
+        scores = torch.sigmoid(self.head(boxes))
+        return maps.mean((2, 3)) + scores.mean()
+
+
+def places(result):
+    return {value.place: value.status for value in result.values}
+
+
+CASES = [
+    (Routed, (24, 5, 6), "expert", {"act", "after"}),
+    (Packed, (23, 5, 6), "act", {"after"}),
+    (Boxes, (23, 3, 6, 6), "sigmoid", {"act"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "odd", "others"), CASES)
+def test_one_odd_site_costs_one_site(kind, shape, odd, others):
+    model = seeded(kind)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    result = nlbench.evaluate(model, x, ["r2"])["r2"]
+    assert result.status == "ok"
+    assert places(result) == {odd: "undefined"} | dict.fromkeys(others, "ok")
+    (value,) = (value for value in result.values if value.place == odd)
+    assert "samples" in value.reason
+    alone = nlbench.evaluate(model, x, ["r2"], settings={"sites.select": f"{odd}"})["r2"]
+    assert alone.status == "undefined"
+    selected = ",".join(sorted(others))
+    rest = nlbench.evaluate(model, x, ["r2"], settings={"sites.select": selected})["r2"]
+    assert places(rest) == dict.fromkeys(others, "ok")
+
+
+@pytest.mark.parametrize(("kind", "shape", "odd", "others"), CASES)
+def test_tokens_of_any_number_are_rows(kind, shape, odd, others):
+    model, rows = seeded(kind), []
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    module = {"expert": "first", "act": "layer", "sigmoid": "head"}[odd]
+    handle = model.get_submodule(module).register_forward_hook(
+        lambda module, args, output: rows.append(output.detach().clone())
+    )
+    model(x)
+    handle.remove()
+    settings = {"rows": "tokens"}
+    observed = {}
+    observe_sites(model, [x], lambda batch: observed.update({batch.place: batch}), **settings)
+    assert torch.equal(observed[odd].x, rows[0])
+    assert observed[odd].owners is None
+    assert observed[odd].sources is None
+    assert set(observed) == {odd, *others}
+    result = nlbench.evaluate(model, x, ["r2", "affinity"], settings={"sites.rows": "tokens"})
+    assert places(result["affinity"]) == dict.fromkeys((odd, *others), "ok")
+
+
+def test_some_tokens_of_each_sample_need_its_tokens():
+    x, reasons = torch.randn(24, 5, 6), {}
+    for rows in ("tokens:2", "last"):
+        observe_sites(
+            seeded(Routed), [x], lambda batch: None, rows=rows, on_undefined=reasons.setdefault
+        )
+        assert list(reasons) == ["expert"]
+
+
+class Graph(nn.Module):
+    """Sums messages along edges; edges have features, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.node, self.edge, self.head = nn.Linear(4, 6), nn.Linear(12, 6), nn.Linear(6, 3)
+        self.register_buffer("edges", torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]))
+
+    def forward(self, x):
+        x = torch.relu(self.node(x))
+        source, target = self.edges
+        messages = torch.tanh(self.edge(torch.cat([x[source], x[target]], 1)))
+        return self.head(torch.zeros_like(x).index_add(0, target, messages))
+
+
+@pytest.mark.parametrize("nodes", [10, 12])
+def test_rows_are_nodes_and_edges_of_any_number(nodes):
+    observed = {}
+    x = torch.randn(nodes, 4)
+    observe_sites(
+        seeded(Graph), [x], lambda batch: observed.update({batch.place: batch}), rows="nodes"
+    )
+    assert {place: len(batch.x) for place, batch in observed.items()} == {"relu": nodes, "tanh": 5}
+
+
+def test_nodes_have_no_positions_to_skip():
+    with pytest.raises(RequestError, match=r"sites\.skip"):
+        nlbench.evaluate(
+            seeded(Graph),
+            torch.randn(9, 4),
+            ["r2"],
+            settings={"sites.rows": "nodes", "sites.skip": 1},
+        )
