@@ -6,6 +6,7 @@ file and arguments of `nlbench.Request` are all declared and validated with `Opt
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,8 @@ class Option:
         Inclusive bounds for numbers; integers always have 64 bits.
     kind : str
         ``boolean``, ``integer``, ``number`` or ``text``, by default the type of the default; or
-        ``size`` (in bytes), ``names``, ``paths``, ``seeds`` or ``settings``.
+        ``size`` (in bytes), ``names``, ``paths``, ``seeds``, ``settings`` or ``literal`` (a
+        number, a truth value or text).
     names : tuple of str
         Names as a flag and as a key in a configuration file; messages use the first.
     default_text : str
@@ -178,6 +180,19 @@ class Option:
             raise RequestError(f"{label}: expected {self.required_text}, got ''")
         return text.strip() if self.choices else text
 
+    def _literal(self, value: object, label: str) -> OptionValue:
+        """Convert text that is a number or a truth value; other text stays text."""
+        if not isinstance(value, OptionValue):
+            raise TypeError
+        if not isinstance(value, str):
+            return value
+        if value in ("true", "True", "false", "False"):
+            return value in ("true", "True")
+        for parse in (parse_integer, parse_number):
+            with contextlib.suppress(ValueError):
+                return parse(value)
+        return value
+
     def _names(self, value: object, label: str) -> tuple[str, ...]:
         if isinstance(value, str):
             value = parse_names(value) if self.kind == "names" else [value]
@@ -258,6 +273,7 @@ _KINDS: Mapping[str, _Kind] = {
     "paths": _Kind("trained, init, auto or a checkpoint's path", Option._names, _read_paths),
     "seeds": _Kind(SEEDS_TEXT, Option._seeds, parse_seeds),
     "settings": _Kind("a table", Option._settings, parse_settings),
+    "literal": _Kind("text, a number or true", Option._literal),
 }
 _KIND_OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "text"}
 _MAX_TABLE_DEPTH = 8

@@ -137,6 +137,7 @@ def parse_paths(text: str, label: str) -> list[str]:
     """Split comma-separated paths, unless the whole text is a file's path, and expand globs.
 
     If a glob matches checkpoints, other files that it matches, such as ``epochs.csv``, are ignored.
+    ``#KEY`` after a path or a glob names an entry of the files.
     """
     if _exists(text):
         return [text]
@@ -145,9 +146,12 @@ def parse_paths(text: str, label: str) -> list[str]:
         if not any(letter in part for letter in "*?[") or _exists(part):
             paths.append(part)
             continue
-        files = sorted(match for match in _glob(Path(part)) if match.is_file())
+        pattern, hash_mark, key = part.rpartition("#")
+        if not hash_mark:
+            pattern = part
+        files = sorted(match for match in _glob(Path(pattern)) if match.is_file())
         weights = [file for file in files if file.suffix in _CHECKPOINTS]
-        matches = [str(file) for file in weights or files]
+        matches = [str(file) + (f"#{key}" if hash_mark else "") for file in weights or files]
         if not matches:
             raise RequestError(f"{label}: no file matches '{shorten(part)}'")
         paths += matches

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from nlbench import registry
 from nlbench.cells import Cell, MeasureSpec, Plan, SubjectPlan
@@ -17,10 +18,10 @@ from nlbench.errors import NlbenchError, RequestError, error_text, one_line, sys
 from nlbench.options import Options
 from nlbench.request import AUTO_DATA, Request
 from nlbench.serialization.hashing import content_key
-from nlbench.settings import resolve_settings
+from nlbench.settings import ResolvedSettings, resolve_settings
 from nlbench.signals import raise_interruption
 from nlbench.subjects.data import DatasetInfo, dataset_info
-from nlbench.subjects.model import default_data
+from nlbench.subjects.model import declared_info, default_data
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
 
@@ -45,7 +46,8 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     resolved = resolve_settings(
         load_measures(request.measures, warn),
         request.settings,
-        {name: info.options for name, info in infos.items()},
+        infos,
+        {model: declared_info(model) for model in data_of},
     )
     for name, options in resolved.probes.items():
         load_probe(name).check(request.samples or None, options)
@@ -53,7 +55,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         MeasureSpec(m.name, m.version, options, m.probe, resolved.probes[m.probe])
         for m, options in resolved.measures
     ]
-    subjects = _plan_subjects(request, device, data_of, infos, resolved.data, warn)
+    subjects = _plan_subjects(request, device, data_of, infos, resolved, warn)
     providers = {m.name: list(registry.find("measures", m.name).providers) for m in measures}
     cells = tuple(
         Cell(_cell_key(subject, measure, providers[measure.name]), subject, measure)
@@ -77,9 +79,10 @@ def _plan_subjects(
     device: str,
     data_of: Mapping[str, Sequence[str]],
     infos: Mapping[str, DatasetInfo],
-    data: Mapping[str, Options],
+    resolved: ResolvedSettings,
     warn: Callable[[str], None],
 ) -> Iterable[SubjectPlan]:
+    data = resolved.data
     fingerprints = {name: _fingerprint(name, infos[name], data[name]) for name in data}
     plan_weights = cache(_plan_weights)
 
@@ -96,7 +99,8 @@ def _plan_subjects(
     ):
         options = data[dataset]
         sample = request.samples or None, request.split, tuple(sorted(options.items()))
-        spec = SubjectSpec(model, source, dataset, seed, *sample)
+        arguments = tuple(sorted(resolved.models.get(model, {}).items()))
+        spec = SubjectSpec(model, source, dataset, seed, *sample, arguments)
         files, problem = fingerprints[dataset]
         # The seed is the same for all, so that each file is hashed only once.
         weights = plan_weights(replace(spec, seed=0))
@@ -104,11 +108,7 @@ def _plan_subjects(
             notes.setdefault(weights.note)
         key = content_key(
             {
-                "subject": {
-                    **vars(spec),
-                    "weights": weights.identity,
-                    "options": dict(spec.options),
-                },
+                "subject": {**_spec_content(spec), "weights": weights.identity},
                 "model": providers("models", model),
                 "data": [providers("datasets", dataset), infos[dataset].version],
                 "files": files,
@@ -129,6 +129,14 @@ def _plan_subjects(
     for note in notes:
         warn(note)
     return subjects.values()
+
+
+def _spec_content(spec: SubjectSpec) -> dict[str, Any]:
+    """Return the fields of a specification; without arguments, as before models had any."""
+    content = {**vars(spec), "options": dict(spec.options), "arguments": dict(spec.arguments)}
+    if not spec.arguments:
+        del content["arguments"]
+    return content
 
 
 def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:

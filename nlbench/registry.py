@@ -14,6 +14,7 @@ import ast
 import contextlib
 import fnmatch
 import itertools
+import os
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -52,10 +53,13 @@ class Family(ABC):
     costly : bool
         True if `names` imports the library. It is then called only for a glob that names the
         family, and to list all members.
+    claimed_form : str
+        Form of the names that `claim` accepts, for messages; empty if there are none.
     """
 
     description: str = ""
     costly: bool = False
+    claimed_form: str = ""
 
     @abstractmethod
     def names(self) -> Sequence[str]:
@@ -74,6 +78,13 @@ class Family(ABC):
     def matches(self, pattern: str) -> Sequence[str]:
         """Return the members that match a glob of paths, used if it matches none of `names`."""
         return ()
+
+    def claim(self, name: str) -> str:
+        """Return the full name of a member without the family's name, such as a path; else ``""``.
+
+        Called only for names that are not registered.
+        """
+        return ""
 
     def describe(self, name: str) -> str:
         """Describe a member in one line, without importing anything."""
@@ -104,12 +115,15 @@ class Entry:
     ----------
     claims : tuple of EntryPoint
         Usually one; several if plugins claim the same name.
+    is_claimed : bool
+        True if the name is a member's without the name of its family; see `Family.claim`.
     """
 
     group: str
     name: str
     claims: tuple[EntryPoint, ...]
     family: Family | None = None
+    is_claimed: bool = False
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -204,12 +218,16 @@ def find(group: str, name: str) -> Entry:
         if not claims or (family and not family.costly and member in family.names()):
             return Entry(group, name, claims + entry.claims, entry.family)
     if not claims:
+        listed = _families(group, points).values()
+        owners = [entry for entry in listed if entry.family and entry.family.claimed_form]
+        for entry in owners:
+            full_name = entry.family.claim(name) if entry.family else ""
+            if full_name:
+                return Entry(group, full_name, entry.claims, entry.family, is_claimed=True)
         hint = nearest(name, entries(group))
-        if group == "models" and not hint.startswith("; did you mean") and "." in name:
-            hint = (
-                "; to measure your own network, call nlbench.evaluate(model, inputs) in Python, or "
-                "register it in the entry-point group nlbench.models"
-            )
+        if owners and not hint.startswith("; did you mean"):
+            forms = " or ".join(entry.family.claimed_form for entry in owners if entry.family)
+            hint += f"; or give {forms}"
         raise RequestError(f"there is no {GROUPS[group]} '{shorten(name)}'{hint}")
     return Entry(group, name, claims)
 
@@ -231,7 +249,8 @@ def load(group: str, name: str) -> Any:
         # A family that failed to import is imported again to get its error message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
-        return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded
+        member = entry.name if entry.is_claimed else name.partition("/")[2]
+        return _family_of(loaded).load(member) if is_family else loaded
     except NlbenchError:
         raise
     except BaseException as error:
@@ -261,7 +280,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     known: dict[str, Entry] | None = None
     expanded: dict[str, None] = {}
     for pattern in _without_questions(patterns) if group == "measures" else patterns:
-        if not any(c in pattern for c in "*?["):
+        if not any(c in pattern for c in "*?[") or os.path.exists(pattern):  # noqa: PTH110
             expanded.setdefault(find(group, pattern).name)
             continue
         known = entries(group) if known is None else known
@@ -273,6 +292,8 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == pattern.count("/")]
         if family and not matches:
             matches = [f"{prefix}/{member}" for member in family.matches(members)]
+        if not matches and not family:
+            matches = _claimed_matches(group, pattern)
         if not matches:
             is_open = family is not None and not family.costly and not listed
             hint = f"; {family.description}" if family and is_open else nearest(pattern, names)
@@ -296,6 +317,12 @@ def _without_questions(patterns: Iterable[str]) -> Iterator[str]:
             raise RequestError(
                 f"there is no question '{shorten(pattern)}'{nearest(pattern, known)}"
             )
+
+
+def _claimed_matches(group: str, pattern: str) -> list[str]:
+    """Return the members that a glob matches without the name of their family, such as paths."""
+    listed = [entry.family for entry in families(group).values() if entry.family]
+    return [name for family in listed if family.claimed_form for name in family.matches(pattern)]
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
@@ -436,7 +463,8 @@ def describe(entry: Entry) -> str:
         return ""
     if entry.family is not None:
         is_member = not entry.name.endswith("/*")
-        return entry.family.describe(entry.name.partition("/")[2]) if is_member else ""
+        member = entry.name if entry.is_claimed else entry.name.partition("/")[2]
+        return entry.family.describe(member) if is_member else ""
     try:
         spec = find_source(point.module)
         if spec is None or spec.origin is None:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from nlbench.errors import PluginError, RequestError, nearest
 from nlbench.measure import Measure
 from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
+from nlbench.subjects.arguments import MODEL_OWNER, resolve_arguments
+from nlbench.subjects.data import DatasetInfo
+from nlbench.subjects.model import ModelInfo
 
 from .plugin_loading import load_probe
 
@@ -28,6 +31,7 @@ class ResolvedSettings:
     measures: tuple[tuple[type[Measure], Options], ...]
     probes: Mapping[str, Options]
     data: Mapping[str, Options] = field(default_factory=dict)
+    models: Mapping[str, Options] = field(default_factory=dict)
 
     def by_probe(self) -> dict[str, list[tuple[type[Measure], Options]]]:
         """Group the measures by probe."""
@@ -40,7 +44,8 @@ class ResolvedSettings:
 def resolve_settings(
     measures: Sequence[type[Measure]],
     settings: Settings,
-    datasets: Mapping[str, Mapping[str, Option]] | None = None,
+    datasets: Mapping[str, DatasetInfo] | None = None,
+    models: Mapping[str, ModelInfo] | None = None,
     *,
     inputs: Tensor | None = None,
 ) -> ResolvedSettings:
@@ -48,8 +53,10 @@ def resolve_settings(
 
     Parameters
     ----------
-    datasets : mapping of str to options, optional
-        Declared options, keyed by dataset.
+    datasets : mapping of str to DatasetInfo, optional
+        Declarations with options, keyed by dataset.
+    models : mapping of str to ModelInfo, optional
+        Declarations with keyword arguments, keyed by model.
     inputs : tensor, optional
         The user's inputs, for which probes may have different defaults.
 
@@ -69,24 +76,48 @@ def resolve_settings(
     settings = _copy_followed_settings(settings, probes)
     owners = {m.name: m.options for m in measures}
     owners |= {name: probe.options for name, probe in probes.items()}
-    for name, options in (datasets or {}).items():
-        if options and name in owners:
+    datasets = datasets or {}
+    for name, info in datasets.items():
+        if info.options and name in owners:
             raise PluginError(f"dataset '{name}' has the name of a measure or a probe")
-        owners.setdefault(name, options)
-        # A setting of a family applies to all its members in the run.
-        owners.setdefault(name.partition("/")[0], options)
+        for owner in settings_owners(name, info):
+            # A setting of a family applies to all its members in the run.
+            owners.setdefault(owner, info.options)
+    arguments = {n: m for n, m in (models or {}).items() if m.options is None or m.options}
+    owners |= {name: {} for name in arguments}
+    if arguments:
+        owners.setdefault(MODEL_OWNER, {})
     by_owner = _split_settings(settings, owners)
 
-    def options_of(name: str, options: Mapping[str, Option]) -> Options:
-        family, slash, _ = name.partition("/")
-        set_options = {**(by_owner.get(family, {}) if slash else {}), **by_owner.get(name, {})}
+    def options_of(name: str, options: Mapping[str, Option], groups: Sequence[str] = ()) -> Options:
+        set_options: dict[str, OptionValue | str] = {}
+        for owner in (*groups, name):
+            set_options |= by_owner.get(owner, {})
         return resolve_options(options, set_options, owner=name)
 
     return ResolvedSettings(
         tuple((m, options_of(m.name, m.options)) for m in measures),
         {name: options_of(name, probe.options) for name, probe in probes.items()},
-        {name: options_of(name, options) for name, options in (datasets or {}).items()},
+        {n: options_of(n, info.options, settings_owners(n, info)) for n, info in datasets.items()},
+        {
+            name: resolve_arguments(
+                name, info, {**by_owner.get(MODEL_OWNER, {}), **by_owner.get(name, {})}
+            )
+            for name, info in arguments.items()
+        },
     )
+
+
+def settings_owners(name: str, info: DatasetInfo) -> list[str]:
+    """Return the names before the dot in a dataset's settings, the most specific one last.
+
+    Examples
+    --------
+    >>> settings_owners("text/python", DatasetInfo())
+    ['text', 'text/python']
+    """
+    family = name.partition("/")[0]
+    return list(dict.fromkeys([info.owner or family, name]))
 
 
 def _copy_followed_settings(settings: Settings, probes: Mapping[str, Probe]) -> Settings:
@@ -111,7 +142,8 @@ def _split_settings(
         owner, dot, option = key.rpartition(".")
         if not dot or not owner or not option:
             raise RequestError(
-                f"setting '{key}': expected MEASURE.OPTION, PROBE.OPTION or DATASET.OPTION"
+                f"setting '{key}': expected MEASURE.OPTION, PROBE.OPTION or DATASET.OPTION, or "
+                "model.ARGUMENT for your own network"
             )
         if owner not in owners:
             raise RequestError(

@@ -24,6 +24,8 @@ SIZE = Option(
     minimum=0,
     maximum=4096,
 )
+CHANNELS = Option(3, "3: RGB; 1: grayscale", minimum=1, maximum=3)
+EXIF = Option(False, "rotate images as their EXIF data say")
 VALIDATION = ("val", "validation", "test")
 
 LabelledFiles = list[tuple[str, int]]
@@ -137,15 +139,20 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
             minimum=0,
             maximum=1_000_000,
         ),
+        "channels": CHANNELS,
+        "exif": EXIF,
     },
     fingerprint=_fingerprint_of("images"),
 )
-def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
+def images(
+    folder: str = "", size: int = 0, classes: int = 0, channels: int = 3, exif: bool = False
+) -> Dataset:
     """Any folder of image files, with or without a folder per class.
 
     If it has the folders ``train`` and ``val`` (or ``validation``, ``test``), they are the two
     splits; otherwise both splits contain all images. The alphabetical order of class folders
-    determines the labels. Images without class folders have no labels.
+    determines the labels. Images without class folders have no labels. Hidden files are no samples;
+    the preprocessing counts files of other formats.
 
     Parameters
     ----------
@@ -156,11 +163,15 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     classes : int
         Number of logits of the networks. If 0, it is the number of class folders, or 1,000 if there
         are none. If it differs from the number of folders, the images have no labels.
+    channels : {1, 3}
+        1 converts images to grayscale; mean and standard deviation are then means over channels.
+    exif : bool
+        If True, images are rotated and mirrored as their EXIF data say.
 
     Returns
     -------
     Dataset
-        ``shape`` (3, size, size).
+        ``shape`` (channels, size, size).
 
     Raises
     ------
@@ -168,11 +179,22 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
         If the folder is missing or has no images, if it mixes images and class folders, if one
         of the two splits is missing, or if their class folders differ.
     """
-    train, test = _splits(_existing("images", folder))
+    return image_folder(_existing("images", folder), "images", size, classes, channels, exif=exif)
+
+
+def image_folder(
+    root: Path, name: str, size: int, classes: int, channels: int, *, exif: bool
+) -> Dataset:
+    """Open a folder of images; see `images`."""
+    if channels == 2:
+        raise RequestError("images.channels: expected 1 or 3, got 2")
+    train, test = _splits(root)
     is_split = train != test
     class_folders = _class_folders(test)
     return _make_dataset(
-        "images",
+        name,
+        channels=channels,
+        exif=exif,
         train=lambda: _image_files(train),
         test=lambda: _image_files(test),
         classes=classes or len(class_folders) or 1000,
@@ -197,23 +219,33 @@ def _make_dataset(
     note: str,
     source: Source,
     labelled: bool = True,
+    channels: int = 3,
+    exif: bool = False,
 ) -> Dataset:
     from .items import ImageFiles
 
     def with_preprocessing(steps: Preprocessing) -> Dataset:
         if size and size != steps.crop:
             steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
+        mean = steps.mean if channels == len(steps.mean) else (sum(steps.mean) / len(steps.mean),)
+        std = steps.std if channels == len(steps.std) else (sum(steps.std) / len(steps.std),)
+        form = "".join(
+            [
+                "rotated as EXIF data say; " if exif else "",
+                "converted to grayscale; " if channels == 1 else "",
+            ]
+        )
         return Dataset(
             name=name,
-            train=ImageFiles(train, steps),
-            test=ImageFiles(test, steps),
-            shape=(3, steps.crop, steps.crop),
+            train=ImageFiles(train, steps, channels, exif=exif),
+            test=ImageFiles(test, steps, channels, exif=exif),
+            shape=(channels, steps.crop, steps.crop),
             classes=classes,
-            mean=steps.mean,
-            std=steps.std,
+            mean=mean,
+            std=std,
             preprocessing=(
-                f"{steps.text}; divided by 255; normalised per channel by mean {steps.mean} "
-                f"and standard deviation {steps.std}; {note}"
+                f"{form}{steps.text}; divided by 255; normalised per channel by mean {mean} "
+                f"and standard deviation {std}; {note}"
             ),
             source=source,
             labelled=labelled,
@@ -307,9 +339,10 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     visited = _with_parents(folder)
     images: list[tuple[str, list[str]]] = []
     for root, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
-        images.append((root, sorted(n for n in names if n.lower().endswith(extensions))))
+        shown = [n for n in names if n.lower().endswith(extensions) and n[0] != "."]
+        images.append((root, sorted(shown)))
         unread = {}
-        for name in sorted(subfolders):
+        for name in sorted(n for n in subfolders if n[0] != "."):
             target = Path(root, name).resolve()
             if target not in visited:
                 visited.add(target)
@@ -321,7 +354,8 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
 def _image_files(root: Path) -> LabelledFiles:
     from torchvision.datasets import folder
 
-    images = sorted(p for p in root.glob("*") if p.suffix.lower() in folder.IMG_EXTENSIONS)
+    files = (p for p in root.glob("*") if p.suffix.lower() in folder.IMG_EXTENSIONS)
+    images = sorted(p for p in files if p.name[0] != ".")
     classes = _class_folders(root)
     if images and classes:
         raise RequestError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
@@ -101,18 +102,31 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         Returns paths with labels; called once, on the first access.
     preprocessing : Preprocessing
         Applied without the normalisation.
+    channels : {1, 3}
+        1 converts images to grayscale.
+    exif : bool
+        Rotate images as their EXIF data say.
     """
 
-    def __init__(self, find: Callable[[], LabelledFiles], preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        find: Callable[[], LabelledFiles],
+        preprocessing: Preprocessing,
+        channels: int = 3,
+        *,
+        exif: bool = False,
+    ) -> None:
         self._find = find
         self._preprocessing = preprocessing
+        self._channels = channels
+        self._exif = exif
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self._files[index]
-        return read_image(path, self._preprocessing), label
+        return read_image(path, self._preprocessing, self._channels, exif=self._exif), label
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         """Read several images in parallel threads."""
@@ -139,6 +153,24 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
     def read_labels(self) -> list[int]:
         """Return all labels without reading images."""
         return [label for _, label in self._files]
+
+    def left_out(self) -> str:
+        """Count the files in the images' folders that are no samples, by suffix; empty if none."""
+        names = {path for path, _ in self._files}
+        folders = sorted({os.path.dirname(path) for path in names})  # noqa: PTH120
+        suffixes: Counter[str] = Counter()
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    is_sample = os.path.join(folder, entry.name) in names  # noqa: PTH118
+                    if entry.is_file() and entry.name[0] != "." and not is_sample:
+                        suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122
+                        suffixes[suffix or "without a suffix"] += 1
+        if not suffixes:
+            return ""
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
+        files = "file" if suffixes.total() == 1 else "files"
+        return f"{suffixes.total()} {files} left out ({counts})"
 
     @cached_property
     def _files(self) -> LabelledFiles:
@@ -177,7 +209,13 @@ def _image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise RequestError(f"can't read the image {path}: {error}") from error
 
 
-def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Tensor:
+def read_image(
+    path: str | os.PathLike[str],
+    preprocessing: Preprocessing,
+    channels: int = 3,
+    *,
+    exif: bool = False,
+) -> Tensor:
     """Read an image file, resize it and crop its centre.
 
     Parameters
@@ -187,10 +225,14 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
         values are reduced to their upper 8 bits.
     preprocessing : Preprocessing
         Applied without the normalisation.
+    channels : {1, 3}
+        1 converts the image to grayscale.
+    exif : bool
+        Rotate the image as its EXIF data say.
 
     Returns
     -------
-    tensor of shape (3, crop, crop)
+    tensor of shape (channels, crop, crop)
         In [0, 1].
 
     Raises
@@ -201,7 +243,8 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     # Reading a pipe or a device might never end.
     check_is_file(Path(path), MAX_FILE_BYTES)
     with _image_errors(path), Image.open(path) as file:
-        image = _to_rgb(file)
+        image = _to_rgb(ImageOps.exif_transpose(file) if exif else file)
+    image = image.convert("L") if channels == 1 else image
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as transforms
 

@@ -13,7 +13,7 @@ from nlbench.cli.common import (
     numbered,
     parse_folder,
     print_table,
-    split_dataset_options,
+    split_subject_options,
 )
 from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
 from nlbench.errors import RequestError
@@ -108,7 +108,7 @@ def remove(
     """
     for group, name in (("models", model), ("datasets", data)):
         registry.expand(group, [name])
-    options, settings = split_dataset_options(setting or [], data)
+    arguments, options, settings = split_subject_options(setting or [], model, data)
     from nlbench.execution.devices import resolve_device
     from nlbench.probes.sites.places_and_rows import parse_places
     from nlbench.progress import create_progress
@@ -135,7 +135,16 @@ def remove(
         torch_device = resolve_device(device)
         train, test = (
             load_subject(
-                SubjectSpec(model, weights, data, seed, samples=n, split=split, options=options),
+                SubjectSpec(
+                    model,
+                    weights,
+                    data,
+                    seed,
+                    samples=n,
+                    split=split,
+                    options=options,
+                    arguments=arguments,
+                ),
                 torch_device,
             )
             for split, n in (("train", fit_samples), ("test", samples or None))

@@ -13,8 +13,8 @@ from nlbench.cli.common import (
     note,
     parse_folder,
     show_run,
-    split_dataset_options,
     split_names,
+    split_subject_options,
 )
 from nlbench.cli.parameters import (
     DataName,
@@ -113,7 +113,7 @@ def train(
         raise RequestError("--seed and --seeds can't be combined")
     files = _files(out, model, parse_seeds(seeds) if seeds else (seed or 0,))
     keep_epochs = _parse_epochs(checkpoint_epochs)
-    options, others = split_dataset_options(setting or [], data)
+    arguments, options, others = split_subject_options(setting or [], model, data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
     changes = _without_none(
@@ -136,7 +136,16 @@ def train(
         # All requests are checked before the first network is trained.
         requests = {
             file: TrainingRequest(
-                model, data, recipe, number, weights, label_noise, changes, options, device
+                model,
+                data,
+                recipe,
+                number,
+                weights,
+                label_noise,
+                changes,
+                options,
+                device,
+                arguments,
             )
             for number, file in files.items()
         }
@@ -289,7 +298,7 @@ def linearize(
     if control not in ("", "random"):
         raise RequestError(f"--control: expected random, got '{control}'")
     folder = parse_folder(out)
-    options, settings = split_dataset_options(setting or [], data)
+    arguments, options, settings = split_subject_options(setting or [], model, data)
     changes = _without_none(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
     omegas, seed_numbers = _parse_omegas(omega), parse_seeds(seeds or ["0"])
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
@@ -315,6 +324,7 @@ def linearize(
             layerwise=layerwise,
             changes=changes,
             options=options,
+            arguments=arguments,
             device=device,
         )
         try:

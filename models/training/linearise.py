@@ -79,6 +79,7 @@ class LinearisationRequest:
     changes: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[tuple[str, OptionValue | str], ...] = ()
     device: str = "auto"
+    arguments: tuple[tuple[str, OptionValue | str], ...] = ()
 
     def __post_init__(self) -> None:
         for omega in self.omegas:
@@ -115,6 +116,7 @@ class LinearisationRequest:
             changes=changes,
             options=self.options,
             device=self.device,
+            arguments=self.arguments,
         )
 
     def linearisation(
@@ -163,7 +165,8 @@ def linearise(
         If no network could be trained.
     """
     folder = Path(out)
-    dataset_settings = {f"{request.data}.{name}": value for name, value in request.options}
+    subject_settings = {f"{request.data}.{name}": value for name, value in request.options}
+    subject_settings |= {f"{request.model}.{name}": value for name, value in request.arguments}
 
     def measurement(weights: tuple[str, ...]) -> Request:
         return Request(
@@ -173,7 +176,7 @@ def linearise(
             weights,
             samples=0,
             device=request.device,
-            settings={**dataset_settings, **(settings or {})},
+            settings={**subject_settings, **(settings or {})},
         )
 
     # Validate the request before training the first network.
@@ -231,7 +234,11 @@ def _starts(
     if not request.starts_trained:
         return dict.fromkeys(request.seeds, "init"), {}
     if choice.file is not None:
-        weights = "trained" if choice.label == "trained" else str(choice.file)
+        weights = (
+            "trained"
+            if choice.label == "trained"
+            else f"{choice.file}#{choice.key}".removesuffix("#")
+        )
         return dict.fromkeys(request.seeds, weights), {}
     files = {seed: folder / f"reference-seed{seed}.safetensors" for seed in request.seeds}
     return {seed: str(file) for seed, file in files.items()}, {

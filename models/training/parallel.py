@@ -157,8 +157,11 @@ def _failure(error: Exception) -> Message:
 
 
 def _train(call: Mapping[str, Any], send: MessageCallback) -> None:
-    options = tuple((name, value) for name, value in call["request"]["options"])
-    request = TrainingRequest(**{**call["request"], "options": options})
+    pairs = {
+        field: tuple((name, value) for name, value in call["request"][field])
+        for field in ("options", "arguments")
+    }
+    request = TrainingRequest(**{**call["request"], **pairs})
     file, start = Path(call["file"]), Path(request.weights)
 
     def step(epoch: Epoch) -> None:

@@ -36,6 +36,8 @@ class TrainingRequest:
         Options of the dataset.
     device : str
         ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+    arguments : tuple of (str, value)
+        Keyword arguments of the model.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class TrainingRequest:
     changes: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[tuple[str, OptionValue | str], ...] = ()
     device: str = "auto"
+    arguments: tuple[tuple[str, OptionValue | str], ...] = ()
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -60,7 +63,13 @@ class TrainingRequest:
     def subject(self) -> SubjectSpec:
         """The initial network and its training samples."""
         return SubjectSpec(
-            self.model, self.weights, self.data, self.seed, split="train", options=self.options
+            self.model,
+            self.weights,
+            self.data,
+            self.seed,
+            split="train",
+            options=self.options,
+            arguments=self.arguments,
         )
 
 

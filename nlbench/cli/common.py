@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import RequestError, one_line, shorten, system_text
+from nlbench.errors import NlbenchError, RequestError, one_line, shorten, system_text
 from nlbench.parsers import parse_names, parse_settings
 from nlbench.serialization.files import is_part
 
 if TYPE_CHECKING:
+    from nlbench.options import OptionValue
     from nlbench.store.run import Run
+
+    SettingPairs = tuple[tuple[str, OptionValue | str], ...]
 
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
@@ -44,10 +48,50 @@ def split_dataset_options(
     settings = parse_settings(texts, "--set")
     options: dict[str, str] = {}
     # Options of one dataset ("text/python") override those of its family ("text").
-    for owner in dict.fromkeys((data.partition("/")[0], data)):
+    for owner in dict.fromkeys((_settings_owner(data), data)):
         keys = [key for key in settings if key.rpartition(".")[0] == owner]
         options |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
     return tuple(sorted(options.items())), settings
+
+
+def _settings_owner(data: str) -> str:
+    """Return the name before the dot in a dataset's settings: its family, or that of a path."""
+    from nlbench.subjects.data import dataset_info
+
+    with contextlib.suppress(NlbenchError):  # Reported when the dataset is opened.
+        if registry.find("datasets", data).is_claimed:
+            return dataset_info(registry.load("datasets", data)).owner
+    return data.partition("/")[0]
+
+
+def split_subject_options(
+    texts: Iterable[str], model: str, data: str
+) -> tuple[SettingPairs, SettingPairs, dict[str, str]]:
+    """Split ``--set OWNER.OPTION=VALUE`` into the model's arguments, dataset options and others.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the model doesn't take an argument, or a required one is missing.
+
+    Examples
+    --------
+    >>> split_subject_options(["synthetic.size=9"], "vgg8", "synthetic")
+    ((), (('size', '9'),), {})
+    """
+    from nlbench.subjects.arguments import MODEL_OWNER, resolve_arguments
+    from nlbench.subjects.model import declared_info
+
+    options, settings = split_dataset_options(texts, data)
+    info = declared_info(model)
+    if info.options is not None and not info.options:
+        return (), options, settings
+    arguments: dict[str, str] = {}
+    for owner in (MODEL_OWNER, model):
+        keys = [key for key in settings if key.rpartition(".")[0] == owner]
+        arguments |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
+    resolved = resolve_arguments(model, info, arguments)
+    return tuple(sorted(resolved.items())), options, settings
 
 
 def name_completer(group: str) -> Callable[[str], list[str]]:

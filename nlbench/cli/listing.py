@@ -15,7 +15,7 @@ from nlbench.question import plain_text
 from nlbench.request import AUTO_DATA
 from nlbench.source_facts import measure_facts
 
-from .common import name_completer, note, print_table, split_names
+from .common import name_completer, note, print_table, split_names, split_subject_options
 from .parameters import JsonFlag
 
 
@@ -60,6 +60,12 @@ def list_(
             help="What counts as a site: activations, blocks, mlp, attention or modules:GLOB.",
         ),
     ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="OWNER.OPTION=VALUE", help="For sites: an option of model or dataset."
+        ),
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="List every model of each family.")
     ] = False,
@@ -74,11 +80,13 @@ def list_(
         )
     if what is not Listing.sites and of is not None:
         raise RequestError(f"list {what.value} has no option --of; use list sites --of {of}")
+    if what is not Listing.sites and setting:
+        raise RequestError(f"list {what.value} has no option --set; use list sites --set …")
     if what is not Listing.models and (everything or traceable):
         flag = "--all" if everything else "--traceable"
         raise RequestError(f"list {what.value} has no option {flag}; use list models {flag}")
     unregistered: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
-        Listing.sites: lambda: _site_rows(model, data, of or "activations"),
+        Listing.sites: lambda: _site_rows(model, data, of or "activations", setting or []),
         Listing.ops: _operation_rows,
         Listing.commands: lambda: _command_rows(context),
     }
@@ -213,7 +221,7 @@ def _command_rows(context: typer.Context) -> list[dict[str, str]]:
     ]
 
 
-def _site_rows(model: str | None, data: str, of: str) -> list[dict[str, Any]]:
+def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: specify a model with --model")
     from nlbench.probes.sites.observation import list_sites
@@ -222,7 +230,11 @@ def _site_rows(model: str | None, data: str, of: str) -> list[dict[str, Any]]:
     from nlbench.subjects.spec import SubjectSpec
 
     dataset = default_data(model) if data == AUTO_DATA else data
-    source = model_source(SubjectSpec(model, "auto", dataset))
+    arguments, options, others = split_subject_options(settings, model, dataset)
+    if others:
+        raise RequestError(f"--set {next(iter(others))}: expected {dataset}.OPTION=VALUE")
+    spec = SubjectSpec(model, "auto", dataset, options=options, arguments=arguments)
+    source = model_source(spec)
     return [
         {
             "site": site.name,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
+from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, options_of
 from nlbench.signals import check_interruption
@@ -25,6 +26,13 @@ from .imports import fast_imports
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview
+
+NO_ARGUMENTS = (
+    "nothing to measure; try: nlbench run --model vgg8 (a bundled network), "
+    "nlbench run --model my_net.py:Net --data ./images --weights 'checkpoints/*.ckpt' (your own), "
+    "nlbench list models"
+)
+"""The commands that people want next after ``nlbench run`` alone."""
 
 SECTIONS = (Request, RunOptions, ExecutionOptions)
 _OPTIONS: dict[str, Option] = {
@@ -47,6 +55,8 @@ def run(
     from nlbench.progress import create_progress
 
     values = _field_values(config, flags)
+    if not values and config is None and not dry_run:
+        raise RequestError(NO_ARGUMENTS)
     request, options, execution = (_create(kind, values) for kind in SECTIONS)
     for name, option in options_of(Request).items():
         if option.group:

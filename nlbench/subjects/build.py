@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
+from nlbench.options import OptionValue
 
 from .data import Data
+from .own import OwnModel
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
+def build_model(
+    name: str, dataset: Data, seed: int, settings: Mapping[str, OptionValue | str] | None = None
+) -> nn.Module:
     """Build a registered model for a dataset, initialised from a seed.
 
-    The builder is called with those of the arguments ``in_channels``, ``num_classes``,
-    ``image_size`` and ``input_shape`` that it accepts. The global random state is restored.
+    The builder is called with `settings` and those of the arguments ``in_channels``,
+    ``num_classes``, ``image_size``, ``resolution`` and ``input_shape`` that it accepts. The global
+    random state is restored.
 
     Raises
     ------
@@ -31,11 +37,14 @@ def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
     from nlbench.introspection.wrappers import remove_wrappers
 
     build = registry.load("models", name)
+    if isinstance(build, OwnModel):
+        build = build.builder(seed)
     try:
         accepted = set(inspect.signature(build).parameters)
     except (TypeError, ValueError):
         accepted = set()
-    arguments = _arguments(name, dataset, accepted)
+    settings = settings or {}
+    arguments = {**_arguments(name, dataset, accepted - settings.keys()), **settings}
     with seeded(seed):
         try:
             model = build(**arguments)
@@ -67,9 +76,12 @@ def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
 def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
     """Return the builder's arguments; raise if the model is incompatible with the data."""
     shape = tuple(dataset.shape)
-    arguments: dict[str, Any] = {"num_classes": dataset.classes, "input_shape": shape}
+    arguments: dict[str, Any] = {"input_shape": shape}
+    if dataset.classes:
+        arguments["num_classes"] = dataset.classes
     if len(shape) == 3:
-        arguments |= {"in_channels": shape[0], "image_size": shape[1]}
+        side = shape[1] if shape[1] == shape[2] else shape[1:]
+        arguments |= {"in_channels": shape[0], "image_size": shape[1], "resolution": side}
         if "image_size" in accepted and "input_shape" not in accepted and shape[1] != shape[2]:
             raise RequestError(
                 f"{name} takes square images, but those in {dataset.name} are {shape[1]}x{shape[2]}"

@@ -283,11 +283,14 @@ class DatasetInfo:
     fingerprint : callable, optional
         Takes the option values as keyword arguments, and returns a string that changes with the
         files. It reads no data, and raises `nlbench.RequestError` if there are no files.
+    owner : str
+        Another name for the dataset in settings, such as ``images`` for a folder's path.
     """
 
     options: Mapping[str, Option] = field(default_factory=dict)
     version: str = "1"
     fingerprint: Callable[..., str] | None = None
+    owner: str = ""
 
 
 def dataset(
@@ -295,6 +298,7 @@ def dataset(
     options: Mapping[str, Option] | None = None,
     version: str = "1",
     fingerprint: Callable[..., str] | None = None,
+    owner: str = "",
 ) -> Callable[[Builder], Builder]:
     """Declare a dataset's options by decorating the function that opens it.
 
@@ -304,7 +308,7 @@ def dataset(
 
     Parameters
     ----------
-    options, version, fingerprint
+    options, version, fingerprint, owner
         See `DatasetInfo`.
 
     Examples
@@ -315,7 +319,7 @@ def dataset(
     >>> dataset_info(mine).options["size"].default
     512
     """
-    info = DatasetInfo(dict(options or {}), version, fingerprint)
+    info = DatasetInfo(dict(options or {}), version, fingerprint, owner)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_dataset__ = info  # type: ignore[attr-defined]

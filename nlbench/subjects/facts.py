@@ -20,6 +20,8 @@ class SubjectFacts:
         Names in the table of scores.
     batch_norm : str
         Origin of the batch-norm statistics, if they are not trained.
+    arguments : mapping
+        Keyword arguments of the model that were set.
     weights_hash : str
         Hash of the parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
     key : str
@@ -38,6 +40,7 @@ class SubjectFacts:
     data: str
     data_options: Mapping[str, OptionValue] | None = None
     seed: int
+    arguments: Mapping[str, OptionValue] | None = None
     weights_metadata: Mapping[str, Any] | None = None
     parameters: int | None = None
     preprocessing: str | None = None

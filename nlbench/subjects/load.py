@@ -111,7 +111,8 @@ class ModelSource:
 
     def fresh(self) -> nn.Module:
         """Build the network, initialised using the seed."""
-        return build_model(self.spec.model, self.dataset, self.spec.seed)
+        spec = self.spec
+        return build_model(spec.model, self.dataset, spec.seed, dict(spec.arguments))
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
         """Build the network and load its weights on the CPU; return it and the weights' metadata.
@@ -127,7 +128,9 @@ class ModelSource:
         try:
             model = apply_transform(model, read_metadata(file), lambda: self.example(2))
             read = self.info.read if self.weights.label == "trained" else None
-            return model, load_weights(model, file, rename=self.info.rename, read=read)
+            return model, load_weights(
+                model, file, rename=self.info.rename, read=read, key=self.weights.key
+            )
         except NlbenchError as error:
             what = f"{self.spec.model} with weights {self.weights.label}"
             raise RequestError(f"{what}: {error}") from error
@@ -179,9 +182,10 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         data=spec.data,
         data_options=dict(spec.options),
         seed=spec.seed,
+        arguments=dict(spec.arguments) or None,
         weights_metadata=metadata,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        preprocessing=dataset.preprocessing,
+        preprocessing=_preprocessing_text(dataset, spec.split),
         split=spec.split,
         **sample_facts(sample.inputs, stream),
     )
@@ -200,6 +204,14 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
             )
     facts = replace(facts, batch_norm=batch_norm, weights_hash=state_hash(model))
     return replace(subject, facts=facts)
+
+
+def _preprocessing_text(dataset: Data, split: str) -> str:
+    """Return the description of the preprocessing, with the files that are left out, if any."""
+    items = dataset.split(split) if isinstance(dataset, Dataset) else None
+    left_out = getattr(items, "left_out", None)
+    note = left_out() if left_out is not None else ""
+    return f"{dataset.preprocessing}; {note}" if note else dataset.preprocessing
 
 
 def _adapt_dataset(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:

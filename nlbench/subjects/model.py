@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nlbench import registry
 from nlbench.citation import Source
 from nlbench.errors import NlbenchError
+from nlbench.options import Option
 
 from .data import Preprocessing
 from .tokenizer import Tokenizer
@@ -57,6 +58,10 @@ class ModelInfo:
     fingerprint : callable, optional
         Returns a string that changes whenever the files defining the architecture or tokenizer
         do, if they are not part of an installed package.
+    options : mapping of str to Option, or None
+        The function's keyword arguments that ``--set model.NAME=VALUE`` sets; None: any.
+    required : tuple of str
+        Keyword arguments without a default.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
@@ -69,6 +74,8 @@ class ModelInfo:
     read: Reader | None = None
     tokenizer: Callable[[], Tokenizer] | None = None
     fingerprint: Callable[[], str] | None = None
+    options: Mapping[str, Option] | None = field(default_factory=dict)
+    required: tuple[str, ...] = ()
 
     def checkpoint(self, data: str) -> Path | None:
         """Return the checkpoint for a dataset, or None if there is none."""
@@ -117,10 +124,15 @@ def default_data(name: str) -> str:
     >>> default_data("vgg8")
     'digits'
     """
+    return declared_info(name).data or DEFAULT_DATA
+
+
+def declared_info(name: str) -> ModelInfo:
+    """Return the declaration of a registered model; the default one if it can't be loaded."""
     try:
-        return model_info(registry.load("models", name)).data or DEFAULT_DATA
+        return model_info(registry.load("models", name))
     except NlbenchError:
-        return DEFAULT_DATA  # The error is reported when the weights are chosen.
+        return ModelInfo()  # The error is reported when the weights are chosen.
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:

@@ -24,6 +24,8 @@ class SubjectSpec:
     split : {"test", "train"}
     options : tuple of (str, value)
         Dataset options, sorted by name.
+    arguments : tuple of (str, value)
+        Keyword arguments of the model, sorted by name.
     """
 
     model: str
@@ -33,3 +35,4 @@ class SubjectSpec:
     samples: int | None = 512
     split: str = "test"
     options: tuple[tuple[str, OptionValue | str], ...] = ()
+    arguments: tuple[tuple[str, OptionValue | str], ...] = ()

@@ -5,17 +5,20 @@ PyTorch is imported only when weights are loaded, so that runs can be planned wi
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.errors import RequestError, one_line, system_text
+from nlbench.errors import RequestError, nearest, one_line, shorten, system_text
 from nlbench.serialization.files import check_is_file, write_atomically
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ COMPILED_PREFIX = "_orig_mod."
 
 PARALLEL_PREFIX = "module."
 """Prefix of parameter names in a `torch.nn.DataParallel`."""
+
+AVERAGE_COUNTER = "n_averaged"
+"""Counter in the state of a `torch.optim.swa_utils.AveragedModel`."""
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -56,14 +62,17 @@ def load_weights(
     *,
     rename: Callable[[str], str | None] | None = None,
     read: Callable[[Path], tuple[Any, dict[str, str]]] | None = None,
+    key: str = "",
 ) -> dict[str, str]:
     """Load a checkpoint into a model, completely or not at all.
 
     The format is detected from the file's content, not its suffix: safetensors, or a file written
-    by `torch.save`, from which only tensors are unpickled. The state dict may be nested under
-    ``state_dict``, ``model_state_dict`` or ``model``. Its names may be prefixed with ``module.``
-    (`torch.nn.DataParallel`), ``_orig_mod.`` (`torch.compile`) or the name of the attribute in
-    which a trainer's module stores the network. Other entries in a Lightning checkpoint, such as
+    by `torch.save`, from which only tensors and plain data are unpickled. The state dict may be
+    nested under any key, such as ``state_dict``, ``model`` or ``ema``; of several, only one may fit
+    the model, unless `key` names one. Its names may be prefixed with ``module.``
+    (`torch.nn.DataParallel`, or `torch.optim.swa_utils.AveragedModel`, whose ``n_averaged`` is
+    ignored), ``_orig_mod.`` (`torch.compile`) or the name of the attribute in which a trainer's
+    module stores the network. Other entries in a Lightning checkpoint, such as
     the weights of a loss, are ignored. Values are converted to the model's precision. If a batch
     norm's ``num_batches_tracked`` is missing, as in old checkpoints, the model keeps its own.
 
@@ -77,6 +86,8 @@ def load_weights(
         Maps a name in the file to a name in the model, or to None to skip the tensor.
     read : callable, optional
         Reads the file and returns a state dict and metadata; by default, `read_checkpoint`.
+    key : str
+        Entry of the file, or prefix of the names in it, that holds the network.
 
     Returns
     -------
@@ -103,11 +114,9 @@ def load_weights(
     path = Path(path)
     content, metadata = (read or read_checkpoint)(path)
     model_state = model.state_dict()
-    state, is_lightning = _state_dict(content, path)
-    tensors = _with_model_names(
-        state, model_state, rename or (lambda name: name), path, is_lightning=is_lightning
+    tensors = _choose_network(
+        _networks(content, path, key), model_state, rename or (lambda name: name), path
     )
-    _check_names(tensors, model_state, path)
     with torch.no_grad():
         converted = {
             name: _convert(tensor, model_state[name], name, path)
@@ -184,7 +193,7 @@ def _read_torch(path: Path) -> Any:
     try:
         # Pass an open file, since torch.load would also interpret a path's suffix. Its warnings
         # are about how the file was written.
-        with path.open("rb") as file, warnings.catch_warnings():
+        with path.open("rb") as file, warnings.catch_warnings(), _plain_data_allowed():
             warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -204,42 +213,166 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the state dict in a file's content, and whether Lightning wrote the file."""
-    import torch
+@dataclass(frozen=True)
+class _Network:
+    """A state dict in a file.
 
-    is_lightning = False
-    if isinstance(content, Mapping):
-        for key in ("state_dict", "model_state_dict", "model"):
-            if isinstance(content.get(key), Mapping):
-                # A Lightning module's state includes its losses and metrics.
-                is_lightning = key == "state_dict" and "pytorch-lightning_version" in content
-                content = content[key]
-                break
+    Parameters
+    ----------
+    key : str
+        Its entry in the file; empty if it is the whole file.
+    is_lightning : bool
+        True for a Lightning module's state, which includes its losses and metrics.
+    """
+
+    key: str
+    state: dict[str, torch.Tensor]
+    is_lightning: bool = False
+
+
+_PREFERRED_KEYS = (
+    *("state_dict", "model_state_dict", "model", "ema", "net", "network", "params", "weights"),
+    *("generator", "student"),
+)
+"""Entries whose names are reported if no entry fits the model, in this order."""
+
+
+def _networks(content: Any, path: Path, key: str) -> list[_Network]:
+    """Return the state dicts in a file, or those of an entry or a prefix.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there are none.
+    """
     if not isinstance(content, Mapping):
         raise RequestError(f"{path} contains a {type(content).__name__}, expected a state dict")
+    networks = list(_nested_networks(content, "", "pytorch-lightning_version" in content))
+    if key:
+        return [_entry(networks, key, path)]
+    if not networks:
+        nested = (content[name] for name in _PREFERRED_KEYS if name in content)
+        inner = next((value for value in nested if isinstance(value, Mapping)), content)
+        name, value = next(_not_tensors(inner))
+        raise RequestError(
+            f"{path} is not a state dict: expected names with tensors, "
+            f"found {name!r} with a {type(value).__name__}"
+        )
+    order = {name: rank for rank, name in enumerate(_PREFERRED_KEYS)}
+    return sorted(networks, key=lambda network: order.get(network.key, len(order)))
+
+
+def _nested_networks(content: Any, key: str, is_lightning: bool) -> Iterator[_Network]:
+    """Yield the state dicts in a mapping, at most three levels deep."""
+    if next(_not_tensors(content), None) is None:
+        if content or not key or key in _PREFERRED_KEYS:
+            yield _Network(key, dict(content), is_lightning and key == "state_dict")
+        return
+    if key.count(".") > 1:
+        return
+    for name, value in content.items():
+        if isinstance(value, Mapping) and isinstance(name, str):
+            yield from _nested_networks(value, f"{key}.{name}" if key else name, is_lightning)
+
+
+def _not_tensors(content: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the entries that a state dict can't have."""
+    import torch
+
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise RequestError(
-                f"{path} is not a state dict: expected names with tensors, "
-                f"found {name!r} with a {type(value).__name__}"
-            )
-    return dict(content), is_lightning
+            yield name, value
 
 
-def _with_model_names(
-    state: dict[str, torch.Tensor],
+def _entry(networks: Sequence[_Network], key: str, path: Path) -> _Network:
+    """Return the state dict at a key, or the tensors whose names begin with it."""
+    for network in networks:
+        if network.key == key:
+            return network
+    prefix = f"{key.rstrip('.')}."
+    for network in networks:
+        inside = {
+            n.removeprefix(prefix): t for n, t in network.state.items() if n.startswith(prefix)
+        }
+        if inside:
+            return _Network(key, inside)
+    keys = [network.key for network in networks if network.key]
+    raise RequestError(f"{path} has no entry '{shorten(key)}'{nearest(key, keys)}")
+
+
+def _choose_network(
+    networks: Sequence[_Network],
     model_state: Mapping[str, torch.Tensor],
     rename: Callable[[str], str | None],
     path: Path,
-    *,
-    is_lightning: bool,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of the only state dict that fits the model, with the model's names.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If none or several fit.
+    """
+    fitting: dict[str, dict[str, torch.Tensor]] = {}
+    problem: RequestError | None = None
+    for network in networks:
+        try:
+            tensors = _with_model_names(network, model_state, rename, path)
+            _check_names(tensors, model_state, path)
+        except RequestError as error:
+            problem = problem or error
+            continue
+        fitting[network.key] = tensors
+    # A smaller network may have the same names.
+    same = {k: t for k, t in fitting.items() if all(t[n].shape == model_state[n].shape for n in t)}
+    if len(same) > 1:
+        first, second = list(same)[:2]
+        raise RequestError(
+            f"{path} contains several networks that fit the model, '{first}' and '{second}'; "
+            f"choose one, as in --weights '{path}#{first}'"
+        )
+    if same or fitting:
+        return next(iter((same or fitting).values()))
+    assert problem is not None
+    raise problem
+
+
+@contextlib.contextmanager
+def _plain_data_allowed() -> Iterator[None]:
+    """Let PyTorch read NumPy's numbers and arrays and `argparse.Namespace`, which run no code."""
+    import numpy as np
+    import torch
+
+    safe_globals = getattr(torch.serialization, "safe_globals", None)
+    if safe_globals is None:
+        yield  # PyTorch 2.4
+        return
+    scalar: Any = np.float64(0).__reduce__()[0]
+    reconstruct: Any = np.zeros(1).__reduce__()[0]
+    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDUS"}
+    names = [
+        (f, f"numpy.{core}.multiarray.{f.__name__}")
+        for core in ("core", "_core")
+        for f in (scalar, reconstruct)
+    ]
+    allowed = [argparse.Namespace, np.dtype, np.ndarray, *dtypes, *names]
+    with safe_globals(allowed):
+        yield
+
+
+def _with_model_names(
+    network: _Network,
+    model_state: Mapping[str, torch.Tensor],
+    rename: Callable[[str], str | None],
+    path: Path,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors keyed by the model's names, without prefixes added by wrappers.
 
     Wrappers are `torch.nn.DataParallel`, `torch.compile` and trainer modules that store the
     network in an attribute.
     """
+    state = network.state
+    is_lightning = network.is_lightning
     if not any(COMPILED_PREFIX in name for name in model_state):
         plain = {name.replace(COMPILED_PREFIX, ""): tensor for name, tensor in state.items()}
         if len(plain) == len(state):
@@ -253,6 +386,9 @@ def _with_model_names(
     plain = within("")
     if required <= plain.keys():
         return plain
+    if AVERAGE_COUNTER in state and AVERAGE_COUNTER not in model_state:
+        state = {name: tensor for name, tensor in state.items() if name != AVERAGE_COUNTER}
+        plain = within("")
     # In a trainer's checkpoint, some names may lack the prefix.
     sources = state if is_lightning else list(state)[:1]
     prefixes = {
@@ -269,7 +405,7 @@ def _with_model_names(
         first, second = list(fitting)[:2]
         raise RequestError(
             f"{path} contains several networks that fit the model, '{first}*' and '{second}*'; "
-            "save only one of them"
+            f"choose one, as in --weights '{path}#{first.rstrip('.')}'"
         )
     if fitting:
         return fitting.popitem()[1]
@@ -293,6 +429,8 @@ def _check_names(
         if names
     ]
     if problems:
+        if any(".lora_" in name for name in tensors):
+            problems.append("it is an adapter, merge it into its base model first")
         raise RequestError(f"{path} doesn't fit the model: {'; '.join(problems)}")
 
 

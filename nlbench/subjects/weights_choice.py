@@ -35,17 +35,21 @@ class WeightsChoice:
         Reason why the weights are freshly initialised although a checkpoint is declared.
     model : str
         The model's `ModelInfo.fingerprint`; empty if it has none.
+    key : str
+        Entry of the file, such as ``ema``, if it holds several networks.
     """
 
     label: str
     file: Path | None
     note: str = ""
     model: str = ""
+    key: str = ""
 
     @property
     def identity(self) -> str:
         """Hash of the file (or label of fresh weights), followed by the model's fingerprint."""
         weights = file_hash(self.file) if self.file else self.label
+        weights += f"#{self.key}" if self.key else ""
         return f"{weights} {self.model}".rstrip()
 
 
@@ -92,7 +96,11 @@ def _choose(spec: SubjectSpec, info: ModelInfo) -> WeightsChoice:
 def _checkpoint(weights: str) -> WeightsChoice:
     file = Path(weights)
     if os.path.exists(file):  # noqa: PTH110 (returns False for an invalid name instead of raising)
+        _check_no_folder(file)
         return WeightsChoice(_label(file), file)
+    path, hash_mark, key = weights.rpartition("#")
+    if hash_mark and key and os.path.isfile(path):  # noqa: PTH113
+        return WeightsChoice(f"{_label(Path(path))}#{key}", Path(path), key=key)
     failure = training_failure(file)
     if failure:
         raise RequestError(f"weights '{shorten(weights)}': their training failed: {failure}")
@@ -100,6 +108,18 @@ def _checkpoint(weights: str) -> WeightsChoice:
         f"weights '{shorten(weights)}': no such file; expected trained, init, calibrated "
         "or a checkpoint's path"
     )
+
+
+def _check_no_folder(path: Path) -> None:
+    """Raise for a folder; those of adapters have weights, but not those of a network."""
+    if not path.is_dir():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise RequestError(
+            f"weights '{shorten(path)}': it is the folder of an adapter, which needs its base "
+            "model; merge the two and save the whole model"
+        )
+    raise RequestError(f"weights '{shorten(path)}': it is a folder, expected a checkpoint's path")
 
 
 def _label(file: Path) -> str:

@@ -380,6 +380,6 @@ def test_numbers_of_options_have_bounds_on_both_sides():
         assert option.minimum >= 1 or not name.endswith(".batch"), name
 
 
-def test_a_file_in_place_of_a_model_is_answered_with_the_ways_to_measure_it():
-    with pytest.raises(RequestError, match=r"'net\.py:cnn'; to measure your own .*evaluate\("):
-        registry.find("models", "net.py:cnn")
+def test_unknown_models_are_answered_with_the_form_of_files():
+    with pytest.raises(RequestError, match=r"'qqq'; available: .*; or give FILE\.py:NAME"):
+        registry.find("models", "qqq")

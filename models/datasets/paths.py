@@ -1,0 +1,339 @@
+"""Data by path: folders of images or text, and files of arrays or tables."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, error_text, nearest, shorten
+from nlbench.options import Option
+from nlbench.registry import Family
+from nlbench.serialization.files import check_is_file
+from nlbench.serialization.hashing import content_key
+from nlbench.subjects.data import dataset
+
+from .images import CHANNELS, EXIF, SIZE, image_folder
+from .text import OPTIONS as TEXT_OPTIONS
+from .text import TextWindows, text_files
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from nlbench.subjects.data import Data, Dataset
+
+FORM = (
+    "a path: a folder of images, .npy, .npz (x, y), .csv, .parquet, .pt, .safetensors, or a file "
+    "or folder of text"
+)
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+TABLES = (".csv", ".parquet")
+ARRAYS = (".npy", ".npz", ".pt", ".pth", ".safetensors")
+TEXTS = (".txt", ".md", ".rst", ".log", ".tex", ".html", ".json", ".jsonl", ".xml")
+_OTHER_SUFFIXES = (".zip", ".tar", ".gz", ".h5", ".hdf5", ".mat", ".pkl", ".pickle", ".xlsx")
+_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
+
+MAX_TABLE_BYTES = 2**30
+"""Maximum size of a table's file, which is read as a whole."""
+
+INPUT_NAMES = ("x", "inputs", "data", "images", "features", "arr_0")
+LABEL_NAMES = ("y", "labels", "label", "targets", "target", "arr_1")
+
+LABEL = Option("", "column with the labels; without it, the rows have none")
+
+
+class Paths(Family):
+    """Data by path, without the family's name."""
+
+    description = FORM
+    claimed_form = FORM
+
+    def names(self) -> Sequence[str]:
+        """Return nothing; paths can't be listed."""
+        return ()
+
+    def claim(self, name: str) -> str:
+        """Return a name that is or looks like a path."""
+        suffixes = (*TABLES, *ARRAYS, *TEXTS, *IMAGE_SUFFIXES, *_OTHER_SUFFIXES)
+        is_path = name.startswith(_STARTS) or name.lower().endswith(suffixes)
+        return name if is_path or os.path.lexists(name) else ""
+
+    def load(self, name: str) -> Callable[..., Data]:
+        """Return the function that opens the data.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there are none, or in no known form.
+        """
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for unknown users
+        if not os.path.lexists(path):
+            raise RequestError(f"there is no file or folder {shorten(name)}; expected {FORM}")
+        suffix = path.suffix.lower()
+        if path.is_dir():
+            return _open_folder(path, name)
+        if suffix in TABLES:
+            return _open_table(path, name)
+        if suffix in ARRAYS:
+            return _open_arrays(path, name)
+        if suffix in TEXTS:
+            return _open_text(name)
+        raise RequestError(f"{shorten(name)}: expected {FORM}")
+
+
+def _open_folder(path: Path, name: str) -> Callable[..., Data]:
+    """Choose between images and text by the files in a folder."""
+    files = list(itertools.islice(_shown_files(path), 10_000))
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+
+        def build(size: int, channels: int, exif: bool) -> Dataset:
+            return image_folder(path, name, size, 0, channels, exif=exif)
+
+        options = {"size": SIZE, "channels": CHANNELS, "exif": EXIF}
+        return _declare(build, name, options, "images", lambda: _folder_state(path))
+    if any(file.suffix.lower() in TEXTS for file in files):
+        return _open_text(name)
+    what = f"no images and no text among {len(files)} files" if files else "no files"
+    raise RequestError(f"{shorten(name)} holds {what}; expected {FORM}")
+
+
+def _open_text(name: str) -> Callable[..., Data]:
+    files = tuple(text_files(name))
+    if not Path(name).is_file():
+        files = tuple(file for file in files if file.suffix.lower() in TEXTS)
+
+    def build(windows: int, length: int) -> TextWindows:
+        return TextWindows(name, files, windows, length)
+
+    return _declare(build, name, TEXT_OPTIONS, "text", lambda: _file_states(files))
+
+
+def _open_table(path: Path, name: str) -> Callable[..., Data]:
+    def build(label: str) -> Dataset:
+        return _table(path, name, label)
+
+    return _declare(build, name, {"label": LABEL}, "table", lambda: _file_states([path]))
+
+
+def _open_arrays(path: Path, name: str) -> Callable[..., Data]:
+    def build() -> Dataset:
+        return _arrays(path, name)
+
+    return _declare(build, name, {}, "table", lambda: _file_states([path]))
+
+
+def _declare(
+    build: Callable[..., Any],
+    name: str,
+    options: dict[str, Option],
+    owner: str,
+    state: Callable[[], str],
+) -> Callable[..., Any]:
+    build.__doc__ = f"Data in {name}."
+    return dataset(options=options, fingerprint=lambda **_: state(), owner=owner)(build)
+
+
+def _shown_files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are not hidden."""
+    for root, subfolders, names in os.walk(folder):
+        subfolders[:] = sorted(n for n in subfolders if n[0] != ".")
+        yield from (Path(root, n) for n in sorted(names) if n[0] != ".")
+
+
+def _file_states(files: Sequence[Path]) -> str:
+    states = {str(file): file.stat() for file in files}
+    return content_key({name: (s.st_size, s.st_mtime_ns) for name, s in states.items()})
+
+
+def _folder_state(folder: Path) -> str:
+    """Return a hash of the names, sizes and times of the files below a folder."""
+    return _file_states(list(_shown_files(folder)))
+
+
+def _table(path: Path, name: str, label: str) -> Dataset:
+    """Read a table of numbers, with the labels in one column."""
+    import torch
+
+    from nlbench.subjects.own_data import TensorItems, make_dataset
+
+    frame = _read_table(path, name)
+    if not len(frame):
+        raise RequestError(f"{name} has no rows, expected a table of numbers")
+    indices = None
+    classes = 0
+    if label:
+        if label not in frame.columns:
+            hint = nearest(label, map(str, frame.columns))
+            raise RequestError(f"{name} has no column '{shorten(label)}'{hint}")
+        column = frame.pop(label)
+        if column.isna().any():
+            raise RequestError(f"{name}: the column '{label}' has empty cells, expected labels")
+        if column.dtype.kind == "f" and bool((column % 1 != 0).any()):
+            raise RequestError(
+                f"{name}: the column '{label}' has fractions, expected class labels; leave out "
+                "table.label and drop the column to measure without labels"
+            )
+        indices, classes = _class_indices(column)
+    rows = torch.from_numpy(_numbers(frame, name))
+    labels = None if indices is None else torch.from_numpy(indices)
+    text = f"{frame.shape[1]} columns of {name} as they are"
+    text += f"; labels: {label}" if label else ""
+    return make_dataset(name, TensorItems(rows, labels), classes, text)
+
+
+def _class_indices(column: pd.Series[Any]) -> tuple[np.ndarray[Any, Any], int]:
+    """Return labels as class indices, and the number of classes.
+
+    Integers from 0 are indices already; other labels are numbered in sorted order.
+    """
+    import numpy as np
+    import pandas as pd
+
+    numbers = column.to_numpy()
+    if numbers.dtype.kind in "iuf" and numbers.min() >= 0:
+        indices = numbers.astype(np.int64)
+        return indices, int(indices.max()) + 1
+    codes, values = pd.factorize(column, sort=True)
+    return codes, len(values)
+
+
+def _read_table(path: Path, name: str) -> pd.DataFrame:
+    import pandas as pd
+
+    check_is_file(path, MAX_TABLE_BYTES)
+    try:
+        if path.suffix.lower() == ".parquet":
+            return pd.read_parquet(path)
+        head = pd.read_csv(path, header=None, nrows=1)
+        has_header = not all(map(_is_number, head.iloc[0]))
+        with warnings.catch_warnings():
+            # Rows that are longer than the header would lose their last cells.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(path, header=0 if has_header else None, index_col=False)
+        frame.columns = frame.columns.map(str)
+        return frame
+    except ImportError as error:
+        raise RequestError(f"{name}: pip install 'nlbench[parquet]' ({error})") from error
+    except Exception as error:
+        # Damaged files raise almost any error.
+        raise RequestError(f"can't read {name}: {error_text(error)}") from error
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
+    """Return the columns as float32; raise if one isn't numeric or not finite."""
+    import numpy as np
+
+    if not frame.shape[1]:
+        raise RequestError(f"{name} has no columns of numbers")
+    for column in frame.columns:
+        values = frame[column]
+        if values.dtype.kind not in "iufb":
+            raise RequestError(
+                f"{name}: the column '{shorten(column)}' has text such as "
+                f"'{shorten(values.iloc[0])}', expected numbers; if it holds the labels, use --set "
+                f"'table.label={column}'"
+            )
+    numbers = frame.to_numpy(dtype=np.float32)
+    if not np.isfinite(numbers).all():
+        row, position = (int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
+        raise RequestError(
+            f"{name}: row {row + 1} of the column '{shorten(frame.columns[position])}' is empty or "
+            "not finite, expected numbers"
+        )
+    return numbers
+
+
+def _arrays(path: Path, name: str) -> Dataset:
+    """Read inputs, and labels if there are any, from a file of arrays."""
+    from nlbench.subjects.own_data import as_dataset
+
+    check_is_file(path)
+    inputs, labels, what = _choose_arrays(_read_arrays(path, name), name)
+    inputs, change = _as_inputs(inputs, name)
+    opened = as_dataset(name, inputs if labels is None else (inputs, labels))
+    text = opened.preprocessing.replace(f"as {name} has it", f"{what}{change}")
+    return replace(opened, preprocessing=text)
+
+
+def _read_arrays(path: Path, name: str) -> Any:
+    import numpy as np
+
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".npy":
+            return np.load(path, allow_pickle=False)
+        if suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                return {key: archive[key] for key in archive.files}
+    except Exception as error:
+        # Damaged files raise almost any error.
+        raise RequestError(f"can't read {name}: {error_text(error)}") from error
+    from nlbench.subjects.weights import read_checkpoint
+
+    return read_checkpoint(path)[0]
+
+
+def _choose_arrays(content: Any, name: str) -> tuple[Any, Any, str]:
+    """Return the inputs and labels in a file's content, and their description."""
+    import numpy as np
+    import torch
+
+    if isinstance(content, np.ndarray | torch.Tensor):
+        return content, None, f"the array of {name}"
+    if isinstance(content, tuple | list) and len(content) in (1, 2):
+        content = dict(zip(("x", "y"), content, strict=False))
+    if not isinstance(content, dict) or not content:
+        raise RequestError(f"{name} holds a {type(content).__name__}, expected arrays x and y")
+    inputs = next((key for key in INPUT_NAMES if key in content), None)
+    labels = next((key for key in LABEL_NAMES if key in content), None)
+    if inputs is None and len(content) == 1:
+        inputs = next(iter(content))
+    if inputs is None:
+        found = ", ".join(map(str, itertools.islice(content, 6)))
+        raise RequestError(f"{name} has the arrays {found}; expected x, or x and y")
+    if not isinstance(content[inputs], np.ndarray | torch.Tensor):
+        kind = type(content[inputs]).__name__
+        raise RequestError(f"{name}: {inputs} is a {kind}, expected an array")
+    text = f"{inputs} of {name}" + (f", labels {labels}" if labels else "")
+    return content[inputs], content[labels] if labels else None, text
+
+
+def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
+    """Return bytes as images with channels first in [0, 1]; other arrays as they are."""
+    import numpy as np
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        is_bytes, tensor = array.dtype == torch.uint8, array
+    else:
+        if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
+            raise RequestError(f"{name} holds {array.dtype}, expected floats, integers or bytes")
+        is_bytes = array.dtype == np.uint8
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool):
+        tensor = tensor.float()
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise RequestError(f"{name} contains NaN or infinities, expected finite inputs")
+    if not is_bytes:
+        return tensor, ""
+    change = ", divided by 255"
+    if tensor.ndim == 3:
+        tensor = tensor[:, None]
+        change += ", one channel"
+    elif tensor.ndim == 4 and tensor.shape[-1] in (1, 3) and tensor.shape[1] not in (1, 3):
+        tensor = tensor.permute(0, 3, 1, 2)
+        change += ", channels first"
+    return tensor.contiguous().float() / 255, change

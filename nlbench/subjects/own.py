@@ -1,0 +1,306 @@
+"""Models and data in the user's own Python files: ``my_net.py:Net``, ``package.module:Net``.
+
+Planning reads the source; the file runs only when a network is built or data are opened.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import glob
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, shorten
+from nlbench.options import Option, OptionValue
+from nlbench.registry import Family
+
+from .data import DatasetInfo
+from .isolated_import import ImportedFile
+from .model import ModelInfo
+from .source_file import FORMS, Parameters, SourceFile, is_reference, split_reference
+
+if TYPE_CHECKING:
+    from .data import Dataset
+
+DATA_FORMS = "a Dataset, a DataLoader, a tensor, a tuple of tensors or a function of those"
+
+
+class OwnModels(Family):
+    """Networks in Python files; their names are references, without the family's name."""
+
+    description = f"{FORMS}: your own network, a class, a function or an instance"
+    claimed_form = FORMS
+
+    def names(self) -> Sequence[str]:
+        """Return nothing; files are named by the user."""
+        return ()
+
+    def claim(self, name: str) -> str:
+        """Return the complete reference: a file alone gets the name of its only network.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If a file alone has no network, or several.
+        """
+        if not is_reference(name) and not name.startswith(("./", "../", "/", "~")):
+            return ""
+        source, attribute = split_reference(name)
+        if attribute or not Path(source).exists():
+            return name
+        try:
+            names = SourceFile.find(source).networks()
+        except NlbenchError:
+            return name  # Reported when the file is needed; other models can be measured.
+        if len(names) != 1:
+            found = f"several networks: {', '.join(names)}" if names else "no nn.Module or builder"
+            example = names[0] if names else "NAME"
+            raise RequestError(f"{source} defines {found}; name one, as in {source}:{example}")
+        return f"{source}:{names[0]}"
+
+    def matches(self, pattern: str) -> Sequence[str]:
+        """Return the files that a glob names, with the name after the colon, if any."""
+        source, name = split_reference(pattern)
+        files = sorted(glob.glob(source)) if source.endswith(".py") else []  # noqa: PTH207
+        return tuple(self.claim(f"{file}:{name}" if name else file) for file in files)
+
+    def describe(self, name: str) -> str:
+        """Return the first line of a network's docstring, read from its source."""
+        try:
+            return OwnCode(name).docstring()
+        except NlbenchError:
+            return ""
+
+    def load(self, name: str) -> OwnModel:
+        """Return the model of a reference, without running its file."""
+        return OwnModel(name)
+
+
+class OwnCode:
+    """An object in a Python file.
+
+    Parameters
+    ----------
+    text : str
+        The reference: ``FILE.py:NAME`` or ``package.module:NAME``.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._source, self.name = split_reference(text)
+
+    @cached_property
+    def file(self) -> SourceFile:
+        """The file, found but not executed."""
+        file = SourceFile.find(self._source)
+        _ = file.tree  # A syntax error is reported before a missing name.
+        if not self.name:
+            raise RequestError(f"{self.text}: expected {FORMS}")
+        file.check_name(self.name)
+        return file
+
+    def fingerprint(self, **_: Any) -> str:
+        """Return a hash of the file and of the modules that it imports from its own folder."""
+        return self.file.fingerprint()
+
+    def docstring(self) -> str:
+        """Return the first line of the object's docstring; empty if there is none."""
+        definition = self.file.definitions().get(self.name)
+        node = definition.node if definition else None
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            return ""
+        return (ast.get_docstring(node) or "").partition("\n")[0]
+
+    @property
+    def parameters(self) -> Parameters:
+        """The keyword arguments, as the source shows them."""
+        try:
+            return self.file.parameters(self.name)
+        except NlbenchError:
+            return Parameters()  # The file's problem is reported when its hash is needed.
+
+    def load(self, imported: ImportedFile) -> Any:
+        """Return the object from an executed file."""
+        value: Any = imported.module
+        for part in self.name.split("."):
+            if not hasattr(value, part):
+                names = (
+                    [n for n in vars(value) if n[0] != "_"] if hasattr(value, "__dict__") else []
+                )
+                raise RequestError(f"{self._source} has no '{part}'{nearest(part, names)}")
+            value = getattr(value, part)
+        return value
+
+
+class OwnModel(OwnCode):
+    """A network in a Python file: its class, a function that builds it, or an instance.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "my_net.py")
+    >>> _ = file.write_text("def net(width: int = 8): ...")
+    >>> list(OwnModel(f"{file}:net").__nlbench_model__.options)
+    ['width']
+    """
+
+    @property
+    def __nlbench_model__(self) -> ModelInfo:
+        parameters = self.parameters
+        return ModelInfo(
+            fingerprint=self.fingerprint,
+            options=parameters.options,
+            required=parameters.required,
+        )
+
+    def builder(self, seed: int) -> Callable[..., Any]:
+        """Run the file and return the function that builds the network.
+
+        A network that the file builds when it is imported is built anew for each seed.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the file can't be imported, or the object isn't a network, a class or a function.
+        """
+        import torch
+
+        from nlbench.introspection.random_state import seeded
+
+        with seeded(seed):
+            definition = self.file.definitions().get(self.name)
+            is_value = definition is not None and isinstance(definition.node, ast.expr)
+            fresh = ImportedFile(self.file) if is_value else None
+            imported = fresh or _import(self.file, self.fingerprint())
+            value = self.load(imported)
+            if isinstance(value, torch.nn.Module):
+                if fresh is None and not self.file.installed:
+                    imported = ImportedFile(self.file)
+                network = self.load(imported)
+                return lambda: copy.deepcopy(network)
+        if not callable(value):
+            raise RequestError(
+                f"{self.text} is a {type(value).__name__}, expected a network, its class or a "
+                "function that builds it"
+            )
+        return _Builder(self.text, value, imported, "model")
+
+
+@lru_cache(maxsize=8)
+def _import(file: SourceFile, fingerprint: str) -> ImportedFile:
+    """Run a file once for each version of it."""
+    del fingerprint
+    return ImportedFile(file)
+
+
+class _Builder:
+    """A class or function of an imported file, with the signature of the original."""
+
+    def __init__(
+        self, label: str, function: Callable[..., Any], imported: ImportedFile, owner: str
+    ) -> None:
+        self._label = label
+        self._owner = owner
+        self._function = function
+        self._imported = imported
+        try:
+            self.__signature__ = inspect.signature(function)
+        except (TypeError, ValueError):
+            self.__signature__ = inspect.Signature()
+
+    def __call__(self, **arguments: Any) -> Any:
+        parameters = self.__signature__.parameters
+        values = {
+            name: _literal(value, parameters.get(name)) if isinstance(value, str) else value
+            for name, value in arguments.items()
+        }
+        self._check(values)
+        return self._imported.call(lambda: self._function(**values))
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        parameters = self.__signature__.parameters
+        is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        names = [name for name, p in parameters.items() if p.kind not in variadic]
+        for name in values:
+            if name not in names and not is_open:
+                raise RequestError(
+                    f"{self._label} has no argument '{shorten(name)}'{nearest(name, names)}"
+                )
+        required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
+        missing = [n for n in required if n not in values]
+        if missing:
+            expected = " ".join(f"--set {self._owner}.{name}=VALUE" for name in missing)
+            raise RequestError(f"{self._label} needs {', '.join(missing)}; use {expected}")
+
+
+def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
+    """Convert text to a Python literal unless the parameter takes text."""
+    if parameter is not None:
+        is_text = isinstance(parameter.default, str) or parameter.annotation in (str, "str")
+        if is_text:
+            return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+class OwnDatasets(Family):
+    """Data in Python files; their names are references, without the family's name."""
+
+    description = f"{FORMS}: {DATA_FORMS}"
+    claimed_form = FORMS
+
+    def names(self) -> Sequence[str]:
+        """Return nothing; files are named by the user."""
+        return ()
+
+    def claim(self, name: str) -> str:
+        """Return the name if it is a reference."""
+        return name if is_reference(name) else ""
+
+    def load(self, name: str) -> OwnDataset:
+        """Return the function that opens the data, without running the file."""
+        return OwnDataset(name)
+
+
+class OwnDataset(OwnCode):
+    """Data in a Python file; the call opens them."""
+
+    @property
+    def __nlbench_dataset__(self) -> DatasetInfo:
+        parameters = self.parameters
+        # An argument without a plain default is left to the function unless it is set.
+        options = {
+            name: option if isinstance(option.default, OptionValue) else Option("", kind="literal")
+            for name, option in (parameters.options or {}).items()
+        }
+        return DatasetInfo(options, fingerprint=self.fingerprint, owner="data")
+
+    def __call__(self, **options: Any) -> Dataset:
+        """Run the file and open the data."""
+        from .own_data import as_dataset
+
+        imported = ImportedFile(self.file)
+        value = self.load(imported)
+        is_source = hasattr(value, "__getitem__") or hasattr(value, "__iter__")
+        if isinstance(value, type) or (callable(value) and not is_source):
+            value = _Builder(self.text, value, imported, "data")(**self._changed(options))
+        try:
+            return imported.call(lambda: as_dataset(self.text, value))
+        except PluginError as error:
+            raise RequestError(str(error)) from error
+
+    def _changed(self, options: Mapping[str, Option]) -> dict[str, Any]:
+        """Return the options that differ from the defaults, which the source may not show."""
+        defaults = self.__nlbench_dataset__.options
+        return {
+            name: value
+            for name, value in options.items()
+            if name not in defaults or value != defaults[name].default
+        }

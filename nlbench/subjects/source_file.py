@@ -1,0 +1,464 @@
+"""Python files of the user, analysed without running them.
+
+A run is planned from what their source says: which names a file defines, which arguments a class or
+a function takes, and which modules it imports from its own folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from nlbench.errors import RequestError, nearest, one_line, shorten
+from nlbench.options import Option
+from nlbench.registry import find_source
+from nlbench.serialization.files import check_is_file
+from nlbench.serialization.hashing import content_key
+
+MAX_SOURCE_BYTES = 2**24
+FORMS = "FILE.py:NAME or package.module:NAME"
+
+SHARED_PACKAGES = frozenset({"nlbench", "numpy", "scipy", "torch", "torchvision"})
+"""Packages that nlbench itself imports, which are the same for all files."""
+
+_MODULE_CLASSES = frozenset({"Module", "Sequential", "LightningModule", "PreTrainedModel"})
+_BUILDER_PREFIXES = ("make_", "build_", "create_", "get_")
+
+
+def split_reference(text: str) -> tuple[str, str]:
+    r"""Split a reference into the file or module and the name in it, which may be empty.
+
+    Examples
+    --------
+    >>> split_reference("my_net.py:Net"), split_reference("my_net.py")
+    (('my_net.py', 'Net'), ('my_net.py', ''))
+    >>> split_reference("C:\\nets\\my_net.py")
+    ('C:\\nets\\my_net.py', '')
+    """
+    source, colon, name = text.rpartition(":")
+    is_name = not name or all(part.isidentifier() for part in name.split("."))
+    if not colon or not source or not is_name or (name.endswith(".py") and _is_file(text)):
+        return text, ""
+    return source, name
+
+
+def is_reference(text: str) -> bool:
+    """Return True for the form of a reference: ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``.
+
+    Examples
+    --------
+    >>> is_reference("nets/my_net.py"), is_reference("package.module:Net"), is_reference("vgg8")
+    (True, True, False)
+    """
+    source, name = split_reference(text)
+    is_module = all(part.isidentifier() for part in source.split("."))
+    return source.lower().endswith(".py") or (bool(name) and is_module) or _is_package(source)
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 (returns False for an invalid name)
+
+
+def _is_package(source: str) -> bool:
+    return _is_file(os.path.join(source, "__init__.py"))  # noqa: PTH118
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A name that a file defines at its top level.
+
+    Parameters
+    ----------
+    node : ast.ClassDef, ast.FunctionDef, ast.expr or None
+        None if the name is imported from elsewhere.
+    """
+
+    name: str
+    node: ast.AST | None
+    file: Path
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The keyword arguments of a class or a function; `options` is None if they are unknown.
+
+    Parameters
+    ----------
+    options : mapping of str to Option, or None
+    required : tuple of str
+        Arguments without a default.
+    """
+
+    options: Mapping[str, Option] | None = None
+    required: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Python file and its place in a package.
+
+    Parameters
+    ----------
+    file : Path
+        Absolute path.
+    label : str
+        The file or module as the user wrote it, for messages.
+    installed : str
+        Name of a module that Python finds by itself; empty for a file outside its search path.
+    """
+
+    file: Path
+    label: str
+    installed: str = ""
+
+    @classmethod
+    def find(cls, source: str) -> SourceFile:
+        """Find a file, or a module in the current folder or on Python's search path.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is none.
+        """
+        path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path.expanduser raises for unknown users
+        if _is_package(str(path)):
+            path = path / "__init__.py"
+        is_module = not source.endswith(".py") and all(p.isidentifier() for p in source.split("."))
+        if not is_module or path.name == "__init__.py":
+            check_is_file(path, MAX_SOURCE_BYTES)
+            if path.suffix != ".py":
+                raise RequestError(f"{shorten(source)}: expected {FORMS}")
+            return cls(Path(os.path.abspath(path)), source)  # noqa: PTH100 (keeps links)
+        found = _module_files(Path.cwd(), source.split("."))
+        if found and len(found) >= source.count("."):
+            last = found[-1]
+            name = last.parent.name if last.name == "__init__.py" else last.stem
+            if name == source.rpartition(".")[2]:
+                return cls(last, source)
+        spec = find_source(source)
+        origin = spec.origin if spec else None
+        if origin is None or not origin.endswith(".py"):
+            raise RequestError(
+                f"there is no module '{shorten(source)}' in this folder or on Python's path, "
+                f"expected {FORMS}"
+            )
+        return cls(Path(origin), source, installed=source)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed source.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it isn't valid Python.
+        """
+        try:
+            return _parse(_read(self.file))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            where = f"{self.label}, line {line}" if line else self.label
+            message = getattr(error, "msg", None) or one_line(error)
+            raise RequestError(f"{where}: {type(error).__name__}: {message}") from error
+
+    @cached_property
+    def package(self) -> tuple[str, ...]:
+        """Names of the packages around the file, outermost first."""
+        names: list[str] = []
+        folder = self.file.parent
+        while (folder / "__init__.py").is_file():
+            names.insert(0, folder.name)
+            folder = folder.parent
+        return tuple(names)
+
+    @property
+    def base(self) -> Path:
+        """The folder that contains the outermost package, or the file."""
+        folder = self.file.parent
+        for _ in self.package:
+            folder = folder.parent
+        return folder
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Folders from which the file imports its own modules."""
+        if self.installed or self.base == self.file.parent:
+            return (self.base,)
+        return self.file.parent, self.base
+
+    def own_files(self) -> list[Path]:
+        """Return the file and the modules that it imports from its own folder, recursively."""
+        packages = [self.file.parents[i] / "__init__.py" for i in range(len(self.package))]
+        pending = [self.file, *packages]
+        files: dict[Path, None] = {}
+        while pending:
+            file = pending.pop()
+            if file in files:
+                continue
+            files[file] = None
+            if file.suffix == ".py":
+                pending += self._imported_files(file)
+        return sorted(files)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the own files; it doesn't depend on where their folder lies."""
+        digests = {
+            os.path.relpath(file, self.base): hashlib.sha256(_read(file)).hexdigest()
+            for file in self.own_files()
+        }
+        return content_key(digests)
+
+    def relative_levels(self) -> int:
+        """Return the largest number of dots in the relative imports of the file."""
+        imports = (n for n in ast.walk(self.tree) if isinstance(n, ast.ImportFrom))
+        return max((node.level for node in imports), default=0)
+
+    def _imported_files(self, file: Path) -> list[Path]:
+        try:
+            tree = _parse(_read(file))
+        except (SyntaxError, ValueError, RecursionError, RequestError):
+            return []  # Python reports it when the file is imported.
+        files: list[Path] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    files += self._absolute(alias.name.split("."))
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module.split(".") if node.module else []
+                for parts in (module, *([*module, alias.name] for alias in node.names)):
+                    if node.level:
+                        folder = file.parents[node.level - 1]
+                        files += _module_files(folder, parts)
+                    elif parts:
+                        files += self._absolute(parts)
+        return files
+
+    def _absolute(self, parts: Sequence[str]) -> list[Path]:
+        if parts[0] in SHARED_PACKAGES:
+            return []
+        if self.installed and parts[0] != self.installed.partition(".")[0]:
+            return []
+        for root in self.roots:
+            files = _module_files(root, parts)
+            if files:
+                return files
+        return []
+
+    def definitions(self) -> dict[str, Definition]:
+        """Return the names that the file defines at its top level."""
+        names: dict[str, Definition] = {}
+        for node in _top_level(self.tree.body):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names[node.name] = Definition(node.name, node, self.file)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    for name in ast.walk(target):
+                        if isinstance(name, ast.Name):
+                            names[name.id] = Definition(name.id, node.value, self.file)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    name_ = alias.asname or alias.name.partition(".")[0]
+                    names[name_] = self._imported(node, alias, name_)
+        return names
+
+    def _imported(
+        self, node: ast.Import | ast.ImportFrom, alias: ast.alias, name: str
+    ) -> Definition:
+        """Return the definition in another own file, if that is where a name comes from."""
+        unknown = Definition(name, None, self.file)
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            return unknown
+        parts = node.module.split(".")
+        if node.level:
+            files = _module_files(self.file.parents[node.level - 1], parts)
+        else:
+            files = self._absolute(parts)
+        if not files or files[-1] == self.file or files[-1].suffix != ".py":
+            return unknown
+        try:
+            other = SourceFile(files[-1], self.label, self.installed)
+            for each in _top_level(other.tree.body):
+                if isinstance(each, ast.ClassDef | ast.FunctionDef) and each.name == alias.name:
+                    return Definition(name, each, other.file)
+        except RequestError:
+            return unknown
+        return unknown
+
+    def check_name(self, name: str) -> None:
+        """Raise if the file certainly doesn't define a name."""
+        known = self.definitions()
+        first = name.partition(".")[0]
+        is_open = "*" in known or "__getattr__" in known
+        if first not in known and not is_open:
+            public = [n for n, d in known.items() if d.node is not None and n[0] != "_"]
+            raise RequestError(f"{self.label} has no '{shorten(name)}'{nearest(first, public)}")
+
+    def networks(self) -> list[str]:
+        """Return the names of the file's modules and builders, or else of its networks."""
+        known = {n: d for n, d in self.definitions().items() if d.file == self.file}
+        classes = {n: d.node for n, d in known.items() if isinstance(d.node, ast.ClassDef)}
+        modules = [name for name in classes if _is_module_class(name, classes)]
+        builders = [
+            name
+            for name, definition in known.items()
+            if isinstance(definition.node, ast.FunctionDef)
+            and name[0] != "_"
+            and _is_builder(definition.node, modules)
+        ]
+        instances = [
+            name
+            for name, definition in known.items()
+            if isinstance(definition.node, ast.Call) and name[0] != "_"
+        ]
+        return [n for n in modules if n[0] != "_"] + builders or instances
+
+    def parameters(self, name: str) -> Parameters:
+        """Return the arguments of a class or function; unknown if the source doesn't show them."""
+        definition = self.definitions().get(name)
+        node = definition.node if definition else None
+        if isinstance(node, ast.ClassDef):
+            assert definition is not None
+            return _class_parameters(node, SourceFile(definition.file, self.label))
+        if isinstance(node, ast.FunctionDef):
+            return _parameters(node, skip=0)
+        return Parameters()
+
+
+def _read(file: Path) -> bytes:
+    check_is_file(file, MAX_SOURCE_BYTES)
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RequestError(f"can't read {file}: {error.strerror}") from error
+
+
+@lru_cache(maxsize=256)
+def _parse(source: bytes) -> ast.Module:
+    return ast.parse(source)
+
+
+def _module_files(folder: Path, parts: Sequence[str]) -> list[Path]:
+    """Return the files that an import of a module below a folder runs."""
+    files: list[Path] = []
+    for part in parts:
+        package = folder / part / "__init__.py"
+        module = folder / f"{part}.py"
+        if package.is_file():
+            files.append(package)
+        elif module.is_file():
+            return [*files, module]
+        elif not (folder / part).is_dir():
+            compiled = [p for p in folder.glob(f"{part}.*") if p.suffix in (".so", ".pyd")]
+            return files + compiled
+        folder = folder / part
+    return files
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, including those in conditions and ``try`` blocks."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
+            handlers = getattr(node, "handlers", [])
+            yield from _top_level(node.body)
+            for handler in handlers:
+                yield from _top_level(handler.body)
+            yield from _top_level(getattr(node, "orelse", []))
+
+
+def _last_name(node: ast.expr | None) -> str:
+    """Return the last part of a dotted name, such as ``Module`` of ``nn.Module``."""
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.rpartition(".")[2]
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_module_class(
+    name: str, classes: Mapping[str, ast.ClassDef], seen: frozenset[str] = frozenset()
+) -> bool:
+    node = classes[name]
+    has_forward = any(isinstance(n, ast.FunctionDef) and n.name == "forward" for n in node.body)
+    for base in map(_last_name, node.bases):
+        if base in classes and base not in seen | {name}:
+            if _is_module_class(base, classes, seen | {name}):
+                return True
+        elif base in _MODULE_CLASSES or (has_forward and base != "Function"):
+            return True
+    return False
+
+
+def _is_builder(node: ast.FunctionDef, modules: Sequence[str]) -> bool:
+    """Return True for a function that seems to return a network."""
+    kinds = {*modules, *_MODULE_CLASSES}
+    if node.returns is not None:
+        return _last_name(node.returns) in kinds
+    made = set()
+    for inner in ast.walk(node):
+        value = inner.value if isinstance(inner, ast.Assign) else None
+        if isinstance(value, ast.Call) and _last_name(value.func) in kinds:
+            made |= {_last_name(target) for target in inner.targets}  # type: ignore[attr-defined]
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Return) and inner.value is not None:
+            value = inner.value
+            name = _last_name(value.func if isinstance(value, ast.Call) else value)
+            if name in kinds | made:
+                return True
+            if isinstance(value, ast.Call) and node.name.startswith(_BUILDER_PREFIXES):
+                return not node.name.startswith("get_") or "model" in node.name
+    return False
+
+
+def _class_parameters(node: ast.ClassDef, source: SourceFile) -> Parameters:
+    classes = {n: d.node for n, d in source.definitions().items()}
+    visited = set()
+    while node.name not in visited:
+        visited.add(node.name)
+        if node.decorator_list:
+            return Parameters()
+        for inner in node.body:
+            if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
+                return _parameters(inner, skip=1)
+        if len(node.bases) != 1:
+            return Parameters()
+        base = classes.get(_last_name(node.bases[0]))
+        if not isinstance(base, ast.ClassDef):
+            return Parameters({} if _last_name(node.bases[0]) == "Module" else None)
+        node = base
+    return Parameters()
+
+
+def _parameters(node: ast.FunctionDef, skip: int) -> Parameters:
+    arguments = node.args
+    if node.decorator_list or arguments.kwarg is not None:
+        return Parameters()
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    defaults += arguments.defaults
+    pairs = list(zip(positional, defaults, strict=True))[skip:]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    options = {argument.arg: _option(argument, default) for argument, default in pairs}
+    return Parameters(options, tuple(argument.arg for argument, d in pairs if d is None))
+
+
+_KINDS = {"int": "integer", "float": "number", "bool": "boolean", "str": "text"}
+
+
+def _option(argument: ast.arg, default: ast.expr | None) -> Option:
+    try:
+        value = ast.literal_eval(default) if default is not None else None
+    except ValueError:
+        value = None
+    annotation = argument.annotation
+    named = _last_name(annotation) if isinstance(annotation, ast.Name | ast.Constant) else ""
+    kind = _KINDS.get(named) or ("" if annotation else _KINDS.get(type(value).__name__))
+    return Option(value, kind=kind or "literal")

@@ -1,0 +1,294 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench import registry
+from nlbench.errors import RequestError
+from nlbench.plan import make_plan
+from nlbench.request import ExecutionOptions, Request
+from nlbench.subjects.build import build_model
+from nlbench.subjects.load import load_dataset
+from nlbench.subjects.own import OwnModel
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, in_channels=3, num_classes=10, width: int = 4, act="relu", sizes=(1, 2)):
+        super().__init__()
+        self.sizes = sizes
+        self.act = act
+        self.body = nn.Sequential(nn.Conv2d(in_channels, width, 3), nn.ReLU())
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def plan(model: str, **fields):
+    fields = {"measures": "r2", "data": "digits", "samples": 8, **fields}
+    return make_plan(Request(models=[model], **fields), "cpu", lambda _: None)
+
+
+def build(model: str, seed: int = 0, **arguments) -> nn.Module:
+    return build_model(model, load_dataset("digits"), seed, arguments)
+
+
+def test_a_file_in_the_folder_is_measured(folder):
+    write(folder / "my_net.py", NET)
+    request = Request("r2", ["my_net.py"], "digits", samples=16, settings={"model.width": "6"})
+    run = nlbench.run(request, folder / "run")
+    (record,) = run.records
+    assert record.result.status == "ok"
+    assert record.subject.model == "my_net.py:Net"
+    assert record.subject.arguments == {"width": 6}
+
+
+@pytest.mark.parametrize("name", ["Net", "make_net", "net", "small.net"])
+def test_classes_functions_and_instances_are_networks(folder, name):
+    extra = "def make_net(num_classes): return Net(num_classes=num_classes)\nnet = Net()\n"
+    write(folder / "my_net.py", NET + extra + "class small: net = net\n")
+    assert build(f"my_net.py:{name}").head.out_features == 10
+
+
+def test_modules_of_packages_are_found_in_the_folder(folder):
+    write(folder / "pack" / "__init__.py", "")
+    write(folder / "pack" / "blocks.py", NET)
+    write(folder / "pack" / "nets.py", "from .blocks import Net\nfrom pack import blocks\n")
+    assert build("pack.nets:Net").head.out_features == 10
+
+
+def test_relative_imports_need_no_package(folder):
+    write(folder / "common.py", "WIDTH = 5\n")
+    write(folder / "my nets" / "blocks.py", NET)
+    write(folder / "my nets" / "my_net.py", "from ..common import WIDTH\nfrom .blocks import Net\n")
+    assert build("my nets/my_net.py:Net").head.out_features == 10
+
+
+def test_installed_modules_are_networks():
+    assert build("torchvision.models:resnet18", num_classes=3).fc.out_features == 3
+
+
+def test_files_of_one_name_are_kept_apart(folder):
+    for number in (1, 2):
+        write(folder / f"v{number}" / "my_net.py", NET.replace("width: int = 4", "width: int = W"))
+        net = folder / f"v{number}" / "my_net.py"
+        net.write_text(net.read_text().replace("import torch\n", "from helper import W\n", 1))
+        write(folder / f"v{number}" / "helper.py", f"W = {number}\n")
+    before = set(sys.modules), list(sys.path)
+    widths = [build(f"v{n}/my_net.py:Net").head.in_features for n in (1, 2, 1)]
+    assert widths == [1, 2, 1]
+    assert (set(sys.modules), sys.path) == before
+
+
+def test_modules_imported_while_building_are_found(folder):
+    late = NET.replace("super().__init__()", "super().__init__()\n        import late")
+    write(folder / "my_net.py", late)
+    write(folder / "late.py", "")
+    assert build("my_net.py:Net")
+    assert "late" not in sys.modules
+
+
+def test_a_file_may_be_named_like_a_library(folder):
+    write(folder / "random.py", NET + "import random\nrandom.Random\n")
+    assert build("random.py:Net")
+    assert "nlbench" not in str(sys.modules["random"].__file__)
+
+
+def test_instances_are_built_anew_for_each_seed(folder):
+    write(folder / "my_net.py", NET + "net = Net()\n")
+    first, other, again = (build("my_net.py:net", seed).head.weight for seed in (0, 1, 0))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_planning_runs_nothing(folder):
+    trace = folder / "executed"
+    write(folder / "my_net.py", f"open({str(trace)!r}, 'w')\n{NET}\nx = torch.zeros(4, 3)\n")
+    plan("my_net.py", data="my_net.py:x", settings={"model.width": 2})
+    registry.describe(registry.find("models", "my_net.py:Net"))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("changed", ["my_net.py", "helper.py", "sub/deep.py"])
+def test_keys_depend_on_own_files(folder, changed):
+    write(folder / "my_net.py", f"def f():\n    import helper\n{NET}")
+    write(folder / "helper.py", "from sub import deep\n")
+    write(folder / "sub" / "deep.py", "")
+    write(folder / "unused.py", "")
+    keys = [plan("my_net.py").cells[0].key]
+    for name in ("unused.py", changed):
+        write(folder / name, (folder / name).read_text() + "# changed\n")
+        keys.append(plan("my_net.py").cells[0].key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_the_hash_does_not_depend_on_the_folder(folder):
+    for name in ("a", "b"):
+        write(folder / name / "my_net.py", NET)
+    assert OwnModel("a/my_net.py:Net").fingerprint() == OwnModel("b/my_net.py:Net").fingerprint()
+
+
+def test_arguments_change_the_key_and_are_converted(folder):
+    write(folder / "my_net.py", NET)
+    texts, numbers, default = (
+        plan("my_net.py", settings=settings).subjects[0]
+        for settings in ({"model.width": "8"}, {"my_net.py:Net.width": 8}, {})
+    )
+    assert texts.spec.arguments == (("width", 8),)
+    assert texts.key == numbers.key != default.key
+
+
+def test_arguments_without_a_plain_default_are_literals(folder):
+    write(folder / "my_net.py", NET)
+    network = build("my_net.py:Net", act="None", sizes="[3, 4]")
+    assert (network.act, network.sizes) == ("None", [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model.widht": 8}, "no argument 'widht'; did you mean 'width'"),
+        ({"model.width": "wide"}, "model.width: expected a whole number, got 'wide'"),
+        ({"modle.width": 8}, "did you mean 'model'"),
+    ],
+)
+def test_wrong_arguments_are_refused(folder, settings, message):
+    write(folder / "my_net.py", NET)
+    with pytest.raises(RequestError, match=message):
+        plan("my_net.py", settings=settings)
+
+
+def test_required_arguments_are_named(folder):
+    write(folder / "my_net.py", "def net(num_classes, depth, width=3): ...\n")
+    with pytest.raises(RequestError, match=r"needs depth; use --set model\.depth=VALUE"):
+        plan("my_net.py:net")
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "message"),
+    [
+        ("class Net(:\n", "my_net.py:Net", r"my_net\.py, line 1: SyntaxError"),
+        ("class Net(:\n", "my_net.py", r"my_net\.py, line 1: SyntaxError"),
+        (NET, "my_net.py:Nte", r"has no 'Nte'; did you mean 'Net'"),
+        (NET + "def make_net(): return Net()\n", "my_net.py", "several networks: Net, make_net"),
+        ("x = 1\n", "my_net.py", "no nn.Module or builder"),
+        ("\0", "my_net.py:Net", "my_net.py"),
+    ],
+)
+def test_unusable_files_are_refused_before_they_run(folder, text, model, message):
+    write(folder / "my_net.py", text)
+    with pytest.raises(RequestError, match=message):
+        plan(model)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit(3)\n", "my_net.py, line 2: it exits Python"),
+        ("\n1 / 0\n", "my_net.py, line 2: ZeroDivisionError"),
+        ("import no_such_module\n", "line 1: ModuleNotFoundError"),
+        ("import helper\n", r"helper\.py, line 1: NameError"),
+    ],
+)
+def test_errors_of_a_file_name_its_line(folder, text, message):
+    write(folder / "helper.py", "wrong\n")
+    write(folder / "my_net.py", text + NET)
+    with pytest.raises(RequestError, match=message):
+        build("my_net.py:Net")
+
+
+def test_what_a_file_prints_goes_to_standard_error(folder, capsys):
+    write(folder / "my_net.py", NET + "import sys\nprint('hello', len(sys.argv))\n")
+    build("my_net.py:Net")
+    assert capsys.readouterr() == ("", "hello 1\n")
+
+
+def test_workers_measure_own_networks(folder):
+    write(folder / "my_net.py", NET)
+    write(folder / "data.py", "import torch\nx = torch.zeros(12, 3, 8, 8)\n")
+    request = Request("norm", ["my_net.py"], ["data.py:x"], seeds=(0, 1))
+    execution = ExecutionOptions(executor="processes", workers=1)
+    run = nlbench.run(request, folder / "run", execution=execution)
+    assert [record.result.status for record in run.records] == ["ok", "ok"]
+
+
+DATA = """
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+x = torch.arange(20.).reshape(10, 2)
+y = torch.arange(10) % 3
+pair = (x, y)
+dataset = TensorDataset(x, y)
+loader = DataLoader(dataset, batch_size=4, shuffle=True)
+def collate(items): return torch.stack([a for a, _ in items]), torch.tensor([b for _, b in items])
+collated = DataLoader(dataset, batch_size=3, collate_fn=collate)
+class Stream(IterableDataset):
+    def __iter__(self): return iter(dataset)
+stream = DataLoader(Stream(), batch_size=4)
+batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+def make(count: int = 10, scale=None): return x[:count] * (scale or 1), y[:count]
+indexed = [(a, b, i) for i, (a, b) in enumerate(zip(x, y))]
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["pair", "dataset", "loader", "collated", "stream", "batches", "make", "indexed"]
+)
+def test_all_forms_of_data_yield_the_same_samples(folder, name):
+    write(folder / "my_data.py", DATA)
+    dataset = load_dataset(f"my_data.py:{name}")
+    sample = dataset.sample(None, seed=3)
+    assert dataset.classes == 3
+    assert sorted(sample.inputs[:, 0].tolist()) == list(range(0, 20, 2))
+    assert torch.equal(sample.inputs[:, 0] / 2 % 3, sample.labels.float())
+
+
+def test_tensors_have_no_labels(folder):
+    write(folder / "my_data.py", DATA)
+    assert load_dataset("my_data.py:x").sample(4).labels is None
+
+
+def test_labels_that_are_text_are_left_out(folder):
+    write(folder / "my_data.py", "import torch\nx = [(torch.zeros(3), 'cat')]\n")
+    dataset = load_dataset("my_data.py:x")
+    assert "left out" in dataset.preprocessing
+    assert dataset.sample(1).labels is None
+
+
+def test_functions_of_data_take_arguments(folder):
+    write(folder / "my_data.py", DATA)
+    assert len(load_dataset("my_data.py:make", {"count": "4", "scale": "2"}).test) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 3\n", "is a int, expected a Dataset"),
+        ("import torch\nx = torch.zeros(0, 3)\n", "n at least 1"),
+        ("x = []\n", "yields nothing"),
+        ("x = [({'a': 1}, 1)]\n", "inputs of type dict"),
+    ],
+)
+def test_unusable_data_are_refused(folder, text, message):
+    write(folder / "my_data.py", text)
+    with pytest.raises(RequestError, match=message):
+        load_dataset("my_data.py:x").sample(1)
