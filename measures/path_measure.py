@@ -82,7 +82,7 @@ class Method:
 def _stated_error(paths: Sequence[Value]) -> str:
     """Describe the largest stated error of paths, relative to their values unless one is 0."""
     numbers = [path.statistics for path in paths if path.status == "ok"]
-    pairs = [(x["error"], abs(x["value"])) for x in numbers if "error" in x]
+    pairs = [(x["numerical_error"], abs(x["value"])) for x in numbers if "numerical_error" in x]
     if not pairs:
         return ""
     if all(value > 0 for _, value in pairs):

@@ -63,6 +63,8 @@ class Measure(ABC):
         changes only the state of the observed site and draws no random numbers. The batches of a
         site arrive in order, one at a time; the first arrives while no other thread is updating.
         Not inherited: every class has to declare it.
+    exact : bool
+        True if the value doesn't depend on samples or paths, so that it has no sampling error.
 
     Examples
     --------
@@ -87,6 +89,7 @@ class Measure(ABC):
     invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     independent_sites: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
