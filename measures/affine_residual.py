@@ -13,6 +13,7 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import group_index, without_each_group
 from nlbench.options import Option
 
 from .linear_algebra.products import singular_value_decomposition
@@ -260,7 +261,24 @@ class AffineResidual(Measure):
             "error": sums.std().item() * math.sqrt(n),
             "permuted": ratios[1:].mean().item(),
         }
-        return Result(summary, n=len(outputs))
+        replicates: tuple[float, ...] = ()
+        if self.replicated:
+            groups = group_index(numbers.index.numpy())
+            replicates = without_each_group(
+                groups,
+                lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
+            )
+        return Result(summary, n=len(outputs), replicates=replicates)
+
+    def _residual(
+        self, inputs: Tensor, outputs: Tensor, numbers: RowNumbers, kept: Tensor
+    ) -> float:
+        """Return the residual over some of the samples, whose folds stay the same."""
+        inputs, outputs = inputs[kept], outputs[kept] - outputs[kept].mean(0)
+        kept_numbers = numbers.of_rows(kept.nonzero()[:, 0])
+        folds = int(self.settings["folds"])
+        errors = _squared_errors(inputs, outputs[:, None], kept_numbers, folds)
+        return _ratio(errors.sum(), outputs.square().sum()).item()
 
     @property
     def _permutations(self) -> int:

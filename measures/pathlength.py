@@ -138,6 +138,7 @@ class PathLength(Measure):
     probe = "graph"
     bounds = (0.0, math.inf)
     more_means = "more nonlinear"
+    exact = True
     options: ClassVar[Mapping[str, Option]] = {
         "normalized": Option(
             True, "weight the branches of a merge equally; false: weight all paths equally"
@@ -145,6 +146,11 @@ class PathLength(Measure):
         "empirical": Option(False, "count a unit as active where it changes its input"),
     }
     source = NONLINEAR_ADVANTAGE
+
+    @classmethod
+    def exact_of(cls, options: Mapping[str, OptionValue]) -> bool:
+        """Return True unless the activity of units is that on the samples."""
+        return not options["empirical"]
 
     def reset(self) -> None:
         """Discard the last graph."""
