@@ -13,7 +13,8 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import group_index, without_each_group
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 
 from .linear_algebra.products import singular_value_decomposition
@@ -229,10 +230,13 @@ class AffineResidual(Measure):
         """Discard all batches."""
         self._inputs: list[Tensor] = []
         self._outputs: list[Tensor] = []
+        self._groups = SampleGroups()
 
     def update(self, observation: FunctionBatch) -> None:
         """Run the network on one batch."""
         self._inputs.append(observation.inputs.detach().flatten(1).cpu())
+        if self.replicated:
+            self._groups.add(observation.inputs, observation.sources)
         with torch.no_grad():
             self._outputs.append(observation.function(observation.inputs).cpu())
 
@@ -263,9 +267,8 @@ class AffineResidual(Measure):
         }
         replicates: tuple[float, ...] = ()
         if self.replicated:
-            groups = group_index(numbers.index.numpy())
             replicates = without_each_group(
-                groups,
+                self._groups.array,
                 lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
             )
         return Result(summary, n=len(outputs), replicates=replicates)

@@ -220,7 +220,7 @@ class GeometricComplexity(Measure):
         )
         self._batches.append(norms)
         if self.replicated:
-            self._groups.add(observation.inputs)
+            self._groups.add(observation.inputs, observation.sources)
 
     def compute(self) -> Result:
         """Return the mean over all samples."""

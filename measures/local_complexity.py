@@ -247,7 +247,9 @@ class LocalComplexity(Measure):
         vertices = stars(inputs, directions, radius, self._generator)
         first = len(self._counts)
         if self.replicated:
-            self._groups.add(inputs)
+            sources = observation.sources
+            kept = torch.arange(len(inputs))
+            self._groups.add(inputs, sources and sources.of_rows(kept))
         self._counts += changed_units(model, vertices).tolist()
         traced = vertices[: max(int(self.settings["traced"]) - first, 0)]
         if len(traced) and not self._untraced_reason:

@@ -297,7 +297,7 @@ class NonlinearityCoefficient(Measure):
         *per_sample, self._dtype = terms.per_sample()
         self._batches.append(tuple(term.cpu() for term in per_sample))
         if self.replicated:
-            groups = torch.from_numpy(self._groups.add(observation.inputs))
+            groups = torch.from_numpy(self._groups.add(observation.inputs, observation.sources))
             members = terms.memberships(groups)
             sides = terms.slopes.flatten().cpu(), terms.spreads.flatten().cpu()
             self._parts.append((*sides, members.flatten(0, 1).cpu()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
 from nlbench.probes.graph.observation import channel_graph
 

@@ -68,7 +68,7 @@ class _Feed:
         replicated: bool,
     ) -> None:
         self.seconds = 0.0
-        self._replicated = replicated
+        self.replicated = replicated
         self._name, self._stream, self._monitor = measure.name, stream, monitor
         self._device = device
         self.failure: Result | None = None
@@ -105,7 +105,7 @@ class _Feed:
     def _start(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
         self._bounds = measure.bounds_of(options)
         self._measure = measure(**options)
-        self._measure.replicated = self._replicated
+        self._measure.replicated = self.replicated
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:

@@ -12,6 +12,8 @@ from .replicates import group_index
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nlbench.introspection.distinct_rows import RowNumbers
+
 
 class SampleGroups:
     """Groups of the samples of several batches, with copies of a sample in one group.
@@ -34,9 +36,13 @@ class SampleGroups:
         self._distinct = DistinctRows()
         self._groups: list[NDArray[np.integer[Any]]] = []
 
-    def add(self, samples: Tensor) -> NDArray[np.integer[Any]]:
-        """Add a batch of samples (n, ...), and return their groups (n,)."""
-        self._groups.append(group_index(self._distinct.add(samples).index.numpy()))
+    def add(self, samples: Tensor, sources: RowNumbers | None = None) -> NDArray[np.integer[Any]]:
+        """Add a batch of samples (n, ...), and return their groups (n,).
+
+        `sources` are the samples' numbers, if they are known.
+        """
+        numbers = sources or self._distinct.add(samples)
+        self._groups.append(group_index(numbers.index.numpy()))
         return self._groups[-1]
 
     @property
