@@ -154,7 +154,7 @@ class _PathDeviation:
             "length": self.length,
         }
         if bool(self.error.any()):
-            statistics["error"] = _norm(self.error)
+            statistics["numerical_error"] = _norm(self.error)
         for name, scale in self.scales.items():
             if divisor := _norm(scale):
                 statistics[f"over_{name}"] = statistics["value"] / divisor
@@ -181,7 +181,7 @@ class AbsoluteDeviation(PathMeasure):
     - ``above``, ``below``: norms over logits of the parts above and below the chord.
     - ``variation``: norm over logits of the total variation of the distance to the chord.
     - ``length``: length of the path.
-    - ``error``: norm over logits of the estimates' error bounds, summed over segments.
+    - ``numerical_error``: norm over logits of the estimates' error bounds, summed over segments.
     - ``over_range``, ``over_chord``: value divided by the norm over logits of `deviation_scale`,
       summed over segments.
 
@@ -237,7 +237,7 @@ class AbsoluteDeviation(PathMeasure):
             choices=SCALES,
         )
     }
-    means = ("above", "below", "variation", "error", "over_range", "over_chord")
+    means = ("above", "below", "variation", "numerical_error", "over_range", "over_chord")
     source = traced_regions("eq. 4 and appendix D")
 
     @classmethod

@@ -50,7 +50,7 @@ class _PathCrossings:
         if self.slope_changes is not None:
             statistics["slope_changes"] = float(self.slope_changes)
         if self.is_estimate:
-            statistics |= {"at_least": float(self.at_least), "error": self.error}
+            statistics |= {"at_least": float(self.at_least), "numerical_error": self.error}
         return statistics | {"length": self.length, "segments": float(segments)}
 
     def components(self) -> Parts:
@@ -65,8 +65,8 @@ class Density(PathMeasure):
     ``per_segment``, the mean over segments; ``slope_changes``, the crossings at which a logit's
     slope changes; ``segment0``, ``segment1``, …, the crossings of each segment; ``site:NAME``,
     the crossings that each activation call causes, which add up to the value; ``length``;
-    ``segments``. For estimated segments the value is the estimate, ``error`` its stated error
-    and ``at_least`` the number of observed crossings; ``slope_changes`` is omitted.
+    ``segments``. For estimated segments the value is the estimate, ``numerical_error`` its stated
+    error and ``at_least`` the number of observed crossings; ``slope_changes`` is omitted.
 
     Definition
     ----------
@@ -116,7 +116,7 @@ class Density(PathMeasure):
     # 3: bounds on rounding count only the taps that meet input, and hide fewer crossings; estimates
     # behind overlapping pooling are unbiased.
     version: ClassVar[str] = "3"
-    means = ("per_length", "per_segment", "slope_changes", "at_least", "error")
+    means = ("per_length", "per_segment", "slope_changes", "at_least", "numerical_error")
     parts = ("site",)
     source = traced_regions("section 2.2")
 

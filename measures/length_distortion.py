@@ -62,9 +62,10 @@ class LengthDistortion(PathMeasure):
 
     ``value`` refers to the network's outputs and ``site:NAME`` to the outputs of each activation,
     with all positions flattened. Both are exact for traces. If breakpoints are estimated or the
-    network is smooth, ``value`` is a lower bound from straight lines between nodes, and ``error``
-    its difference from the value with half as many nodes; lengths at sites are extrapolated from
-    grids. An affine network also changes lengths, so the measure has no direction.
+    network is smooth, ``value`` is a lower bound from straight lines between nodes, and
+    ``numerical_error`` its difference from the value with half as many nodes; lengths at sites are
+    extrapolated from grids. An affine network also changes lengths, so the measure has no
+    direction.
 
     Definition
     ----------
@@ -94,7 +95,7 @@ class LengthDistortion(PathMeasure):
     name = "length-distortion"
     version: ClassVar[str] = "3"
     more_means: ClassVar[MoreMeans] = "neither"
-    means = ("image", "length", "error")
+    means = ("image", "length", "numerical_error")
     parts = ("site",)
     source = Source(
         'B. Hanin, R. Jeong, D. Rolnick, "Deep ReLU Networks Preserve Expected Length", ICLR 2022',
@@ -129,6 +130,6 @@ class LengthDistortion(PathMeasure):
             return Value.missing(place, "undefined", "the path has length 0", path.segments)
         statistics = {"value": path.image / path.length, "image": path.image, "length": path.length}
         if path.coarse != path.image:
-            statistics["error"] = (path.image - path.coarse) / path.length
+            statistics["numerical_error"] = (path.image - path.coarse) / path.length
         sites = {name: length / path.length for name, length in path.sites.items()}
         return Value(place, statistics, path.segments, parts={"site": sites})

@@ -112,7 +112,7 @@ def _deviations(run: Run, published: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _error_remark(network: str, published: Run) -> str:
     errors = [
-        value.statistics.get("error", 0.0) / value.statistics["value"]
+        value.statistics.get("numerical_error", 0.0) / value.statistics["value"]
         for record in published.records
         for value in record.result.values
     ]

@@ -63,6 +63,12 @@ class Measure(ABC):
         changes only the state of the observed site and draws no random numbers. The batches of a
         site arrive in order, one at a time; the first arrives while no other thread is updating.
         Not inherited: every class has to declare it.
+    exact : bool
+        True if the value doesn't depend on samples or paths, so that it has no sampling error;
+        see `exact_of` for a measure where this depends on an option.
+    replicated : bool
+        True if the result should have replicates, set before ``reset`` is called. Measures derived
+        from `PooledMeasure` have them without further code.
 
     Examples
     --------
@@ -87,6 +93,8 @@ class Measure(ABC):
     invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     independent_sites: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+    replicated: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -106,6 +114,11 @@ class Measure(ABC):
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
         """Return the minimum and maximum possible value for resolved options."""
         return cls.bounds
+
+    @classmethod
+    def exact_of(cls, options: Mapping[str, OptionValue]) -> bool:
+        """Return True if the value doesn't depend on samples or paths, for resolved options."""
+        return cls.exact
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:

@@ -1,6 +1,7 @@
 """Results: the numbers that one measure computes for one subject.
 
-Reports compute standard errors, intervals and ranks from the values at places.
+Standard errors, intervals and ranks are computed from the replicates of values; see
+`nlbench.measure.replicates`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Literal
 
 from nlbench.errors import one_line
 from nlbench.reporting import load_reports
+
+from .replicates import combine, standard_error
 
 Status = Literal["ok", "undefined", "skipped", "failed"]
 
@@ -28,6 +31,17 @@ def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(number) for name, number in statistics.items()}
 
 
+def _single_precision(replicates: Iterable[float]) -> tuple[float, ...]:
+    """Round replicates to nine significant digits, enough to tell apart numbers of 32 bits.
+
+    If one isn't finite, there are none.
+    """
+    numbers = tuple(map(float, replicates))
+    if not all(map(math.isfinite, numbers)):
+        return ()
+    return tuple(float(f"{number:.9g}") for number in numbers)
+
+
 def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]]:
     return {
         str(name): _plain(numbers) if isinstance(numbers, Mapping) else tuple(map(float, numbers))
@@ -35,9 +49,14 @@ def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]
     }
 
 
-def _flat_numbers(statistics: Mapping[str, float], parts: Parts) -> dict[str, float]:
+def _flat_numbers(
+    statistics: Mapping[str, float], parts: Parts, replicates: Sequence[float]
+) -> dict[str, float]:
     """Return all numbers keyed by flat names: ``segment0``, ``segment1``, … and ``site:relu``."""
     flat = dict(statistics)
+    error = standard_error(replicates)
+    if error is not None:
+        flat["error"] = error
     for name, numbers in parts.items():
         if isinstance(numbers, Mapping):
             flat |= {f"{name}:{part}": number for part, number in numbers.items()}
@@ -65,6 +84,9 @@ class Value:
     parts : mapping of str to sequence, or to mapping of str, of floats
         Components of a statistic, in order, ``{"segment": [3, 5]}``, or by name,
         ``{"site": {"relu": 8}}``. Tables list them as ``segment0``, ``segment1``, ``site:relu``.
+    replicates : tuple of float
+        The score without each group of samples in turn, rounded to single precision; see
+        `nlbench.measure.replicates`. Empty if its error is unknown.
 
     Examples
     --------
@@ -79,16 +101,23 @@ class Value:
     status: Status = "ok"
     reason: str = ""
     parts: Parts = field(default_factory=dict)
+    replicates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "statistics", _plain(self.statistics))
         object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
         object.__setattr__(self, "parts", _plain_parts(self.parts))
+        object.__setattr__(self, "replicates", _single_precision(self.replicates))
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Statistics and parts, keyed by their names in tables."""
-        return _flat_numbers(self.statistics, self.parts)
+        """Statistics, standard error (``error``) and parts, keyed by their names in tables."""
+        return _flat_numbers(self.statistics, self.parts, self.replicates)
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the score, or None if it is unknown."""
+        return standard_error(self.replicates)
 
     @classmethod
     def missing(cls, place: str, status: Status, reason: str, n: int = 0) -> Value:
@@ -140,6 +169,8 @@ class Result:
         Details on how the value was computed, such as the method.
     parts : mapping of str to sequence, or to mapping of str, of floats
         Components of the statistics in the summary; see `Value`.
+    replicates : tuple of float
+        The summary's ``value`` without each group of samples in turn; see `Value`.
     """
 
     summary: Mapping[str, float]
@@ -149,16 +180,23 @@ class Result:
     reason: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict)
     parts: Parts = field(default_factory=dict)
+    replicates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", _plain(self.summary))
         object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
         object.__setattr__(self, "parts", _plain_parts(self.parts))
+        object.__setattr__(self, "replicates", _single_precision(self.replicates))
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Summary and parts, keyed by their names in tables."""
-        return _flat_numbers(self.summary, self.parts)
+        """Summary, standard error (``error``) and parts, keyed by their names in tables."""
+        return _flat_numbers(self.summary, self.parts, self.replicates)
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the summary's ``value``, or None if it is unknown."""
+        return standard_error(self.replicates)
 
     @property
     def places(self) -> tuple[int, int]:
@@ -234,7 +272,18 @@ class Result:
             reason = f"{covered}: {reasons}" if reasons else covered
             return cls.missing("undefined", reason, entries, n)
         reason = f"{covered} ({missing} without a value)" if missing else ""
-        return cls(dict(summary(scores)), entries, n, reason=reason, notes=dict(notes or {}))
+        replicates = combine(
+            lambda *numbers: summary(numbers)["value"],
+            *(v.replicates for v in entries if v.status == "ok"),
+        )
+        return cls(
+            dict(summary(scores)),
+            entries,
+            n,
+            reason=reason,
+            notes=dict(notes or {}),
+            replicates=replicates,
+        )
 
 
 def _failed_if_not_finite(value: Value) -> Value:

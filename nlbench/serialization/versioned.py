@@ -12,7 +12,7 @@ from nlbench.errors import RequestError
 
 from .files import parse_json
 
-FORMAT = 1
+FORMAT = 2
 _CHECKSUM = "checksum"
 
 

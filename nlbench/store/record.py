@@ -34,6 +34,10 @@ class RecordedMeasure:
     ----------
     bounds : pair of float or None
         Bounds with these options; None where unbounded.
+    errors : {"groups", "none"} or None
+        Kind of replicates; None in records of format 1, which have none.
+    exact : bool or None
+        True if the value doesn't depend on samples or paths; None if unknown.
     rest : mapping
         Unknown fields in the record's file.
     """
@@ -46,10 +50,17 @@ class RecordedMeasure:
     version: str
     options: Mapping[str, OptionValue]
     source: Source | None = None
+    errors: str | None = None
+    exact: bool | None = None
     rest: Mapping[str, Any] = extra_fields()
 
     @classmethod
-    def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
+    def of(
+        cls,
+        measure: type[Measure],
+        options: Mapping[str, OptionValue],
+        errors: str | None = None,
+    ) -> RecordedMeasure:
         """Describe a measure and its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
         return cls(
@@ -61,6 +72,8 @@ class RecordedMeasure:
             version=measure.version,
             options=options,
             source=measure.source,
+            errors=errors,
+            exact=measure.exact_of(options) or None,
         )
 
 
@@ -158,7 +171,7 @@ class Record:
         try:
             if not is_plain_name(content.get("key")):
                 raise ValueError(f"its key {str(content.get('key'))[:80]!r} is not a plain name")
-            return from_plain(cls, content, "record")
+            return from_plain(cls, _upgraded(content), "record")
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             message = one_line(error, 300)
             raise RequestError(f"{origin} is not a record of a cell ({message})") from error
@@ -176,6 +189,26 @@ def ensure_readable(record: Record) -> Record:
         probe = replace(record.probe, facts={})
         return replace(record, probe=probe, result=Result.missing("failed", reason))
     return record
+
+
+def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
+    """Rename the statistic ``error`` of paths in records of format 1, which had no replicates.
+
+    It is the error of the method, not that due to the choice of samples.
+    """
+    result = content.get("result")
+    if not isinstance(result, dict) or "replicates" in result:
+        return content
+    probe = content.get("probe")
+    values = result.get("values")
+    if not isinstance(probe, dict) or probe.get("name") != "lines" or not isinstance(values, list):
+        return content
+    tables = [result.get("summary")]
+    tables += [value.get("statistics") for value in values if isinstance(value, dict)]
+    for table in tables:
+        if isinstance(table, dict) and "error" in table:
+            table["numerical_error"] = table.pop("error")
+    return content
 
 
 def is_plain_name(name: object) -> bool:

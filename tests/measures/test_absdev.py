@@ -163,7 +163,7 @@ def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
     assert found["below"] == pytest.approx(math.hypot(2, 1))
     assert parts["segment"] == pytest.approx((math.hypot(3, 1), 2))
     assert found["variation"] == pytest.approx(math.hypot(6 + 8, 2))
-    assert "error" not in found
+    assert "numerical_error" not in found
 
 
 def test_the_summary_has_the_means_of_the_parts():
@@ -185,17 +185,17 @@ def test_a_smooth_network_stands_on_the_board_with_a_remark():
     area = math.log(math.cosh(2)) - math.tanh(2)
     assert result.summary["value"] == pytest.approx(2 * area, rel=1e-7)
     assert result.status == "ok"
-    error = result.values[0].statistics["error"] / result.summary["value"]
+    error = result.values[0].statistics["numerical_error"] / result.summary["value"]
     assert result.reason == f"by quadrature, relative error ≤ {format_percent(error)}"
     assert result.notes["method"] == "quadrature"
-    assert result.values[0].statistics["error"] <= 1e-7 * result.summary["value"]
+    assert result.values[0].statistics["numerical_error"] <= 1e-7 * result.summary["value"]
 
 
 def test_a_quadrature_that_fell_short_is_remarked_on():
     trace = smooth_estimate(lambda t: np.sin(1000 * t)[:, None], evaluations=64)
     exact = trace_of([0, 0.5, 1], [0, 1, 0])
     result = reading_of([TracedSegment(0, 0, exact), TracedSegment(0, 1, trace)])
-    error = result.values[0].statistics["error"] / result.summary["value"]
+    error = result.values[0].statistics["numerical_error"] / result.summary["value"]
     assert result.reason == (
         f"exact and by quadrature, relative error ≤ {format_percent(error)}, "
         "above the target of 0.1 % on 1 of 2 segments"
@@ -227,7 +227,7 @@ def test_an_estimate_is_taken_as_a_trace_is():
     torch.testing.assert_close(absolute_deviation(estimate), exact, rtol=3e-3, atol=1e-4)
     result = reading_of([TracedSegment(0, 0, estimate)])
     assert result.notes["method"] == "refined"
-    assert result.summary["error"] == pytest.approx(
+    assert result.summary["numerical_error"] == pytest.approx(
         estimate.length * float(estimate.deviation_error.norm())
     )
     assert "estimated" in result.reason

@@ -159,7 +159,7 @@ def test_an_estimate_is_taken_as_a_trace_is():
     assert statistics["value"] == pytest.approx(2 * trace.crossings, abs=estimate.error + 1e-9)
     assert statistics["at_least"] == estimate.at_least + trace.crossings
     assert 0 < estimate.at_least <= trace.crossings
-    assert statistics["error"] == estimate.error
+    assert statistics["numerical_error"] == estimate.error
     assert "slope_changes" not in statistics
     assert result.notes["method"] == "refined, exact"
 

@@ -88,7 +88,7 @@ def observe(
             limited = _limit_rows(observation, limit, options["rows"] == "nodes")
             shared = shared_by_package.setdefault(
                 (getattr(listener, "package", listener), len(limited.x)),
-                SharedBatch(limited.x, limited.y, clock, limited.rounding),
+                SharedBatch(limited.x, limited.y, clock, limited.rounding, limited.sources),
             )
             batch = _copy(limited, names, shared)
             if order is None:

@@ -105,3 +105,24 @@ def test_a_result_beyond_the_limit_is_recorded_as_failed(monkeypatch):
     kept = ensure_readable(many)
     assert kept.result.status == "failed"
     assert "more than 2000" in kept.result.reason
+
+
+def test_replicates_are_recorded():
+    values = [Value("a", {"value": 0.5}, replicates=(1 / 3, 0.5)), Value("b", {"value": 0.5})]
+    result = Result(summary={"value": 0.5}, values=values, replicates=(0.4, 0.5))
+    read = Record.from_json(record(result=result).to_json(), "r.json").result
+    assert read.replicates == (0.4, 0.5)
+    assert [value.replicates for value in read.values] == [(0.333333333, 0.5), ()]
+
+
+def test_records_of_format_1_have_no_standard_error():
+    content = json.loads(record(result=Result.of({"path0": 2.0})).to_json())
+    content["probe"]["name"] = "lines"
+    del content["checksum"], content["result"]["replicates"]
+    del content["result"]["values"][0]["replicates"]
+    content["result"]["values"][0]["statistics"]["error"] = 0.1
+    content["result"]["summary"]["error"] = 0.1
+    read = Record.from_json(json.dumps(content | {"format": 1}), "r.json").result
+    assert read.replicates == ()
+    assert "error" not in read.numbers
+    assert read.values[0].numbers == {"value": 2.0, "numerical_error": 0.1}
