@@ -15,7 +15,7 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
@@ -199,6 +199,11 @@ class GeometricComplexity(Measure):
   year = {2022}
 }""",
     )
+
+    @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units."""
+        return "grows with the outputs"
 
     def reset(self) -> None:
         """Discard all batches."""

@@ -111,6 +111,14 @@ class Measure(ABC):
         return cls.bounds
 
     @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units, such as ``grows with the logits``.
+
+        By default empty: the value has no units. Reports print the note with the value.
+        """
+        return ""
+
+    @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
         """Return the number of token rows to draw from a batch, or None for all."""
         return None

@@ -36,6 +36,8 @@ class RecordedMeasure:
         Bounds with these options; None where unbounded.
     exact : bool or None
         True if the value doesn't depend on samples or paths; None if unknown.
+    scale : str or None
+        How the value depends on units, such as ``grows with the logits``.
     rest : mapping
         Unknown fields in the record's file.
     """
@@ -49,6 +51,7 @@ class RecordedMeasure:
     options: Mapping[str, OptionValue]
     source: Source | None = None
     exact: bool | None = None
+    scale: str | None = None
     rest: Mapping[str, Any] = extra_fields()
 
     @classmethod
@@ -65,6 +68,7 @@ class RecordedMeasure:
             options=options,
             source=measure.source,
             exact=measure.exact or None,
+            scale=measure.scale_note(options) or None,
         )
 
 
