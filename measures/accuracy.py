@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, Result
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 
 if TYPE_CHECKING:
     from nlbench.probes.outputs import OutputBatch
@@ -151,13 +155,30 @@ class Accuracy(Measure):
     def reset(self) -> None:
         """Reset the counts."""
         self._correct = self._total = self._samples = 0
+        self._groups = SampleGroups()
+        # Numbers (n, 2) of correct and of all labels of each sample, batch by batch.
+        self._counts: list[NDArray[np.int64]] = []
 
     def update(self, observation: OutputBatch) -> None:
         """Count the correct labels of one batch."""
         correct, total = _counts(observation.outputs, observation.labels)
         self._correct, self._total = self._correct + correct, self._total + total
         self._samples += len(observation.labels)
+        if self.replicated and observation.inputs is not None:
+            self._groups.add(observation.inputs)
+            labels = class_labels(observation.outputs, observation.labels)
+            is_counted = labels != IGNORED_LABEL
+            is_correct = (observation.outputs.argmax(-1) == labels) & is_counted
+            sides = (side.reshape(len(labels), -1).sum(1) for side in (is_correct, is_counted))
+            self._counts.append(torch.stack(list(sides), 1).cpu().numpy())
 
     def compute(self) -> Result:
         """Return the accuracy over all batches."""
-        return Result({"value": _fraction(self._correct, self._total)}, n=self._samples)
+        replicates: tuple[float, ...] = ()
+        if self._counts:
+            correct, total = np.concatenate(self._counts).T
+            replicates = without_each_group(
+                self._groups.array, lambda kept: _fraction(correct[kept].sum(), total[kept].sum())
+            )
+        value = _fraction(self._correct, self._total)
+        return Result({"value": value}, n=self._samples, replicates=replicates)

@@ -98,6 +98,15 @@ class _StateAccumulator(Accumulator):
             raise RequestError(f"a batch has {len(on)} units, earlier ones had {len(self._on)}")
         self._on, self._n = on if self._on is None else self._on + on, self._n + n
 
+    def merged(self, other: _StateAccumulator) -> _StateAccumulator:
+        """Return the accumulator of the batches of both."""
+        merged = _StateAccumulator(self._kink)
+        merged._n = self._n + other._n
+        merged._on = other._on if self._on is None else self._on
+        if self._on is not None and other._on is not None:
+            merged._on = self._on + other._on
+        return merged
+
     def statistics(self) -> Mapping[str, float]:
         if self._on is None:
             raise Undefined("no samples")

@@ -13,6 +13,8 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 
 from .linear_algebra.products import singular_value_decomposition
@@ -228,10 +230,13 @@ class AffineResidual(Measure):
         """Discard all batches."""
         self._inputs: list[Tensor] = []
         self._outputs: list[Tensor] = []
+        self._groups = SampleGroups()
 
     def update(self, observation: FunctionBatch) -> None:
         """Run the network on one batch."""
         self._inputs.append(observation.inputs.detach().flatten(1).cpu())
+        if self.replicated:
+            self._groups.add(observation.inputs, observation.sources)
         with torch.no_grad():
             self._outputs.append(observation.function(observation.inputs).cpu())
 
@@ -260,7 +265,23 @@ class AffineResidual(Measure):
             "error": sums.std().item() * math.sqrt(n),
             "permuted": ratios[1:].mean().item(),
         }
-        return Result(summary, n=len(outputs))
+        replicates: tuple[float, ...] = ()
+        if self.replicated:
+            replicates = without_each_group(
+                self._groups.array,
+                lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
+            )
+        return Result(summary, n=len(outputs), replicates=replicates)
+
+    def _residual(
+        self, inputs: Tensor, outputs: Tensor, numbers: RowNumbers, kept: Tensor
+    ) -> float:
+        """Return the residual over some of the samples, whose folds stay the same."""
+        inputs, outputs = inputs[kept], outputs[kept] - outputs[kept].mean(0)
+        kept_numbers = numbers.of_rows(kept.nonzero()[:, 0])
+        folds = int(self.settings["folds"])
+        errors = _squared_errors(inputs, outputs[:, None], kept_numbers, folds)
+        return _ratio(errors.sum(), outputs.square().sum()).item()
 
     @property
     def _permutations(self) -> int:

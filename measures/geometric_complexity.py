@@ -15,6 +15,8 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option, OptionValue
 
 if TYPE_CHECKING:
@@ -209,6 +211,7 @@ class GeometricComplexity(Measure):
         """Discard all batches."""
         self._batches: list[Tensor] = []
         self._occurrences: Counter[bytes] = Counter()
+        self._groups = SampleGroups()
 
     def update(self, observation: FunctionBatch) -> None:
         """Compute the norms of one batch."""
@@ -221,6 +224,8 @@ class GeometricComplexity(Measure):
             occurrences=self._occurrences,
         )
         self._batches.append(norms)
+        if self.replicated:
+            self._groups.add(observation.inputs, observation.sources)
 
     def compute(self) -> Result:
         """Return the mean over all samples."""
@@ -230,4 +235,8 @@ class GeometricComplexity(Measure):
         summary = {"value": norms.mean().item()}
         if len(norms) > 1:
             summary["error"] = norms.std().item() / math.sqrt(len(norms))
-        return Result(summary, n=len(norms))
+        replicates: tuple[float, ...] = ()
+        if self.replicated:
+            array = norms.numpy()
+            replicates = without_each_group(self._groups.array, lambda kept: array[kept].mean())
+        return Result(summary, n=len(norms), replicates=replicates)

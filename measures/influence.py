@@ -98,6 +98,13 @@ class _InfluenceAccumulator(Accumulator):
             self._counts[index] += len(values)
             self._sums[index] += values.sum().item()
 
+    def merged(self, other: _InfluenceAccumulator) -> _InfluenceAccumulator:
+        """Return the accumulator of the batches of both."""
+        merged = _InfluenceAccumulator()
+        merged._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        merged._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
+        return merged
+
     def statistics(self) -> dict[str, float]:
         if not self._counts[0]:
             raise Undefined("all rows have an input or an output of zeros")

@@ -56,6 +56,7 @@ class LinearUnits(Measure):
     probe = "graph"
     bounds = (0.0, 1.0)
     more_means = "less nonlinear"
+    exact = True
     source = NONLINEAR_ADVANTAGE
 
     def reset(self) -> None:

@@ -15,6 +15,8 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.measure.left_out import LeftOut, NoReplicates, check_group_memory
+from nlbench.measure.replicates import GROUPS
 from nlbench.options import Option
 
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
@@ -140,7 +142,7 @@ class _LinearityAccumulator(Accumulator):
         self._folds, self._has_branch = folds, False
         self._reservoir = Reservoir(rows)
         self._frame: _Frame | None = None
-        self._sums: dict[int, RegressionSums] = {}
+        self.sums: dict[int, RegressionSums] = {}
         self._samples = 0
         self._rows, self._distinct = DistinctRows(), 0
         self._rounding = (EPSILON, EPSILON)
@@ -179,13 +181,17 @@ class _LinearityAccumulator(Accumulator):
             self._samples += int(owners.max()) + 1 if samples is None else samples
         else:
             fold = numbers.index.to(x.values.device) % self._folds
-        for index in torch.unique(fold).tolist():
-            for rows in (fold == index).nonzero()[:, 0].split(CHUNK_ROWS):
-                part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
-                self._sums[index] = self._sums[index].plus(part) if index in self._sums else part
+        self._add_sums(x, y, fold)
         # Rows of a float32 network lose nothing in float32.
         types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
         self._reservoir.add(x.values, y.values, fold, types=(*types, fold.dtype))
+
+    def _add_sums(self, x: PreparedSamples, y: PreparedSamples, parts: Tensor) -> None:
+        """Add rows to the sums of the part (n,) that each belongs to."""
+        for index in torch.unique(parts).tolist():
+            for rows in (parts == index).nonzero()[:, 0].split(CHUNK_ROWS):
+                part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
+                self.sums[index] = self.sums[index].plus(part) if index in self.sums else part
 
     def _shift_and_scale(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Shift and scale rows, in place, to the origin and the unit of the sums."""
@@ -208,14 +214,14 @@ class _LinearityAccumulator(Accumulator):
 
     def total(self) -> RegressionSums:
         """Return the sums of all rows."""
-        rows = sum(part.n for part in self._sums.values())
+        rows = sum(part.n for part in self.sums.values())
         if rows < 2:
             raise Undefined(f"n = {rows}: at least 2 rows are needed")
         sides = zip(("input", "output"), self._extremes, self._rounding, strict=True)
         for role, (low, high), rounding in sides:
             if not varying(low, high, rounding).any():
                 raise constant_side(role, rounding, equal=torch.equal(low, high))
-        return reduce(RegressionSums.plus, self._sums.values())
+        return reduce(RegressionSums.plus, self.sums.values())
 
     @property
     def rounding_of_inputs(self) -> tuple[Tensor, float]:
@@ -226,7 +232,7 @@ class _LinearityAccumulator(Accumulator):
 
     def statistics(self) -> dict[str, float]:
         total = self.total()
-        if len(self._sums) < 2:
+        if len(self.sums) < 2:
             raise Undefined("fewer than two distinct samples, so that none can be held out")
         fit_of_all = total.fit(*self.rounding_of_inputs)
         in_sample = total.squared_errors(fit_of_all)
@@ -235,7 +241,7 @@ class _LinearityAccumulator(Accumulator):
         x, y, row_folds = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
         predicted, held_out = torch.zeros_like(y), 0.0
-        for fold, part in self._sums.items():
+        for fold, part in self.sums.items():
             fit = total.minus(part).fit(*self.rounding_of_inputs)
             held_out += part.squared_errors(fit)
             predicted[row_folds == fold] = fit(x[row_folds == fold])
@@ -268,6 +274,47 @@ class _LinearityAccumulator(Accumulator):
         if squares <= EPSILON * len(y):
             return {}
         return {"after_norm": 1 - ((y - predicted).square().sum() / squares).item()}
+
+
+class _LeftOutSums(LeftOut):
+    """Sums of each group at one place; a fold consists of groups that are equal modulo folds."""
+
+    def __init__(self, folds: int) -> None:
+        if GROUPS % folds:
+            raise NoReplicates(f"linearity.folds = {folds} does not divide {GROUPS} groups")
+        self._folds = folds
+        # Accumulates sums of groups in place of folds.
+        self._accumulator = _LinearityAccumulator(GROUPS, rows=0)
+
+    def add(self, observation: SiteBatch, groups: Tensor) -> None:
+        """Add one batch."""
+        x, y = observation.shared(prepare_batch)
+        check_group_memory(8 * GROUPS * x.shape[1] * (x.shape[1] + y.shape[1]))
+        self._accumulator.add(x, y, sources=observation.sources)
+
+    @torch.no_grad()
+    def replicates(self) -> tuple[float, ...]:
+        """Compute the held-out score without each group."""
+        groups = self._accumulator.sums
+        if len(groups) < 2:
+            return ()
+        total = self._accumulator.total()
+        values = []
+        for left_out in sorted(groups):
+            kept = total.minus(groups[left_out])
+            errors = 0.0
+            for fold in range(self._folds):
+                parts = [
+                    groups[index]
+                    for index in sorted(groups)
+                    if index % self._folds == fold and index != left_out
+                ]
+                if parts:
+                    held_out = reduce(RegressionSums.plus, parts)
+                    fit = kept.minus(held_out).fit(*self._accumulator.rounding_of_inputs)
+                    errors += held_out.squared_errors(fit)
+            values.append(1 - errors / kept.centered()[2].sum().item())
+        return tuple(values)
 
 
 def _squared_distances(rows: Tensor, mean: Tensor) -> Tensor:
@@ -389,6 +436,10 @@ class Linearity(PooledMeasure):
     def accumulator(self) -> Accumulator:
         """Create the accumulator for one site."""
         return _LinearityAccumulator(int(self.settings["folds"]))
+
+    def left_out(self) -> LeftOut:
+        """Create the sums of the groups of one place."""
+        return _LeftOutSums(int(self.settings["folds"]))
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
         """Add one batch of one site."""

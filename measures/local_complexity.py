@@ -8,12 +8,15 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
 from nlbench.probes.sites import SiteBatch, observe_sites, refuse_undefined
@@ -230,6 +233,7 @@ class LocalComplexity(Measure):
         # Number of boundaries of each traced star, and the distance to the nearest one.
         self._stars: list[tuple[int, float]] = []
         self._untraced_reason = ""
+        self._groups = SampleGroups()
         self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
 
     def update(self, observation: FunctionBatch) -> None:
@@ -242,6 +246,10 @@ class LocalComplexity(Measure):
         radius = float(self.settings["radius"])
         vertices = stars(inputs, directions, radius, self._generator)
         first = len(self._counts)
+        if self.replicated:
+            sources = observation.sources
+            kept = torch.arange(len(inputs))
+            self._groups.add(inputs, sources and sources.of_rows(kept))
         self._counts += changed_units(model, vertices).tolist()
         traced = vertices[: max(int(self.settings["traced"]) - first, 0)]
         if len(traced) and not self._untraced_reason:
@@ -275,4 +283,8 @@ class LocalComplexity(Measure):
             if nearest:
                 summary["nearest"] = statistics.fmean(nearest)
         reason = f"no exact boundaries: {self._untraced_reason}" if self._untraced_reason else ""
-        return Result(summary, n=len(counts), reason=reason)
+        replicates: tuple[float, ...] = ()
+        if self.replicated:
+            array = np.array(counts)
+            replicates = without_each_group(self._groups.array, lambda kept: array[kept].mean())
+        return Result(summary, n=len(counts), reason=reason, replicates=replicates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import combine
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 from nlbench.probes.function import directional_derivative
 
@@ -74,7 +77,7 @@ def nonlinearity_coefficient(
     >>> bool(nonlinearity_coefficient(lambda x: torch.sin(9 * x), x) > 5)
     True
     """
-    return _coefficient(*_terms(function, inputs, directions))
+    return _coefficient(*_terms(function, inputs, directions).per_sample())
 
 
 def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
@@ -86,22 +89,53 @@ def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
         yield offset, 2 * offset
 
 
-def _terms(
-    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int, limit: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
-    """Compute the terms of the coefficient for each sample.
+@dataclass(frozen=True)
+class _Terms:
+    """Terms of the coefficient for the samples x of a batch, in shuffled order, and directions.
 
-    Returns
-    -------
-    slopes : tensor of shape (n,)
-        ‖J(x) v‖², averaged over directions and over the sample's parts as x, x' and x''.
-    spreads : tensor of shape (n,)
-        ‖f(x') - f(x'')‖² / 2, averaged in the same way.
+    Parameters
+    ----------
+    slopes : tensor of shape (directions, n)
+        ‖J(x) v‖².
+    spreads : tensor of shape (directions, n)
+        ‖f(x') - f(x'')‖² / 2.
     floors : tensor of shape (n,)
         Spread below which rounding of the outputs matters.
+    order : integer tensor of shape (n,)
+        Index in the batch of each sample.
     dtype : torch.dtype
         Dtype of the outputs.
     """
+
+    slopes: Tensor
+    spreads: Tensor
+    floors: Tensor
+    order: Tensor
+    dtype: torch.dtype
+
+    def per_sample(self) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+        """Average (n,) over directions and over each sample's parts as x, x' and x''."""
+        offsets = list(_offsets(len(self.order), len(self.slopes)))
+        slopes, spreads = (
+            torch.stack([_shared(t, *o) for t, o in zip(terms, offsets, strict=True)]).mean(0)
+            for terms in (self.slopes, self.spreads)
+        )
+        return slopes, spreads, self.floors, self.dtype
+
+    def memberships(self, groups: Tensor) -> Tensor:
+        """Return the groups (directions, n, 3) of x, x' and x'', given those (n,) of the batch."""
+        first = groups[self.order]
+        members = [
+            torch.stack([first, first.roll(-one), first.roll(-two)], 1)
+            for one, two in _offsets(len(first), len(self.slopes))
+        ]
+        return torch.stack(members)
+
+
+def _terms(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int, limit: int | None = None
+) -> _Terms:
+    """Compute the terms of the coefficient."""
     n = len(inputs)
     if n < MIN_SAMPLES:
         raise Undefined(f"n = {n}: at least {MIN_SAMPLES} samples per batch are needed")
@@ -117,10 +151,10 @@ def _terms(
         dtype = outputs.dtype
         outputs, derivatives = _flat(outputs), _flat(derivatives)
         difference = outputs.roll(-first, 0) - outputs.roll(-second, 0)
-        slopes.append(_shared(derivatives.square().sum(1), first, second))
-        spreads.append(_shared(difference.square().sum(1) / 2, first, second))
+        slopes.append(derivatives.square().sum(1))
+        spreads.append(difference.square().sum(1) / 2)
     floors = (MIN_SPREAD_IN_ROUNDINGS * torch.finfo(dtype).eps * outputs).square().sum(1)
-    return torch.stack(slopes).mean(0), torch.stack(spreads).mean(0), floors, dtype
+    return _Terms(torch.stack(slopes), torch.stack(spreads), floors, order, dtype)
 
 
 def _shared(terms: Tensor, first: int, second: int) -> Tensor:
@@ -247,6 +281,9 @@ class NonlinearityCoefficient(Measure):
     def reset(self) -> None:
         """Discard all batches."""
         self._batches: list[tuple[Tensor, ...]] = []
+        self._groups = SampleGroups()
+        # Slopes and spreads (terms,) of all batches, and the groups (terms, 3) of their samples.
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
         self._skipped_samples = 0
 
     def update(self, observation: FunctionBatch) -> None:
@@ -256,10 +293,14 @@ class NonlinearityCoefficient(Measure):
             return
         observation.check_derivative("forward")
         directions = int(self.settings["directions"])
-        *terms, self._dtype = _terms(
-            observation.function, observation.inputs, directions, observation.limit
-        )
-        self._batches.append(tuple(term.cpu() for term in terms))
+        terms = _terms(observation.function, observation.inputs, directions, observation.limit)
+        *per_sample, self._dtype = terms.per_sample()
+        self._batches.append(tuple(term.cpu() for term in per_sample))
+        if self.replicated:
+            groups = torch.from_numpy(self._groups.add(observation.inputs, observation.sources))
+            members = terms.memberships(groups)
+            sides = terms.slopes.flatten().cpu(), terms.spreads.flatten().cpu()
+            self._parts.append((*sides, members.flatten(0, 1).cpu()))
 
     def compute(self) -> Result:
         """Return the coefficient of the network, with its standard error."""
@@ -271,4 +312,15 @@ class NonlinearityCoefficient(Measure):
             "error": _standard_error(slopes, spreads),
         }
         notes = {"samples left out": self._skipped_samples} if self._skipped_samples else {}
-        return Result(summary, n=len(slopes), notes=notes)
+        return Result(summary, n=len(slopes), notes=notes, replicates=self._leave_out())
+
+    def _leave_out(self) -> tuple[float, ...]:
+        """Compute the coefficient without all terms to which a group contributes, for each."""
+        if not self._parts:
+            return ()
+        slopes, spreads, members = map(torch.cat, zip(*self._parts, strict=True))
+        kept = [(members != group).all(1) for group in sorted(set(members[:, 0].tolist()))]
+        return combine(
+            lambda slope, spread: math.sqrt(slope / spread),
+            *([terms[mask].sum().item() for mask in kept] for terms in (slopes, spreads)),
+        )

@@ -91,6 +91,14 @@ class _NormAccumulator(Accumulator):
         self._change = math.hypot(self._change, _norm(x.values - y.values).item())
         self._size = math.hypot(self._size, _norm(x.values).item())
 
+    def merged(self, other: _NormAccumulator) -> _NormAccumulator:
+        """Return the accumulator of the batches of both."""
+        merged = _NormAccumulator(self._kind)
+        merged._n = self._n + other._n
+        merged._change = math.hypot(self._change, other._change)
+        merged._size = math.hypot(self._size, other._size)
+        return merged
+
     def statistics(self) -> dict[str, float]:
         if self._n == 0:
             raise Undefined("no samples")

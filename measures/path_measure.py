@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from nlbench.measure import Measure, MoreMeans, Result, Value
+from nlbench.measure.replicates import group_index, without_each_group
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 _DESCRIPTIONS = {
@@ -137,6 +139,19 @@ def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[s
     }
 
 
+def _without_paths(result: Result) -> tuple[float, ...]:
+    """Compute the replicates of the mean over paths, with each path in a group of its own if few.
+
+    Paths without a value are in groups, too, so that networks measured on the same paths have the
+    same groups.
+    """
+    numbers = np.array([path.statistics.get("value", math.nan) for path in result.values])
+    if np.isnan(numbers).any():
+        return ()
+    groups = group_index(np.arange(len(numbers)))
+    return without_each_group(groups, lambda kept: float(numbers[kept].mean()))
+
+
 class PathMeasure(Measure):
     """A measure of paths that sums over their segments.
 
@@ -179,4 +194,6 @@ class PathMeasure(Measure):
         """Return the value of each path."""
         values = [self.value_of(place, path) for place, path in self._paths.items()]
         result = Result.of(values, n=sum(value.n for value in values))
+        if self.replicated:
+            result = replace(result, replicates=_without_paths(result))
         return self._method.annotate(with_means(result, self.means, self.parts))

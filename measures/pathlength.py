@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
 from nlbench.probes.graph.observation import channel_graph
 
@@ -138,6 +138,7 @@ class PathLength(Measure):
     probe = "graph"
     bounds = (0.0, math.inf)
     more_means = "more nonlinear"
+    exact = True
     options: ClassVar[Mapping[str, Option]] = {
         "normalized": Option(
             True, "weight the branches of a merge equally; false: weight all paths equally"
@@ -145,6 +146,11 @@ class PathLength(Measure):
         "empirical": Option(False, "count a unit as active where it changes its input"),
     }
     source = NONLINEAR_ADVANTAGE
+
+    @classmethod
+    def exact_of(cls, options: Mapping[str, OptionValue]) -> bool:
+        """Return True unless the activity of units is that on the samples."""
+        return not options["empirical"]
 
     def reset(self) -> None:
         """Discard the last graph."""

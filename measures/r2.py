@@ -14,10 +14,11 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans
+from nlbench.measure.left_out import LeftOut, LeftOutAccumulators, check_group_memory
 from nlbench.options import Option, OptionValue
 
 from .linear_algebra.products import singular_value_decomposition
-from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
+from .statistics.moments import Moments, PairsAccumulator, PairsMeasure, SamplePairs
 from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import (
     EPSILON,
@@ -304,6 +305,11 @@ class _R2Accumulator(PairsAccumulator):
         super().add(x, y)
         self.count(x, y, None)
 
+    def load(self, pairs: SamplePairs, distinct: int) -> None:
+        """Set the samples."""
+        super().load(pairs, distinct)
+        self._distinct = distinct
+
     def count(self, x: PreparedSamples, y: PreparedSamples, sources: RowNumbers | None) -> None:
         """Count the distinct samples of a batch."""
         self._distinct += (sources or _number_rows(self._rows, x, y)).distinct
@@ -363,6 +369,11 @@ class _FoldAccumulator(Accumulator):
         if self._moments or self.n > 2 * max(self._widths) + self._folds:
             self._condense()
 
+    @property
+    def moment_bytes(self) -> int:
+        """Size of the moments."""
+        return sum(moments.scatter.nbytes for moments in self._moments.values())
+
     def _condense(self) -> None:
         assert self._origin is not None
         x, y, numbers = self._gather()
@@ -418,6 +429,19 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
     # Rounding may make this sum of squares negative.
     errors: Tensor = scatter.clamp(min=0) + test.n * offset.square()
     return errors
+
+
+class _LeftOutFolds(LeftOutAccumulators):
+    """Folds of all samples of a site without each group."""
+
+    def add(self, observation: SiteBatch, groups: Tensor) -> None:
+        """Add one batch."""
+        super().add(observation, groups)
+        size = 0
+        for accumulator in self.accumulators:
+            assert isinstance(accumulator, _FoldAccumulator)
+            size += accumulator.moment_bytes
+        check_group_memory(size)
 
 
 class R2(PairsMeasure):
@@ -510,6 +534,11 @@ class R2(PairsMeasure):
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
         """Return the bounds; only the ordinary value is never negative."""
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
+
+    def left_out(self) -> LeftOut:
+        """Create the state for the replicates of one site."""
+        is_crossvalidated = self.settings["kind"] == "crossvalidated"
+        return _LeftOutFolds(self) if is_crossvalidated else super().left_out()
 
     def accumulator(self) -> Accumulator:
         """Create the accumulator for one site."""

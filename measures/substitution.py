@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
+from nlbench.measure.left_out import merge_all_but_one
+from nlbench.measure.replicates import combine, without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 from nlbench.probes.replacement import UNFITTED
 
@@ -196,6 +201,15 @@ class _Terms:
             raise NotFinite("the outputs with the place replaced are not finite")
         return mean / scale, error / scale
 
+    def without_groups(self, cost: str, groups: NDArray[np.integer[Any]]) -> tuple[float, ...]:
+        """Compute the mean without each group of samples."""
+        sums, weights = (
+            torch.cat(column).numpy() for column in zip(*self.parts[cost], strict=True)
+        )
+        if len(groups) != len(sums):
+            return ()
+        return without_each_group(groups, lambda kept: sums[kept].sum() / weights[kept].sum())
+
 
 class Substitution(Measure):
     r"""Cost of replacing each place by its best affine map, fitted on other samples.
@@ -265,7 +279,9 @@ class Substitution(Measure):
         # Count, sum and sum of squares of each output; each batch is added once.
         self._moments: tuple[Tensor | float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
         self._shift: Tensor | None = None
-        self._batch = -1
+        self._batch = self._grouped_batch = -1
+        self._groups = SampleGroups()
+        self._group_moments: dict[int, tuple[Tensor | float, ...]] = {}
 
     def update(self, observation: ReplacedOutputs) -> None:
         """Compare the outputs of one batch with those of one map at one place."""
@@ -282,6 +298,13 @@ class Substitution(Measure):
             raise Undefined("the samples have no labels of classes; set substitution.cost=kl")
         self._primary = observation.primary
         terms = self._terms.setdefault(observation.place, {}).setdefault(observation.map, _Terms())
+        if (
+            self.replicated
+            and observation.inputs is not None
+            and observation.batch > self._grouped_batch
+        ):
+            self._grouped_batch = observation.batch
+            self._groups.add(observation.inputs)
         has_probabilities = outputs.ndim > 1 and outputs.shape[-1] > 1
         if cost == "kl" and not has_probabilities:
             raise Undefined("the network has one output, and so no classes")
@@ -321,18 +344,32 @@ class Substitution(Measure):
                 total + shifted.sum(0),
                 total_squares + shifted.square().sum(0),
             )
+            if self._grouped_batch == self._batch:
+                self._add_group_moments(valid, shifted)
+
+    def _add_group_moments(self, valid: Tensor, shifted: Tensor) -> None:
+        """Add the moments of one batch's outputs to those of each group."""
+        groups = torch.from_numpy(self._groups.array[-len(valid) :])
+        for group in sorted(set(groups.tolist())):
+            rows = groups == group
+            sums = (valid[rows].sum(0), shifted[rows].sum(0), shifted[rows].square().sum(0))
+            earlier = self._group_moments.get(group, (0.0, 0.0, 0.0))
+            self._group_moments[group] = tuple(
+                old + new for old, new in zip(earlier, sums, strict=True)
+            )
 
     def compute(self) -> Result:
         """Return the cost of each place."""
         scale, n = 1.0, 0
+        scales: tuple[float, ...] = (1.0,) * len(np.unique(self._groups.array))
         if self._cost == "squared":
-            count, total, squares = (torch.as_tensor(moment) for moment in self._moments)
-            # The variance of an output, averaged over outputs by how often each is counted.
-            variances = squares - total.square() / count.clamp(min=1)
-            scale = float(variances.sum() / count.sum())
+            scale = _mean_variance(*self._moments)
             if scale <= 0:
                 raise Undefined("constant output")
+            parts = [self._group_moments[group] for group in sorted(self._group_moments)]
+            scales = tuple(_mean_variance(*others) for others in _sums_without_each(parts))
         values = []
+        groups = self._groups.array
         for place, maps in self._terms.items():
             first = maps.get(self._primary)
             if first is None:
@@ -352,8 +389,28 @@ class Substitution(Measure):
                 raise Undefined(
                     f"{n} sample to evaluate maps on, at least {MIN_SAMPLES} are needed"
                 )
-            values.append(Value(place, statistics, n))
+            means = first.without_groups(self._cost, groups)
+            replicates = combine(lambda cost, unit: cost / unit, means, scales) if means else ()
+            values.append(Value(place, statistics, n, replicates=replicates))
         return Result.of(values, n=n, notes={"cost": self._cost})
+
+
+def _mean_variance(count: Tensor | float, total: Tensor | float, squares: Tensor | float) -> float:
+    """Compute the variance of an output, averaged over outputs by how often each is counted."""
+    count, total, squares = (torch.as_tensor(moment) for moment in (count, total, squares))
+    variances = squares - total.square() / count.clamp(min=1)
+    return float(variances.sum() / count.sum())
+
+
+def _sums_without_each(
+    parts: Sequence[tuple[Tensor | float, ...]],
+) -> list[tuple[Tensor | float, ...]]:
+    """Add up all parts but one, for each part that is left out."""
+    if len(parts) < 2:
+        return []
+    return merge_all_but_one(
+        parts, lambda a, b: tuple(one + other for one, other in zip(a, b, strict=True))
+    )
 
 
 def _are_class_labels(outputs: Tensor, labels: Tensor, cost: str) -> bool:

@@ -63,15 +63,23 @@ class MeasureSpec:
     options: Options
     probe: str
     probe_options: Options
+    errors: str = "groups"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One subject and one measure: the unit that is recorded, and that may fail."""
+    """One subject and one measure: the unit that is recorded, and that may fail.
+
+    Parameters
+    ----------
+    stream : str
+        Name of the measure's random stream, the same with and without errors.
+    """
 
     key: str
     subject: SubjectPlan
     measure: MeasureSpec
+    stream: str = ""
 
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
@@ -102,7 +110,7 @@ class Plan:
     def decisions(self) -> Decisions:
         """The settings and keys that determine the results of the cells."""
         return {
-            **{("measure", m.name): (m.version, dict(m.options)) for m in self.measures},
+            **{("measure", m.name): (m.version, dict(m.options), m.errors) for m in self.measures},
             **{("probe", m.probe): dict(m.probe_options) for m in self.measures},
             **{("subject", *cell.identity[:4]): cell.subject.key for cell in self.cells},
         }

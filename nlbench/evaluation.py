@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, nearest
 from nlbench.execution.machine import Machine
 from nlbench.execution.subject_passes import records_of
 from nlbench.introspection.precision import exact_arithmetic
@@ -22,6 +22,7 @@ from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.parsers import parse_names
 from nlbench.progress import Progress, ProgressMonitor
+from nlbench.request import ERRORS
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash
 from nlbench.settings import resolve_settings
@@ -51,6 +52,7 @@ def evaluate(
     settings: Settings | None = None,
     name: str | None = None,
     progress: Progress | None = None,
+    errors: str = "groups",
 ) -> Run:
     """Measure a model on inputs, on the model's device.
 
@@ -78,6 +80,9 @@ def evaluate(
     name : str, optional
         Name of the model in the table; by default its class name.
     progress : Progress, optional
+    errors : {"groups", "none"}
+        ``groups``: values have replicates, from which standard errors are computed; see
+        `nlbench.measure.replicates`.
 
     Returns
     -------
@@ -106,13 +111,13 @@ def evaluate(
     ['epoch 1', 'epoch 2']
     """
     if not isinstance(model, Mapping):
-        return _evaluate(model, inputs, measures, labels, settings, name, progress, "given")
+        return _evaluate(model, inputs, measures, labels, settings, name, progress, "given", errors)
     if not model:
         raise RequestError("no model to evaluate, expected at least one")
     if len(model) > 1 and iter(inputs) is inputs:
         raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
     runs = [
-        _evaluate(network, inputs, measures, labels, settings, name, progress, str(weights))
+        _evaluate(network, inputs, measures, labels, settings, name, progress, str(weights), errors)
         for weights, network in model.items()
     ]
     return combine(runs)
@@ -135,7 +140,10 @@ def _evaluate(
     name: str | None,
     progress: Progress | None,
     weights: str,
+    errors: str,
 ) -> Run:
+    if errors not in ERRORS:
+        raise RequestError(f"errors: unknown '{errors}'{nearest(errors, ERRORS)}")
     monitor = ProgressMonitor(progress)
     _check_model(model)
     loaded = _load_measures(measures, monitor)
@@ -160,10 +168,13 @@ def _evaluate(
     )
     subject = Subject(model, samples.inputs, samples.labels, facts, stream=stream)
 
-    def key_of(facts: SubjectFacts, measure: type[Measure]) -> str:
+    def key_of(
+        facts: SubjectFacts, measure: type[Measure], recorded_errors: str | None = None
+    ) -> str:
+        recorded = RecordedMeasure.of(measure, dict(resolved.measures)[measure], recorded_errors)
         return content_key(
             {
-                "measure": to_plain(RecordedMeasure.of(measure, dict(resolved.measures)[measure])),
+                "measure": to_plain(recorded),
                 "probe": dict(resolved.probes[measure.probe]),
                 "subject": to_plain(facts),
                 "device": device.type,
@@ -183,13 +194,24 @@ def _evaluate(
         single_tensor_call(model, samples.arguments),
     ):
         machine = Machine.at(device)
-        records = list(records_of(subject, resolved, machine, monitor, partial(key_of, facts)))
+        records = list(
+            records_of(
+                subject,
+                resolved,
+                machine,
+                monitor,
+                partial(key_of, facts, recorded_errors=errors),
+                errors=errors,
+                # Errors don't change the value: the random numbers are the same without.
+                stream_of=partial(key_of, facts),
+            )
+        )
     if stream is not None and stream.error is not None:
         raise stream.error
     if stream is not None:
         # The samples determine the keys, and those of a stream are only known at its end.
         facts = replace(facts, **sample_facts(samples.inputs, stream))
-        keys = {measure.name: key_of(facts, measure) for measure, _ in resolved.measures}
+        keys = {measure.name: key_of(facts, measure, errors) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
     request = {"measures": [m.name for m in loaded], "settings": settings}
     seconds = round(time.perf_counter() - start, 3)

@@ -50,13 +50,13 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     for name, options in resolved.probes.items():
         load_probe(name).check(request.samples or None, options)
     measures = [
-        MeasureSpec(m.name, m.version, options, m.probe, resolved.probes[m.probe])
+        MeasureSpec(m.name, m.version, options, m.probe, resolved.probes[m.probe], request.errors)
         for m, options in resolved.measures
     ]
     subjects = _plan_subjects(request, device, data_of, infos, resolved.data, warn)
     providers = {m.name: list(registry.find("measures", m.name).providers) for m in measures}
     cells = tuple(
-        Cell(_cell_key(subject, measure, providers[measure.name]), subject, measure)
+        _plan_cell(subject, measure, providers[measure.name])
         for subject in subjects
         for measure in measures
     )
@@ -178,12 +178,15 @@ def _plan_weights(spec: SubjectSpec) -> _Weights:
     return _Weights(label, f"absent: {spec.weights}", problem)
 
 
-def _cell_key(subject: SubjectPlan, measure: MeasureSpec, providers: list[str]) -> str:
-    return content_key(
-        {
-            "subject": subject.key,
-            "measure": [measure.name, measure.version, providers],
-            "options": dict(measure.options),
-            "probe": [measure.probe, dict(measure.probe_options)],
-        }
-    )
+def _plan_cell(subject: SubjectPlan, measure: MeasureSpec, providers: list[str]) -> Cell:
+    content = {
+        "subject": subject.key,
+        "measure": [measure.name, measure.version, providers],
+        "options": dict(measure.options),
+        "probe": [measure.probe, dict(measure.probe_options)],
+    }
+    # Errors don't change the value, so the random numbers are the same with and without.
+    stream = content_key(content)
+    has_errors = measure.errors != "none"
+    key = content_key({**content, "errors": measure.errors}) if has_errors else stream
+    return Cell(key, subject, measure, stream)

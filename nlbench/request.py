@@ -16,6 +16,7 @@ from nlbench.parsers import MAX_INTEGER
 AUTO_DATA = "auto"
 """Placeholder for the default dataset of each model."""
 
+ERRORS = ("groups", "none")
 PRECISIONS = ("native", "tf32", "float64", "bfloat16", "float16")
 RERUN = ("failed", "never", "all")
 EXECUTORS = ("serial", "processes", "dask")
@@ -78,6 +79,9 @@ class Request:
         ``native``: the dtype of the weights, without TF32. ``tf32`` allows TF32 on NVIDIA's tensor
         cores; ``bfloat16`` and ``float16`` run the model under autocast. ``float64`` converts the
         model and the inputs.
+    errors : {"groups", "none"}
+        ``groups``: values have replicates without each of eight groups of samples or paths, which
+        determine their standard errors. ``none``: they have none.
 
     Raises
     ------
@@ -135,6 +139,9 @@ class Request:
     )
     precision: str = _option(
         "native, tf32, float64; bfloat16 or float16 with autocast.", "native", choices=PRECISIONS
+    )
+    errors: str = _option(
+        "Standard errors from eight groups of samples: groups or none.", "groups", choices=ERRORS
     )
 
     def __post_init__(self) -> None:

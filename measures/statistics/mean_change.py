@@ -27,6 +27,14 @@ class ChangeAccumulator(Accumulator):
         self._before += sums[0]
         self._after += sums[1]
 
+    def merged(self, other: ChangeAccumulator) -> ChangeAccumulator:
+        """Return the accumulator of the batches of both."""
+        merged = ChangeAccumulator()
+        merged._n = self._n + other._n
+        merged._before = self._before + other._before
+        merged._after = self._after + other._after
+        return merged
+
     def statistics(self) -> dict[str, float]:
         """Return the mean change, and the means before and after."""
         if self._n == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from nlbench.errors import RequestError
 from nlbench.measure import Accumulator, PooledMeasure
+from nlbench.measure.left_out import LeftOut, check_group_memory, merge_all_but_one
+from nlbench.measure.replicates import GROUPS, group_index
 
 from .prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .samples import (
@@ -256,19 +259,144 @@ NO_PAIRS = SamplePairs()
 """Initial state of all measures, a single object so that later states are shared too."""
 
 
+@dataclass(frozen=True, eq=False)
+class GroupPairs:
+    """Samples x (n, d) and y (n, k) of one group, as moments and as rows not yet added to them.
+
+    Rows are added to the moments max(d, k) + 2 at a time, since each addition changes the whole
+    matrix.
+
+    Parameters
+    ----------
+    distinct : int
+        Number of samples that aren't copies.
+    """
+
+    n: int = 0
+    distinct: int = 0
+    moments: Moments | None = None
+    batches: tuple[tuple[PreparedSamples, PreparedSamples], ...] = ()
+
+    def added(
+        self, x: PreparedSamples, y: PreparedSamples, distinct: int, origin: Tensor
+    ) -> GroupPairs:
+        """Add the group's samples in one batch."""
+        added = GroupPairs(
+            self.n + len(x), self.distinct + distinct, self.moments, (*self.batches, (x, y))
+        )
+        if sum(len(rows) for rows, _ in added.batches) <= max(x.shape[1], y.shape[1]) + 1:
+            return added
+        check_group_memory(8 * GROUPS * (x.shape[1] + y.shape[1]) ** 2)
+        return GroupPairs(added.n, added.distinct, added.condensed(origin))
+
+    def condensed(self, origin: Tensor) -> Moments:
+        """Return the moments of all samples."""
+        if not self.batches:
+            assert self.moments is not None
+            return self.moments
+        x, y = (_concatenate(side) for side in zip(*self.batches, strict=True))
+        moments = Moments.of(x.values, y.values, origin, (x.rounding, y.rounding))
+        return moments if self.moments is None else self.moments.merged(moments)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedPairs:
+    """Samples of each group; measures that have added the same batches share one."""
+
+    groups: tuple[GroupPairs, ...] = (GroupPairs(),) * GROUPS
+    origin: Tensor | None = None
+    widths: tuple[int, int] = (0, 0)
+
+    @torch.no_grad()
+    def added(self, batch: Pair) -> GroupedPairs:
+        """Add one batch, in the form that `SiteBatch.shared` expects."""
+        x, y = batch.shared(prepare_batch)
+        assert batch.sources is not None
+        index = group_index(batch.sources.index)
+        origin = self.origin
+        if origin is None:
+            origin = torch.cat([x.values[0], y.values[0]])
+        groups = list(self.groups)
+        for group in sorted(set(index.tolist())):
+            rows = (index == group).nonzero()[:, 0]
+            parts = (PreparedSamples(side.values[rows], side.rounding) for side in (x, y))
+            distinct = batch.sources.of_rows(rows).distinct
+            groups[group] = groups[group].added(*parts, distinct, origin)
+        return GroupedPairs(tuple(groups), origin, (x.shape[1], y.shape[1]))
+
+    @torch.no_grad()
+    def without_each(self) -> Iterator[tuple[SamplePairs, int]]:
+        """Yield the samples without each group that occurs, and the number of distinct ones."""
+        groups = [group for group in self.groups if group.n]
+        if len(groups) < 2:
+            return
+        assert self.origin is not None
+        limit = max(self.widths) + 1
+        moments: list[Moments] = []
+        if any(sum(other.n for other in groups if other is not group) > limit for group in groups):
+            check_group_memory(8 * GROUPS * sum(self.widths) ** 2)
+            condensed = [group.condensed(self.origin) for group in groups]
+            moments = merge_all_but_one(condensed, Moments.merged)
+        for index, left_out in enumerate(groups):
+            others = [group for group in groups if group is not left_out]
+            n = sum(group.n for group in others)
+            distinct = sum(group.distinct for group in others)
+            if n > limit:
+                yield SamplePairs(n, moments[index], widths=self.widths), distinct
+            else:
+                batches = tuple(batch for group in others for batch in group.batches)
+                yield SamplePairs(n, None, batches, self.widths), distinct
+
+
+NO_GROUPED_PAIRS = GroupedPairs()
+"""Initial state of all measures, as `NO_PAIRS`."""
+
+
 class PairsAccumulator(Accumulator):
     """Accumulator of a site's batches as pairs of samples."""
 
     def __init__(self) -> None:
         self.pairs = NO_PAIRS
 
+    def load(self, pairs: SamplePairs, distinct: int) -> None:
+        """Set the samples, of which `distinct` aren't copies."""
+        self.pairs = pairs
+
     def add(self, x: Samples, y: Samples) -> None:
         """Add one batch."""
         self.pairs = self.pairs.with_samples(x, y)
 
 
+class _LeftOutPairs(LeftOut):
+    """Samples of each group at one site, shared with other measures."""
+
+    def __init__(self, measure: PairsMeasure) -> None:
+        self._measure = measure
+        self._pairs = NO_GROUPED_PAIRS
+
+    def add(self, observation: SiteBatch, groups: Tensor) -> None:
+        """Add one batch."""
+        self._pairs = observation.shared(self._pairs.added)
+
+    def replicates(self) -> tuple[float, ...]:
+        """Compute the value without each group."""
+        values = []
+        for pairs, distinct in self._pairs.without_each():
+            accumulator = self._measure.accumulator()
+            assert isinstance(accumulator, PairsAccumulator)
+            accumulator.load(pairs, distinct)
+            values.append(accumulator.statistics()["value"])
+        return tuple(values)
+
+
 class PairsMeasure(PooledMeasure):
     """A site measure whose accumulators of sample pairs are shared with other measures."""
+
+    def left_out(self) -> LeftOut:
+        """Create the state for the replicates of one site."""
+        if isinstance(self.accumulator(), PairsAccumulator):
+            return _LeftOutPairs(self)
+        return super().left_out()
 
     def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:
         """Return the prepared samples of a batch."""

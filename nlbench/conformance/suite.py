@@ -13,6 +13,7 @@ from .check import Check, Outcome
 from .degenerate_inputs import check_degenerate_inputs
 from .invariances import check_invariances
 from .repeatability import check_repeatability, check_site_order
+from .replicates import check_replicates
 from .trial import Trial, relu_network, samples, value_of
 from .types_and_devices import check_types_and_devices
 
@@ -24,6 +25,7 @@ _CHECKS: tuple[Callable[[Trial, Result], Iterator[Check]], ...] = (
     check_degenerate_inputs,
     check_types_and_devices,
     check_invariances,
+    check_replicates,
 )
 
 

@@ -65,8 +65,10 @@ class _Feed:
         stream: RandomStream,
         monitor: ProgressMonitor,
         device: torch.device,
+        replicated: bool,
     ) -> None:
         self.seconds = 0.0
+        self.replicated = replicated
         self._name, self._stream, self._monitor = measure.name, stream, monitor
         self._device = device
         self.failure: Result | None = None
@@ -103,6 +105,7 @@ class _Feed:
     def _start(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
         self._bounds = measure.bounds_of(options)
         self._measure = measure(**options)
+        self._measure.replicated = self.replicated
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:
@@ -152,6 +155,7 @@ def observe(
     streams: Sequence[str] = (),
     monitor: ProgressMonitor | None = None,
     changes: Changes | None = None,
+    replicated: bool = True,
 ) -> list[Outcome]:
     """Run a probe on a subject and return the outcome of each measure that uses it.
 
@@ -171,13 +175,17 @@ def observe(
     changes : Changes, optional
         What the model changed in this thread is restored before the measures compute their
         results, and is added here.
+    replicated : bool
+        Whether results have replicates.
     """
     changes = Changes() if changes is None else changes
     names = streams or [""] * len(measures)
     entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
     monitor = monitor or ProgressMonitor()
     with preserve_rng_state(resources.device):
-        outcomes = _observe_once(subject, entries, settings, resources, step, monitor, changes)
+        outcomes = _observe_once(
+            subject, entries, settings, resources, step, monitor, changes, replicated
+        )
     if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
         return outcomes
     for index, entry in enumerate(entries):
@@ -186,7 +194,7 @@ def observe(
             if not outcomes[index].is_out_of_memory:
                 break
             outcomes[index] = _observe_alone(
-                device, subject, entry, settings, resources, monitor, changes
+                device, subject, entry, settings, resources, monitor, changes, replicated
             )
     return outcomes
 
@@ -199,6 +207,7 @@ def _observe_alone(
     resources: Resources,
     monitor: ProgressMonitor,
     changes: Changes,
+    replicated: bool,
 ) -> Outcome:
     """Run another pass for one measure, on the subject's device or on the CPU."""
     release_freed_memory(resources.device)
@@ -214,7 +223,7 @@ def _observe_alone(
     resources = replace(resources, device=device, threads=1)
     with preserve_rng_state(device):
         (outcome,) = _observe_once(
-            subject, [entry], settings, resources, lambda: None, monitor, changes
+            subject, [entry], settings, resources, lambda: None, monitor, changes, replicated
         )
     outcome.result = with_remark(outcome.result, remark)
     return outcome
@@ -228,11 +237,12 @@ def _observe_once(
     step: OnStep,
     monitor: ProgressMonitor,
     changes: Changes,
+    replicated: bool,
 ) -> list[Outcome]:
     probe = load_probe(entries[0][0].probe)
     device = torch.device("cpu") if probe.shows_on_cpu else resources.device
     feeds = [
-        _Feed(measure, options, RandomStream(stream, resources.device), monitor, device)
+        _Feed(measure, options, RandomStream(stream, resources.device), monitor, device, replicated)
         for measure, options, stream in entries
     ]
     facts: dict[str, Any] = {}

@@ -50,6 +50,8 @@ def records_of(
     pass_context: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
     remark: str = "",
     reload: Callable[[], Subject] | None = None,
+    errors: str = "groups",
+    stream_of: Callable[[type[Measure]], str] | None = None,
 ) -> Iterator[Record]:
     """Observe a subject with each probe that the measures require; yield one record per measure.
 
@@ -66,6 +68,10 @@ def records_of(
     reload : callable, optional
         Reloads the subject after a pass that changed the model's parameters. Without it, the
         results of all later passes are also undefined.
+    errors : {"groups", "none"}
+        Whether results have replicates.
+    stream_of : callable, optional
+        Maps a measure to the name of its random stream; by default, its cell's key.
     """
     facts = subject.facts
     resources = resources or Resources(machine.device)
@@ -89,9 +95,10 @@ def records_of(
                 settings,
                 resources=resources,
                 step=partial(monitor.step, step),
-                streams=keys,
+                streams=[(stream_of or key_of)(measure) for measure, _ in entries],
                 monitor=monitor,
                 changes=changes,
+                replicated=errors == "groups",
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
         dtype = _dtype(subject.model)
@@ -106,7 +113,7 @@ def records_of(
             record = Record(
                 key=key,
                 subject=facts,
-                measure=RecordedMeasure.of(measure, options),
+                measure=RecordedMeasure.of(measure, options, errors),
                 probe=RecordedProbe(probe, settings, cast(ProbeFacts, outcome.facts)),
                 machine=RecordedMachine(str(machine.device), dtype, machine.environment),
                 result=with_remark(result, *remarks),
@@ -140,10 +147,14 @@ def missing_record(
     """Return the record of a cell that was not measured."""
     spec, planned = cell.subject.spec, cell.measure
     try:
-        measure = RecordedMeasure.of(load_measure(planned.name), planned.options)
+        measure = RecordedMeasure.of(load_measure(planned.name), planned.options, planned.errors)
     except NlbenchError:
         measure = RecordedMeasure(
-            name=planned.name, probe=planned.probe, version=planned.version, options=planned.options
+            name=planned.name,
+            probe=planned.probe,
+            version=planned.version,
+            options=planned.options,
+            errors=planned.errors,
         )
     return Record(
         key=cell.key,

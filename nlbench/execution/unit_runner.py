@@ -90,6 +90,7 @@ class UnitRunner:
             yield unmeasured
             return
         keys = {cell.measure.name: cell.key for cell in cells}
+        streams = {cell.measure.name: cell.stream for cell in cells}
         resolved = ResolvedSettings(
             tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
             {cell.measure.probe: cell.measure.probe_options for cell in cells},
@@ -110,6 +111,8 @@ class UnitRunner:
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
             reload=reload,
+            errors=cells[0].measure.errors,
+            stream_of=lambda measure: streams[measure.name],
         )
 
     def forecast(self, unit: Unit, monitor: ProgressMonitor) -> dict[str, str]:

@@ -64,7 +64,11 @@ class Measure(ABC):
         site arrive in order, one at a time; the first arrives while no other thread is updating.
         Not inherited: every class has to declare it.
     exact : bool
-        True if the value doesn't depend on samples or paths, so that it has no sampling error.
+        True if the value doesn't depend on samples or paths, so that it has no sampling error;
+        see `exact_of` for a measure where this depends on an option.
+    replicated : bool
+        True if the result should have replicates, set before ``reset`` is called. Measures derived
+        from `PooledMeasure` have them without further code.
 
     Examples
     --------
@@ -90,6 +94,7 @@ class Measure(ABC):
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     independent_sites: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    replicated: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,6 +122,11 @@ class Measure(ABC):
         By default empty: the value has no units. Reports print the note with the value.
         """
         return ""
+
+    @classmethod
+    def exact_of(cls, options: Mapping[str, OptionValue]) -> bool:
+        """Return True if the value doesn't depend on samples or paths, for resolved options."""
+        return cls.exact
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:

@@ -16,13 +16,23 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlbench.errors import NlbenchError
+
+Index = TypeVar("Index", bound=Any)
 
 GROUPS = 8
 """Number of groups."""
 
 
-def group_index(sample_index: int) -> int:
+def group_index(sample_index: Index) -> Index:
     """Return the group of a sample by its index in the order in which samples were drawn.
+
+    An array or tensor of indices gives one of groups.
 
     Neighbours are in different groups, so that all groups have as many samples of each batch, up to
     one.
@@ -32,7 +42,8 @@ def group_index(sample_index: int) -> int:
     >>> [group_index(index) for index in (0, 1, 7, 8)]
     [0, 1, 7, 0]
     """
-    return sample_index % GROUPS
+    group: Index = sample_index % GROUPS
+    return group
 
 
 def standard_error(replicates: Sequence[float]) -> float | None:
@@ -151,3 +162,35 @@ def student_quantile(probability: float, degrees: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
+
+
+def without_each_group(
+    groups: NDArray[np.integer[Any]], function: Callable[[NDArray[np.bool_]], float]
+) -> tuple[float, ...]:
+    """Compute a function of the samples without each group that occurs.
+
+    Parameters
+    ----------
+    groups : array of shape (n,)
+        Group of each sample.
+    function : callable
+        Maps a mask (n,) of the samples that are not left out to the value.
+
+    Returns
+    -------
+    tuple of float
+        Empty if there are fewer than two groups, or the value is undefined without one of them.
+
+    Examples
+    --------
+    >>> samples = np.array([1.0, 2.0, 6.0])
+    >>> without_each_group(np.arange(3), lambda kept: samples[kept].mean())
+    (4.0, 3.5, 1.5)
+    """
+    present = np.unique(groups).tolist()
+    if len(present) < 2:
+        return ()
+    try:
+        return tuple(float(function(groups != group)) for group in present)
+    except (NlbenchError, ArithmeticError, ValueError):
+        return ()

@@ -32,8 +32,14 @@ def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _single_precision(replicates: Iterable[float]) -> tuple[float, ...]:
-    """Round replicates to nine significant digits, enough to tell apart numbers of 32 bits."""
-    return tuple(float(f"{float(number):.9g}") for number in replicates)
+    """Round replicates to nine significant digits, enough to tell apart numbers of 32 bits.
+
+    If one isn't finite, there are none.
+    """
+    numbers = tuple(map(float, replicates))
+    if not all(map(math.isfinite, numbers)):
+        return ()
+    return tuple(float(f"{number:.9g}") for number in numbers)
 
 
 def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]]:

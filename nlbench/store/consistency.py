@@ -36,7 +36,11 @@ def decisions_of(record: Record) -> Decisions:
     """Return the decisions that determined a record's values."""
     measure, probe, subject = record.measure, record.probe, record.subject
     decisions: dict[tuple[object, ...], object] = {
-        ("measure", measure.name): (measure.version, dict(measure.options)),
+        ("measure", measure.name): (
+            measure.version,
+            dict(measure.options),
+            measure.errors or "none",
+        ),
         ("probe", probe.name): dict(probe.options),
     }
     # Subjects of `nlbench.evaluate` have no key, since no request specifies them.
@@ -50,7 +54,7 @@ def difference_text(record: Record, key: tuple[object, ...]) -> str:
     measure, subject = record.measure.name, record.subject
     match key[0]:
         case "measure":
-            return f"{measure} with other options or another version"
+            return f"{measure} with other options, another version or other --errors"
         case "probe":
             return f"{measure} through {record.probe.name} with other options"
         case _:

@@ -34,6 +34,8 @@ class RecordedMeasure:
     ----------
     bounds : pair of float or None
         Bounds with these options; None where unbounded.
+    errors : {"groups", "none"} or None
+        Kind of replicates; None in records of format 1, which have none.
     exact : bool or None
         True if the value doesn't depend on samples or paths; None if unknown.
     scale : str or None
@@ -50,12 +52,18 @@ class RecordedMeasure:
     version: str
     options: Mapping[str, OptionValue]
     source: Source | None = None
+    errors: str | None = None
     exact: bool | None = None
     scale: str | None = None
     rest: Mapping[str, Any] = extra_fields()
 
     @classmethod
-    def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
+    def of(
+        cls,
+        measure: type[Measure],
+        options: Mapping[str, OptionValue],
+        errors: str | None = None,
+    ) -> RecordedMeasure:
         """Describe a measure and its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
         return cls(
@@ -67,7 +75,8 @@ class RecordedMeasure:
             version=measure.version,
             options=options,
             source=measure.source,
-            exact=measure.exact or None,
+            errors=errors,
+            exact=measure.exact_of(options) or None,
             scale=measure.scale_note(options) or None,
         )
 

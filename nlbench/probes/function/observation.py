@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from nlbench.introspection.batch_independence import (
     check_batch_independence,
     check_is_function,
 )
+from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.introspection.memory import (
     FeasibleSizes,
     SampleLimit,
@@ -64,6 +65,9 @@ class FunctionBatch:
         Number of samples that fit in memory at once, for `directional_derivative`; None if unknown.
     precise : PreciseFunction, optional
         The model in float64, for `check_derivative`.
+    sources : RowNumbers, optional
+        Number of each sample among the distinct ones, in the order in which they were drawn;
+        batches are shuffled.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -72,6 +76,7 @@ class FunctionBatch:
     model: nn.Module
     limit: int | None = None
     precise: PreciseFunction | None = None
+    sources: RowNumbers | None = field(default=None, repr=False, compare=False)
 
     def check_derivative(self, mode: DerivativeMode) -> None:
         """Raise `nlbench.Undefined` if a derivative of the function is not its derivative.
@@ -252,8 +257,14 @@ def observe(
     facts: dict[str, Any],
 ) -> None:
     """Pass a subject's model, as a function, to listeners along with shuffled batches of inputs."""
+    distinct = DistinctRows()
+    needs_sources = any(getattr(listener, "replicated", False) for listener in listeners)
+    if needs_sources:
+        distinct.add(samples.inputs)
 
     def on_observation(observation: FunctionBatch) -> None:
+        if needs_sources:
+            observation = replace(observation, sources=distinct.add(observation.inputs))
         for listener in listeners:
             listener.update(observation)
 

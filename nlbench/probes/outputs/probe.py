@@ -22,10 +22,13 @@ class OutputBatch:
     outputs : tensor of shape (n, ...)
     labels : tensor of shape (n, ...)
         On the same device as the outputs; -100 where there is nothing to predict, as in PyTorch.
+    inputs : tensor of shape (n, ...), optional
+        Samples.
     """
 
     outputs: Tensor
     labels: Tensor
+    inputs: Tensor | None = None
 
 
 class Outputs(Probe):
@@ -67,7 +70,7 @@ class Outputs(Probe):
                 # Copied, since a first layer that works in place would change the samples.
                 outputs = validated_tensor(model(inputs.to(resources.device, copy=True)))
                 for listener in listeners:
-                    listener.update(OutputBatch(outputs, labels.to(outputs.device)))
+                    listener.update(OutputBatch(outputs, labels.to(outputs.device), inputs))
                 count += len(inputs)
                 step()
         facts["samples"] = count

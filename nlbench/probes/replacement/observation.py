@@ -65,6 +65,8 @@ class ReplacedOutputs:
         Index of the batch, from 0.
     tokens : tensor of shape (n, t) or None
         False at padding; None if the outputs have no positions, or none of them is padding.
+    inputs : tensor of shape (n, ...), optional
+        Samples.
     """
 
     place: str
@@ -75,6 +77,7 @@ class ReplacedOutputs:
     labels: Tensor | None
     batch: int
     tokens: Tensor | None = None
+    inputs: Tensor | None = None
 
 
 Batch = tuple[Tensor, Tensor | None]
@@ -241,7 +244,9 @@ def _observe_maps(
     for place, name, new in maps:
         replaced = first_tensor((prefix.run(place, new),))
         assert replaced is not None
-        yield ReplacedOutputs(place.name, primary, name, outputs, replaced, labels, index, tokens)
+        yield ReplacedOutputs(
+            place.name, primary, name, outputs, replaced, labels, index, tokens, inputs
+        )
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:

@@ -87,7 +87,7 @@ def observe(
             limited = _limit_rows(observation, getattr(listener, "row_limit", None))
             shared = shared_by_package.setdefault(
                 (getattr(listener, "package", listener), len(limited.x)),
-                SharedBatch(limited.x, limited.y, clock, limited.rounding),
+                SharedBatch(limited.x, limited.y, clock, limited.rounding, limited.sources),
             )
             batch = _copy(limited, names, shared)
             if order is None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nlbench.introspection.distinct_rows import RowNumbers
+
 T = TypeVar("T")
 
 
@@ -33,6 +35,10 @@ class Pair(Protocol):
     def rounding(self) -> tuple[float, float]:
         """Relative errors of x and y, excluding the rounding error of their own type."""
 
+    @property
+    def sources(self) -> RowNumbers | None:
+        """Number of each row's sample; see `SiteBatch`."""
+
     def shared(self, function: Callable[[Pair], T]) -> T:
         """Return the result of another shared function."""
 
@@ -48,6 +54,8 @@ class SharedBatch:
         Timer in seconds; by default `time.perf_counter`.
     rounding : tuple of float
         See `SiteBatch`.
+    sources : RowNumbers, optional
+        See `SiteBatch`.
 
     Attributes
     ----------
@@ -61,9 +69,11 @@ class SharedBatch:
         y: Tensor,
         clock: Callable[[], float] | None = None,
         rounding: tuple[float, float] = (0.0, 0.0),
+        sources: RowNumbers | None = None,
     ) -> None:
         self._originals, self._clock = (x, y), clock or time.perf_counter
         self.rounding = rounding
+        self.sources = sources
         # The result or error of each function, and the seconds it would take on its own.
         self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
         self.lent = 0.0

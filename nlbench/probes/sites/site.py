@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from .shared import Pair, SharedAccess
@@ -102,6 +102,38 @@ class SiteBatch:
         """Number of samples, or of sequences if rows are tokens."""
         return len(self.x) if self.owners is None else self.samples
 
+    def with_rows(self, index: Tensor) -> SiteBatch:
+        """Return the batch with some of its rows (m,), without shared results.
+
+        If rows are tokens, `index` consists of whole samples, and results of `unreduced` functions
+        are those of all samples.
+
+        Examples
+        --------
+        >>> import torch
+        >>> x = torch.tensor([[-1.0], [2.0], [3.0]])
+        >>> batch = SiteBatch(Site("relu", "relu", 0, (1,), 1), 0, x, x.relu())
+        >>> batch.with_rows(torch.tensor([0, 2])).y
+        tensor([[0.],
+                [3.]])
+        """
+        import torch
+
+        owners = self.owners
+        unreduced = self.unreduced
+        if owners is None and unreduced:
+            unreduced = SelectedResults(unreduced, index)
+        return replace(
+            self,
+            x=self.x[index],
+            y=self.y[index],
+            unreduced=unreduced,
+            owners=None if owners is None else owners[index],
+            samples=len(index) if owners is None else len(torch.unique(owners[index])),
+            sources=self.sources and self.sources.of_rows(index),
+            borrowed=None,
+        )
+
     @property
     def borrowed_seconds(self) -> float:
         """Seconds that other measures spent on results that this measure took from `shared`."""
@@ -139,3 +171,21 @@ class SiteBatch:
         tensor(1.)
         """
         return function(self) if self.borrowed is None else self.borrowed.get(function)
+
+
+class SelectedResults(Mapping[str, "tuple[Tensor, Tensor]"]):
+    """Results of unreduced functions for some of the samples; errors are raised on access."""
+
+    def __init__(self, results: Mapping[str, tuple[Tensor, Tensor]], index: Tensor) -> None:
+        self._results, self._index = results, index
+
+    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
+        before, after = self._results[name]
+        index = self._index.to(before.device)
+        return before[index], after[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)

@@ -1,0 +1,271 @@
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.conformance.replicates import check_replicates
+from nlbench.conformance.trial import Trial, relu_network
+from nlbench.conformance.trial import samples as trial_samples
+from nlbench.errors import Undefined
+from nlbench.measure import site_measure
+from nlbench.measure.replicates import GROUPS, group_index
+from nlbench.plugin_loading import load_measure
+from nlbench.probes.function import FunctionBatch
+
+N = 80
+
+
+@functools.cache
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(6, 96), nn.ReLU(), nn.Linear(96, 7), nn.Tanh(), nn.Linear(7, 3)
+    ).eval()
+
+
+@functools.cache
+def samples(n=N):
+    return torch.randn(n, 6, generator=torch.Generator().manual_seed(0))
+
+
+def evaluate(name, inputs, errors="groups", model=None, **settings):
+    model = model or network()
+    labels = model(samples()).argmax(1)[: len(inputs)] if name == "accuracy" else None
+    settings = {key.replace("__", "."): value for key, value in settings.items()}
+    run = nlbench.evaluate(model, inputs, [name], settings=settings, labels=labels, errors=errors)
+    return run.records[0].result
+
+
+def numbers_by_place(result):
+    return {
+        "": result.summary.get("value"),
+        **{value.place: value.statistics.get("value") for value in result.values},
+    }
+
+
+def assert_replicates_are(result, expected, tolerance=1e-6):
+    """Compare replicates with the results on the samples without each group."""
+    assert len(result.replicates) == len(expected)
+    for place, replicates in (
+        ("", result.replicates),
+        *((value.place, value.replicates) for value in result.values if value.status == "ok"),
+    ):
+        values = [numbers_by_place(other)[place] for other in expected]
+        assert replicates == pytest.approx(values, rel=tolerance, abs=tolerance)
+
+
+SITE_MEASURES = [
+    ("affinity", {}),
+    ("affinity", {"affinity__shrinkage": "none"}),
+    ("r2", {"sites__select": "3"}),
+    ("r2", {"r2__kind": "adjusted", "sites__select": "3"}),
+    ("cka", {}),
+    ("cka", {"cka__debiased": True}),
+    ("cka", {"cka__kernel": "rbf"}),
+    ("effective-rank", {}),
+    ("norm", {}),
+    ("entropy", {}),
+    ("sparsity", {}),
+    ("activation-state", {}),
+    ("influence", {}),
+    ("naswot", {"sites__select": "1"}),
+    ("geometric-complexity", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SITE_MEASURES)
+def test_replicate_is_the_value_without_a_group(name, settings):
+    result = evaluate(name, samples(), **settings)
+    groups = group_index(torch.arange(N))
+    others = [evaluate(name, samples()[groups != g], "none", **settings) for g in range(GROUPS)]
+    assert result.status == "ok"
+    assert result.error > 0
+    assert_replicates_are(result, others)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("linearity", {}), ("r2", {"r2.kind": "crossvalidated"}), ("r2", {"r2.folds": 8})],
+)
+def test_folds_stay_the_same_without_a_group(name, settings):
+    trial = Trial(load_measure(name), settings)
+    (check,) = check_replicates(trial, trial.value(relu_network(), trial_samples()))
+    assert check.outcome == "kept", check.detail
+
+
+def test_affine_residual_keeps_the_folds_of_the_other_samples():
+    x = samples()[:24]
+    measure = load_measure("affine-residual")(folds=4)
+    measure.replicated = True
+    measure.reset()
+    measure.update(FunctionBatch(network(), x, 0, network()))
+    y = network()(x).detach()
+    fold, group = torch.arange(24) % 4, group_index(torch.arange(24))
+    for left_out, replicate in enumerate(measure.compute().replicates):
+        errors = total = 0.0
+        kept = group != left_out
+        for held_out in range(4):
+            train, test = kept & (fold != held_out), kept & (fold == held_out)
+            # More samples than inputs, so that the penalty is small.
+            prediction = ridge(x[train].double(), y[train].double(), x[test].double())
+            errors += float((y[test] - prediction).square().sum())
+        total = float((y[kept] - y[kept].mean(0)).square().sum())
+        assert replicate == pytest.approx(errors / total, rel=1e-4)
+
+
+def ridge(x, y, test):
+    """Predict by the ridge regression whose generalised cross-validation score is the lowest."""
+    x_mean, y_mean = x.mean(0), y.mean(0)
+    left, scales, right = torch.linalg.svd(x - x_mean, full_matrices=False)
+    best = None
+    for penalty in [0.0, *(10 ** (power / 2) for power in range(-12, 9)), float("inf")]:
+        shrinkage = scales.square() / (scales.square() + penalty * scales.square().mean())
+        fitted = left @ (shrinkage[:, None] * (left.T @ (y - y_mean)))
+        score = (y - y_mean - fitted).square().sum() / (len(x) - 1 - shrinkage.sum()) ** 2
+        if best is None or score < best[0]:
+            best = score, shrinkage
+    slopes = right.T @ ((best[1] / scales)[:, None] * (left.T @ (y - y_mean)))
+    return y_mean + (test - x_mean) @ slopes
+
+
+@pytest.mark.parametrize("name", ["r2", "cka", "norm", "linearity", "effective-rank", "entropy"])
+def test_replicates_do_not_depend_on_batches(name):
+    settings = {"sites__select": "3"}
+    whole = evaluate(name, samples(), **settings)
+    parts = evaluate(name, samples(), sites__batch=13, **settings)
+    assert len(whole.replicates) == GROUPS
+    assert parts.replicates == pytest.approx(whole.replicates, rel=1e-6)
+
+
+def test_moments_are_added_in_parts():
+    # Groups exceed the rows that are stored per group.
+    inputs = torch.randn(400, 6, generator=torch.Generator().manual_seed(5))
+    groups = group_index(torch.arange(400))
+    for name in ("r2", "cka"):
+        settings = {"sites__select": "3", "sites__batch": 60}
+        result = evaluate(name, inputs, **settings)
+        others = [evaluate(name, inputs[groups != g], "none", **settings) for g in range(GROUPS)]
+        assert_replicates_are(result, others)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Linear(5, 9)
+        self.act = nn.GELU()
+
+    def forward(self, x):
+        return self.act(self.first(x)).mean(1)
+
+
+@pytest.mark.parametrize("name", ["r2", "affinity", "linearity"])
+def test_tokens_are_left_out_by_sequence(name):
+    inputs = torch.randn(24, 6, 5, generator=torch.Generator().manual_seed(2))
+    settings = {"sites__rows": "tokens"}
+    result = evaluate(name, inputs, model=Tokens(), **settings)
+    groups = group_index(torch.arange(24))
+    kept = [inputs[groups != g] for g in range(GROUPS)]
+    others = [evaluate(name, rows, "none", model=Tokens(), **settings) for rows in kept]
+    # Folds of linearity follow the numbers of the kept sequences.
+    assert_replicates_are(result, others, 0.05 if name == "linearity" else 1e-6)
+
+
+def test_copies_of_a_sample_are_left_out_together():
+    repeated = samples().repeat(2, 1)
+    groups = group_index(torch.arange(N)).repeat(2)
+    result = evaluate("cka", repeated)
+    others = [evaluate("cka", repeated[groups != g], "none") for g in range(GROUPS)]
+    assert_replicates_are(result, others)
+    assert result.error == pytest.approx(evaluate("cka", samples()).error, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["affinity", "r2", "linearity", "nlc", "substitution", "absdev"])
+def test_errors_do_not_change_the_value(name):
+    settings = {"lines__paths": "pairs"} if name == "absdev" else {}
+    with_errors = evaluate(name, samples(), **settings)
+    without = evaluate(name, samples(), "none", **settings)
+    assert with_errors.summary == without.summary
+    assert without.replicates == ()
+    assert all(value.replicates == () for value in without.values)
+    assert [v.statistics for v in with_errors.values] == [v.statistics for v in without.values]
+
+
+def test_random_numbers_of_a_plugin_are_the_same_with_errors():
+    @site_measure()
+    def noisy(x, y):
+        """Random number."""
+        return x.mean() + torch.rand(()).item()
+
+    values = [
+        nlbench.evaluate(network(), samples(), [noisy], settings={"sites.batch": 20}, errors=e)
+        for e in ("groups", "none")
+    ]
+    assert values[0]["noisy"].summary["value"] == values[1]["noisy"].summary["value"]
+
+
+def test_plugin_that_fails_without_a_group_has_no_error():
+    @site_measure()
+    def whole(x, y):
+        """Mean, of all samples only."""
+        if len(x) < N:
+            raise ValueError("too few")
+        return x.mean()
+
+    result = nlbench.evaluate(network(), samples(), [whole])["whole"]
+    assert result.status == "ok"
+    assert result.error is None
+
+
+def test_value_that_is_undefined_without_a_group_has_no_error():
+    @site_measure()
+    def large(x, y):
+        """Mean, of enough samples only."""
+        if len(x) < 20:
+            raise Undefined("too few")
+        return x.mean()
+
+    result = nlbench.evaluate(network(), samples(), [large], settings={"sites.batch": 20})["large"]
+    assert result.status == "ok"
+    assert result.error is None
+
+
+def test_places_with_many_columns_have_no_error_but_a_reason(monkeypatch):
+    monkeypatch.setattr("nlbench.measure.left_out.MAX_GROUP_BYTES", 1000)
+    result = evaluate("r2", samples(), sites__select="3")
+    assert result.error is None
+    assert "no standard error: moments of 8 groups would take" in result.values[0].reason
+
+
+def test_paths_are_left_out():
+    result = evaluate("absdev", samples(), lines__paths="pairs", lines__number=4)
+    values = [value.statistics["value"] for value in result.values]
+    expected = [(sum(values) - value) / 3 for value in values]
+    assert result.replicates == pytest.approx(expected)
+    assert all(value.error is None for value in result.values)
+    many = evaluate("absdev", samples(), lines__paths="pairs", lines__number=10)
+    assert len(many.replicates) == GROUPS
+
+
+def test_nlc_of_an_affine_network_has_no_error():
+    result = evaluate("nlc", samples(), model=nn.Linear(6, 3))
+    assert result.replicates == pytest.approx([1.0] * GROUPS, abs=1e-5)
+    assert evaluate("nlc", samples()).error > 1e-3
+
+
+def test_substitution_leaves_out_evaluated_samples():
+    result = evaluate("substitution", samples())
+    statistics = result.values[0].statistics
+    assert result.values[0].error == pytest.approx(statistics["error"], rel=0.5)
+
+
+def test_exact_measures_say_so():
+    run = nlbench.evaluate(network(), samples(), ["pathlength", "r2"])
+    assert [record.measure.exact for record in run.records] == [True, None]
+    assert run["pathlength"].error is None
+    empirical = nlbench.evaluate(
+        network(), samples(), ["pathlength"], settings={"pathlength.empirical": True}
+    )
+    assert empirical.records[0].measure.exact is None
