@@ -29,7 +29,7 @@ from .exports import markdown_table, to_csv
 from .layout import Table
 from .leaderboard import Measures, sense_of
 from .manifest import flatten, settings_of
-from .relative import with_relative
+from .relative import has_relative, with_relative
 from .tables import Scores, TableCell, TableSubject
 from .text import ERROR_LEGEND, count, number, place_text, plus_minus, range_noun
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
+_MIN_WIDE_COLUMNS = 110
 _MAX_ROWS = 200
 _MAX_DRAWN = 24
 _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
@@ -302,15 +303,25 @@ class Comparison:
 
     def _print_table(self, console: Console) -> None:
         rows = self._shown(_MAX_ROWS)
+        table = RichTable(
+            box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False
+        )
         head, texts = self._texts(rows)
-        table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-        for place, name in enumerate(head):
-            table.add_column(
-                Text(name), justify="left" if place == 0 else "right", no_wrap=place > 2,
-                overflow="fold",
-            )  # fmt: skip
-        for row in texts:
-            table.add_row(*(Text(text) for text in row))
+        columns = [i for i, name in enumerate(head) if name not in ("subject", "measure", "place")]
+        if console.width < _MIN_WIDE_COLUMNS:
+            columns.remove(head.index("relative"))
+        table.add_column(overflow="fold")
+        for i in columns:
+            table.add_column(Text(head[i]), justify="right", no_wrap=True)
+        is_single = len(self._subjects()) == 1
+        for d, row in zip(rows, texts, strict=True):
+            name = f"  {d.place}" if d.place else d.measure
+            if not d.place and not is_single:
+                name = f"{d.subject}: {name}"
+            table.add_row(
+                Text(one_line(name) if not d.place else f"  {one_line(d.place)}"),
+                *(Text(row[i]) for i in columns),
+            )
         console.print()
         console.print(table)
         console.print()
@@ -326,7 +337,9 @@ class Comparison:
         """Describe the change in each network that has errors, one line per measure."""
         lines = []
         for d in self.differences:
-            text = d.sentence(self.measures.get(d.measure, {})) if math.isfinite(d.error) else ""
+            if has_relative(d.measure, self.measures) or math.isnan(d.error):
+                continue
+            text = d.sentence(self.measures.get(d.measure, {}))
             if text:
                 lines.append(f"{d.subject}: {text}" if len(self._subjects()) > 1 else text)
         return lines
@@ -342,14 +355,14 @@ class Comparison:
 
     def _texts(self, rows: Iterable[Difference]) -> tuple[list[str], list[list[str]]]:
         """Return the header and the rows of the printed table."""
-        head = ["measure", "place", *self.names, "difference", "changed"]
+        head = ["measure", "place", *self.names, "difference", "relative", "changed"]
         texts = []
         for d in rows:
             values = [_value_text(estimate) for estimate in (d.first, d.second)]
-            difference = d.text
-            if not math.isnan(d.relative):
-                difference += f" ({number(100 * d.relative, 1, signed=True)} %)"
-            texts.append([d.measure, d.place or "network", *values, difference, d.verdict])
+            relative = number(100 * d.relative, 1, signed=True)
+            relative = "–" if math.isnan(d.relative) else f"{relative} %"
+            place = d.place or "network"
+            texts.append([d.measure, place, *values, d.text, relative, d.verdict.partition(";")[0]])
         if len(self._subjects()) > 1:
             head.insert(0, "subject")
             for d, line in zip(rows, texts, strict=True):
@@ -387,7 +400,7 @@ class Comparison:
                 sentences=self.sentences(),
                 panels=[self._panel(d) for d in drawn[:_MAX_DRAWN]],
                 undrawn=len(drawn) - _MAX_DRAWN,
-                cells=Table(tuple(head), tuple(map(tuple, rows)), len(head) - 4, True),
+                cells=Table(tuple(head), tuple(map(tuple, rows)), len(head) - 5, True),
                 shared=len(self.differences),
                 notes=[(d.measure, d.subject, d.note) for d in self.differences if d.note],
                 alone=self.alone,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .compare import Difference
     from .estimates import Estimate
 
-_WIDTH, _LEFT, _RIGHT = 760.0, 150.0, 640.0
+_WIDTH, _LEFT, _RIGHT = 760.0, 150.0, 610.0
 _ROW, _TOP = 26.0, 14.0
 _MAX_PLACES = 80
 _MAX_NAME = 22

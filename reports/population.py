@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .fingerprint import Scale
 from .leaderboard import Row, sense_of
 from .relative import RELATIVE
-from .text import number
+from .text import number, short_decimals
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -90,7 +90,9 @@ class ColourScale:
         ends = [self.scale.low, self.scale.high]
         least, most = ends if self.scale.sense > 0 else ends[::-1]
         beyond = (" and above" if self.scale.sense > 0 else " and below") if self.is_cut else ""
-        return {"least": number(least), "most": number(most) + beyond, "source": self.source}
+        decimals = short_decimals(ends)
+        most_text = number(most, decimals) + beyond
+        return {"least": number(least, decimals), "most": most_text, "source": self.source}
 
 
 def colour_scale(
