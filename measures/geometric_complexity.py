@@ -75,7 +75,7 @@ def squared_jacobian_norms(
     >>> squared_jacobian_norms(lambda x: x @ weight + 5, torch.randn(2, 2))
     tensor([30., 30.], dtype=torch.float64)
     """
-    seeds = _seeds(inputs, Counter() if occurrences is None else occurrences)
+    seeds = sample_seeds(inputs, Counter() if occurrences is None else occurrences)
 
     def attempt(size: int) -> Tensor:
         sizes = microbatch_sizes(len(inputs), size)
@@ -88,7 +88,7 @@ def squared_jacobian_norms(
     return norms
 
 
-def _seeds(inputs: Tensor, occurrences: Counter[bytes]) -> Tensor:
+def sample_seeds(inputs: Tensor, occurrences: Counter[bytes]) -> Tensor:
     """Return a seed (n,) for each sample, from its values and its earlier occurrences."""
     seeds = []
     for sample in inputs.detach().cpu():

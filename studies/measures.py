@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nlbench import registry
@@ -119,6 +120,8 @@ class Measures(Study):
         precision = pd.concat([precision_table(cells), shipped_precision], ignore_index=True)
         precision = precision.drop_duplicates(["measure", "ladder"], ignore_index=True)
         questions = question_table(order, precision)
+        questions["from"] = np.where(questions.measure.isin(shipped.measure), "shipped", "this run")
+        common = order[order.ladder.isin(_common_ladders(cells, order))]
         exact = exactness_table(cells, descriptions)
         tables = {
             "Measures by questions: ladders seen": questions,
@@ -140,7 +143,7 @@ class Measures(Study):
             {title: table for title, table in tables.items() if len(table)},
             {"Criteria by measures": benchmark_figure(order, precision, set(names))},
             _remarks(cells, list(shipped.measure.unique())),
-            headline=_headline(questions),
+            headline=_headline(question_table(common, precision)),
         )
 
 
@@ -205,10 +208,26 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
     return orders
 
 
+def _common_ladders(cells: pd.DataFrame, order: pd.DataFrame) -> list[str]:
+    """Return the ladders on which all measures have an order from the same networks.
+
+    Shipped orders come from all seeds of a ladder.
+    """
+    measured = cells[cells.part == ""].groupby("ladder").seed.agg(set)
+    is_complete = {name: measured.get(name) == set(LADDERS[name].seeds) for name in LADDERS}
+    count = order.measure.nunique()
+    by_ladder = order.groupby("ladder").measure.nunique()
+    return [
+        name for name, complete in is_complete.items() if complete and by_ladder.get(name) == count
+    ]
+
+
 def _headline(questions: pd.DataFrame) -> list[str]:
     """For each question, name the measures that see the most ladders, cheapest first."""
     lines = []
     for question, words in QUESTIONS.items():
+        if question not in questions:
+            continue
         counts = questions[question].str.extract(r"^(\d+) of (\d+)").astype(float)
         if not counts[0].max() > 0:
             continue
@@ -224,7 +243,7 @@ def _headline(questions: pd.DataFrame) -> list[str]:
 def _exact_verdicts(exact: pd.DataFrame) -> Iterable[Verdict]:
     if not len(exact):
         return
-    judged = exact[exact.exact.isin(["yes", "no"]) & ~exact.measure.isin(BASELINES)]
+    judged = exact[exact.exact.isin(["yes", "no"])]
     wrong = judged[judged.exact == "no"]
     yield Verdict(
         "On networks of affine units a measure has one value, regardless of their weights",

@@ -87,9 +87,9 @@ def _match(a: Tensor, b: Tensor, precision: float) -> Tensor:
     if is_large and certified_in_single_precision(a, b, allowed=allowed):
         return identity
     cost = squared_distances(a, b)
-    diagonal = cost.diagonal().clone()
-    excess = cost.sub_(diagonal)
-    if identity_is_optimal(excess, diagonal, allowed=allowed):
+    diagonal = cost.diagonal()
+    if identity_is_optimal(cost - diagonal, diagonal, allowed=allowed):
         return identity
-    _, columns = linear_sum_assignment(excess.cpu().numpy())
+    # The excess has the same optimum, but the solver takes one to three times as long for it.
+    _, columns = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(columns, device=a.device)

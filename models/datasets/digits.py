@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nlbench.citation import Source
+from nlbench.errors import RequestError
 from nlbench.subjects.data import Dataset
 
 from .items import InMemoryItems
@@ -39,19 +43,17 @@ def digits() -> Dataset:
     >>> len(data.train), len(data.test), data.train[0][0].shape
     (1285, 512, torch.Size([3, 32, 32]))
     """
-    # Imported here, since the import takes a second and planning a run doesn't need it.
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    small = torch.from_numpy(bunch.images).to(torch.float32)[:, None] / 16
+    table = np.loadtxt(_digits_file(), delimiter=",")
+    labels = table[:, -1].astype(int)
+    small = torch.from_numpy(table[:, :-1]).to(torch.float32).reshape(-1, 1, 8, 8) / 16
     large = functional.interpolate(
         small, size=(32, 32), mode="bilinear", align_corners=False, antialias=False
     )
     images = large.expand(-1, 3, -1, -1).contiguous()
     # RandomState is guaranteed never to change, unlike the splitters of scikit-learn and torch.
     order = np.random.RandomState(0).permutation(len(images))
-    test = _take(images, bunch.target, order[:TEST_IMAGES])
-    train = _take(images, bunch.target, order[TEST_IMAGES:])
+    test = _take(images, labels, order[:TEST_IMAGES])
+    train = _take(images, labels, order[TEST_IMAGES:])
     pixels = train.rows[:, 0].to(torch.float64)
     return Dataset(
         name="digits",
@@ -73,6 +75,14 @@ def digits() -> Dataset:
             "the 1,797 images of scikit-learn's load_digits"
         ),
     )
+
+
+def _digits_file() -> Path:
+    # Importing scikit-learn takes a second.
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise RequestError("data 'digits' needs scikit-learn, which is not installed")
+    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def _take(images: Tensor, labels: np.ndarray, indices: np.ndarray) -> InMemoryItems:

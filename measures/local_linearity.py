@@ -1,0 +1,237 @@
+"""Local linearity: how far a network departs from its tangent in a ball around each sample."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import NotFinite, Undefined
+from nlbench.introspection.memory import microbatch_sizes
+from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.options import Option
+
+from .geometric_complexity import sample_seeds
+
+if TYPE_CHECKING:
+    from nlbench.probes.function import FunctionBatch
+
+
+def tangent_residuals(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    steps: Tensor,
+    *,
+    limit: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the departure of a function from its tangent, and its change, at x + δ and x - δ.
+
+    Parameters
+    ----------
+    function : callable
+        Maps inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
+    inputs, steps : tensor of shape (n, ...)
+        Samples x and steps δ.
+    limit : int, optional
+        Number of samples that fit into memory at once; see `FunctionBatch`.
+
+    Returns
+    -------
+    residuals, changes : tensor of shape (n,), float64
+        Means over both signs of ‖f(x ± δ) - f(x) ∓ J(x) δ‖, in units of the output, and of
+        ‖f(x ± δ) - f(x)‖².
+
+    Raises
+    ------
+    nlbench.NotFinite
+        If an output or a derivative is not finite.
+    nlbench.Undefined
+        If an operation of the network has no derivative.
+
+    References
+    ----------
+    C. Qin et al., "Adversarial Robustness through Local Linearization", NeurIPS 2019, equation 5.
+
+    Examples
+    --------
+    >>> x, step = torch.ones(1, 3), torch.full((1, 3), 0.5)
+    >>> tangent_residuals(lambda x: x.square().sum(1, keepdim=True), x, step)[0]
+    tensor([0.7500], dtype=torch.float64)
+    """
+    # Imported here, since listing measures doesn't load the probe.
+    from nlbench.probes.function import directional_derivative
+
+    outputs, slopes = directional_derivative(function, inputs, steps, limit=limit)
+    outputs, slopes = outputs.cpu().double(), slopes.cpu().double()
+    residuals = torch.zeros(len(inputs), dtype=torch.float64)
+    changes = torch.zeros(len(inputs), dtype=torch.float64)
+    for sign in (1, -1):
+        with torch.no_grad():
+            moved = function(inputs + sign * steps).cpu().double()
+        change = moved - outputs
+        residuals += (change - sign * slopes).norm(dim=1) / 2
+        changes += change.square().sum(1) / 2
+    if not (torch.isfinite(residuals) & torch.isfinite(changes)).all():
+        raise NotFinite("an output or a derivative of the network is not finite")
+    return residuals, changes
+
+
+def random_signs(inputs: Tensor, seeds: Tensor) -> Tensor:
+    """Draw random signs of the shape of the inputs (n, ...), for each sample from its seed (n,).
+
+    Examples
+    --------
+    >>> random_signs(torch.zeros(2, 3), torch.tensor([5, 5])).unique(dim=0).abs()
+    tensor([[1., 1., 1.]])
+    """
+    signs = torch.empty(inputs.shape, dtype=inputs.dtype)
+    for sample, seed in enumerate(seeds.tolist()):
+        generator = torch.Generator().manual_seed(seed)
+        signs[sample] = 2 * torch.randint(2, inputs.shape[1:], generator=generator) - 1
+    return signs.to(inputs.device)
+
+
+def gradient_signs(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    *,
+    limit: int | None = None,
+) -> Tensor:
+    """Return the signs (n, ...) of the gradient of each sample's largest output.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the output doesn't depend on the input through differentiable operations.
+
+    Examples
+    --------
+    >>> gradient_signs(lambda x: x @ torch.tensor([[2.0], [-3.0]]), torch.ones(1, 2))
+    tensor([[ 1., -1.]])
+    """
+    sizes = microbatch_sizes(len(inputs), limit or len(inputs))
+    signs = []
+    for part in torch.split(inputs, sizes):
+        with torch.enable_grad():
+            x = part.detach().clone().requires_grad_()
+            largest = function(x).amax(1).sum()
+            if not largest.requires_grad:
+                raise Undefined("the output does not depend on the input, or is detached from it")
+            (gradient,) = torch.autograd.grad(largest, x)
+        signs.append(gradient.sign())
+    return torch.cat(signs)
+
+
+class LocalLinearity(Measure):
+    r"""Departure of a network from its tangent at the corners of a small cube around each sample.
+
+    ``residual`` is the mean departure in the units of the output, ``spread`` the root mean square
+    change of the output, and ``value`` their ratio, so an affine network has the value 0. ``error``
+    is the standard error of the value over samples.
+
+    Definition
+    ----------
+    .. math::
+
+        \frac{E \|f(x + \delta) - f(x) - J(x) \delta\|}
+             {\sqrt{E \|f(x + \delta) - f(x)\|^2}}
+
+    over the samples x and both signs of a step δ, whose components are ±ε.
+
+    Units
+    -----
+    None. ``residual`` and ``spread`` have the unit of the output.
+
+    Undefined
+    ---------
+    Inputs that are not floating-point; an output that doesn't change in the ball; a network whose
+    derivative is not its own.
+
+    Cost
+    ----
+    One directional derivative and two forward passes per batch, one backward pass more for
+    ``directions=gradient``.
+
+    Limits
+    ------
+    It depends on ``radius``, in the units of the inputs that the network receives: normalised
+    images have a standard deviation of about 1. Rounding makes it about 1e-6 for affine networks.
+    """
+
+    name: ClassVar[str] = "local-linearity"
+    probe: ClassVar[str] = "function"
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "more nonlinear"
+    options: ClassVar[Mapping[str, Option]] = {
+        "radius": Option(0.1, "ε, in units of the inputs", minimum=1e-6, maximum=1e6),
+        "directions": Option(
+            "random",
+            "signs of the step: random, or of the gradient of the largest output",
+            choices=("random", "gradient"),
+        ),
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
+    source: ClassVar[Source] = Source(
+        "C. Qin, J. Martens, S. Gowal, D. Krishnan, K. Dvijotham, A. Fawzi, S. De, R. Stanforth, "
+        'P. Kohli, "Adversarial Robustness through Local Linearization", NeurIPS 2019',
+        "equation 5, local linearity at random corners instead of the worst one, of the outputs",
+        """@inproceedings{qin2019adversarial,
+  title = {Adversarial Robustness through Local Linearization},
+  author = {Qin, Chongli and Martens, James and Gowal, Sven and Krishnan, Dilip and
+            Dvijotham, Krishnamurthy and Fawzi, Alhussein and De, Soham and
+            Stanforth, Robert and Kohli, Pushmeet},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2019}
+}""",
+    )
+
+    def reset(self) -> None:
+        """Discard all batches."""
+        self._residuals: list[Tensor] = []
+        self._changes: list[Tensor] = []
+        self._occurrences: Counter[bytes] = Counter()
+
+    def update(self, observation: FunctionBatch) -> None:
+        """Compare the network with its tangent around one batch."""
+        observation.check_derivative("forward")
+        inputs = observation.inputs
+        if self.settings["directions"] == "gradient":
+            observation.check_derivative("reverse")
+            signs = gradient_signs(observation.function, inputs, limit=observation.limit)
+        else:
+            signs = random_signs(inputs, sample_seeds(inputs, self._occurrences))
+        residuals, changes = tangent_residuals(
+            observation.function,
+            inputs,
+            float(self.settings["radius"]) * signs,
+            limit=observation.limit,
+        )
+        self._residuals.append(residuals)
+        self._changes.append(changes)
+
+    def compute(self) -> Result:
+        """Return the ratio of the mean departure to the root mean square change."""
+        if not self._residuals:
+            raise Undefined("no samples")
+        residuals = torch.cat(self._residuals)
+        changes = torch.cat(self._changes)
+        residual = residuals.mean()
+        spread = changes.mean().sqrt()
+        if spread == 0:
+            raise Undefined("the output does not change in the ball")
+        value = residual / spread
+        summary = {
+            "value": value.item(),
+            "residual": residual.item(),
+            "spread": spread.item(),
+        }
+        if len(residuals) > 1:
+            # The derivatives of the ratio by both means.
+            influence = residuals / spread - value * changes / (2 * spread**2)
+            summary["error"] = influence.std().item() / math.sqrt(len(residuals))
+        return Result(summary, n=len(residuals))

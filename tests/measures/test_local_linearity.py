@@ -1,0 +1,87 @@
+"""Local linearity against closed forms, and against the tangent from an explicit Jacobian."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measures.local_linearity import gradient_signs, random_signs, tangent_residuals
+
+
+def measured(network, x, **options):
+    settings = {f"local-linearity.{name}": value for name, value in options.items()}
+    return nlbench.evaluate(network, x, "local-linearity", settings=settings)["local-linearity"]
+
+
+class SquaredNorm(nn.Module):
+    def forward(self, x):
+        return x.square().sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("directions", ["random", "gradient"])
+@pytest.mark.parametrize(("radius", "d"), [(0.5, 3), (0.01, 7)])
+def test_the_squared_norm_departs_by_the_squared_radius_times_the_dimension(directions, radius, d):
+    x = torch.randn(6, d, generator=torch.Generator().manual_seed(0)).double()
+    result = measured(SquaredNorm(), x, directions=directions, radius=radius)
+    assert result.summary["residual"] == pytest.approx(radius**2 * d, rel=1e-9)
+
+
+@pytest.mark.parametrize("directions", ["random", "gradient"])
+def test_affine_networks_have_the_value_zero(directions):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)).double()
+    value = measured(network, torch.randn(9, 5).double(), directions=directions).summary["value"]
+    assert value == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_residuals_are_those_of_the_explicit_jacobian(limit):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+    x, steps = torch.randn(7, 3).double(), 0.3 * torch.randn(7, 3).double()
+    residuals, changes = tangent_residuals(network, x, steps, limit=limit)
+    for i in range(7):
+        slope = torch.autograd.functional.jacobian(network, x[i]) @ steps[i]
+        moves = [network(x[i] + sign * steps[i]) - network(x[i]) for sign in (1, -1)]
+        departures = [(moves[0] - slope).norm(), (moves[1] + slope).norm()]
+        assert residuals[i].item() == pytest.approx(sum(departures).item() / 2)
+        assert changes[i].item() == pytest.approx(sum(m.square().sum() for m in moves).item() / 2)
+
+
+def test_a_rectifier_departs_where_the_step_crosses_its_kink():
+    x = torch.tensor([[0.25], [2.0]]).double()
+    # From 0.25, one of both steps ends at -0.25, where the output is 0 and the tangent -0.25.
+    result = measured(nn.ReLU(), x, radius=0.5)
+    assert result.summary["residual"] == pytest.approx(0.25 / 2 / 2)
+
+
+def test_its_error_is_the_deviation_over_draws_of_samples():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
+    results = [measured(network, torch.randn(64, 4).double(), radius=0.5) for _ in range(40)]
+    values = torch.tensor([result.summary["value"] for result in results])
+    errors = torch.tensor([result.summary["error"] for result in results])
+    assert 0.6 < errors.mean() / values.std() < 1.6
+
+
+def test_directions_belong_to_samples():
+    x = torch.zeros(3, 50)
+    signs = random_signs(x, torch.tensor([1, 2, 1]))
+    assert torch.equal(signs[0], signs[2])
+    assert not torch.equal(signs[0], signs[1])
+
+
+def test_a_constant_is_undefined():
+    dead = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    nn.init.constant_(dead[0].bias, -100.0)
+    result = measured(dead, torch.zeros(4, 2))
+    assert result.status == "undefined"
+    assert "does not change" in result.reason
+
+
+def test_what_is_not_finite_or_detached_is_refused():
+    with pytest.raises(NotFinite):
+        tangent_residuals(torch.log, torch.full((2, 2), 0.1), torch.full((2, 2), 0.2))
+    with pytest.raises(Undefined):
+        gradient_signs(lambda x: x.detach(), torch.ones(2, 2))
