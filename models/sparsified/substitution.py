@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from nlbench.errors import RequestError
 from nlbench.introspection.function_calls import FunctionCall
@@ -20,19 +20,34 @@ from .layers import SparsePReLU
 from .relu_calls import ReLUCall
 
 
-def _apply_slopes(layers: nn.Module, call: FunctionCall) -> Any:
-    """Replace a ReLU call by the only PReLU, or by the one for this call in the forward pass."""
-    if call.operation.kind != "relu":
-        return call.run()
-    if isinstance(layers, SparsePReLU):
-        return layers(call.input)
-    number = count_call(layers)
-    if str(number) not in layers._modules:
-        raise RequestError(
-            f"a ReLU is called {number + 1} times in one forward pass, but was called "
-            f"{len(layers._modules)} times on the example passed to sparsify"
-        )
-    return getattr(layers, str(number))(call.input)
+class PReLUPerCall(nn.Module):
+    """Replacement for a ReLU that is called several times, with one PReLU per call.
+
+    Parameters
+    ----------
+    calls : iterable of SparsePReLU
+        In call order.
+    """
+
+    def __init__(self, calls: Iterable[SparsePReLU]) -> None:
+        super().__init__()
+        for index, call in enumerate(calls):
+            self.add_module(str(index), call)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the PReLU for this call."""
+        index = count_call(self)
+        if str(index) not in self._modules:
+            raise RequestError(
+                f"a ReLU is called {index + 1} times in one forward pass, but was called "
+                f"{len(self._modules)} times on the example passed to sparsify"
+            )
+        output: Tensor = getattr(self, str(index))(input)
+        return output
+
+
+def _apply_slopes(layer: nn.Module, call: FunctionCall) -> Any:
+    return layer(call.input) if call.operation.kind == "relu" else call.run()
 
 
 def replace_calls(model: nn.Module, calls: Sequence[ReLUCall], layerwise: bool) -> None:
@@ -43,19 +58,14 @@ def replace_calls(model: nn.Module, calls: Sequence[ReLUCall], layerwise: bool) 
         layer.to(call.device, call.dtype).train(model.training)
         by_owner.setdefault(call.owner, []).append(layer)
     for owner, layers in by_owner.items():
-        is_module = type(owner) is nn.ReLU and owner is not model
-        if is_module and len(layers) == 1:
-            replace_module(model, owner, layers[0])
-        elif is_module:
-            for number, layer in enumerate(layers):
-                owner.add_module(str(number), layer)
-            wrap_calls(owner, _apply_slopes)
+        substitute = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)
+        if type(owner) is nn.ReLU and owner is not model:
+            replace_module(model, owner, substitute)
         else:
             name = _free_name(owner)
-            several = nn.ModuleList(layers).train(model.training)
-            owner.add_module(name, layers[0] if len(layers) == 1 else several)
+            owner.add_module(name, substitute)
             wrap_calls(owner, _apply_slopes, name)
-    track_calls(model)
+    track_calls(model, counters=PReLUPerCall)
 
 
 def _free_name(module: nn.Module) -> str:

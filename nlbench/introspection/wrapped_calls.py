@@ -90,7 +90,7 @@ class _OwnCalls(TorchFunctionMode):
 
 
 def wrap_calls(
-    module: nn.Module, around: Callable[[nn.Module, FunctionCall], Any], child: str = ""
+    module: nn.Module, around: Callable[[nn.Module, FunctionCall], Any], child: str
 ) -> None:
     """Pass the activation calls in a module's own forward to a function, after `track_calls`.
 
@@ -100,13 +100,20 @@ def wrap_calls(
         Maps a child of the module and a call to the call's output. It must be a function that can
         be pickled.
     child : str
-        Name of the child; empty for the module itself.
+        Name of the child.
     """
     vars(module)[_WRAPPED] = around, child
 
 
-def track_calls(model: nn.Module) -> None:
+def track_calls(
+    model: nn.Module, counters: type[nn.Module] | tuple[type[nn.Module], ...] = ()
+) -> None:
     """Make all wrapped calls of a model take effect, in place, after its layers are replaced.
+
+    Parameters
+    ----------
+    counters : type or tuple of type
+        Classes of modules whose forward calls `count_call`.
 
     Examples
     --------
@@ -115,14 +122,15 @@ def track_calls(model: nn.Module) -> None:
     ...     def forward(self, x):
     ...         return nn.functional.relu(x) ** 2
     >>> model = nn.Sequential(Square())
-    >>> wrap_calls(model[0], lambda module, call: call.input + count_call(module))
+    >>> model[0].add_module("layer", nn.Identity())
+    >>> wrap_calls(model[0], lambda layer, call: layer(call.input) + count_call(layer), "layer")
     >>> track_calls(model)
     >>> model(torch.tensor([-3.0]))
     tensor([9.])
     """
     for module in list(model.modules()):
         has_wrapped = any(_WRAPPED in vars(inner) for inner in module.modules())
-        if has_wrapped:
+        if has_wrapped or any(isinstance(inner, counters) for inner in module.modules()):
             module.__class__ = _counting_class(type(module))  # type: ignore[arg-type]
         # PyTorch's fused kernel for this layer would apply the original activation.
         if isinstance(module, nn.TransformerEncoderLayer):
