@@ -41,5 +41,6 @@ if TYPE_CHECKING:
     from .store.signature import Signature as Signature
     from .store.signature import module_of as module_of
     from .subjects.data import Dataset as Dataset
+    from .subjects.inputs import Arguments as Arguments
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

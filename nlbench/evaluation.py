@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,10 @@ from nlbench.errors import RequestError, nearest
 from nlbench.execution.machine import Machine
 from nlbench.execution.subject_passes import records_of
 from nlbench.introspection.exclusive import one_measurement
+from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.introspection.wrappers import unwrapped
 from nlbench.measure import Measure
@@ -26,15 +30,16 @@ from nlbench.parsers import parse_names
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ERRORS
 from nlbench.serialization.fields import to_plain
-from nlbench.serialization.hashing import content_key, state_hash
+from nlbench.serialization.hashing import content_key, state_hash, tensor_hash
 from nlbench.settings import resolve_settings
 from nlbench.store.manifest import Manifest, make_manifest
 from nlbench.store.record import RecordedMeasure
 from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.inputs import (
-    Arguments,
+    ArgumentLayout,
     BatchReader,
+    OutputChoice,
     input_error,
     is_batch,
     single_tensor_call,
@@ -63,21 +68,27 @@ def evaluate(
     ----------
     model : torch.nn.Module, or mapping of str to torch.nn.Module
         Its mode, dtype, weights and hooks stay unchanged. Its output is a tensor, or a mapping,
-        tuple or object with ``logits`` or with a single tensor. A mapping contains several models,
+        tuple or object with ``logits`` or with a single tensor; of others, the setting
+        ``model.output`` selects one by its name, such as ``"out"`` or ``"boxes.0"``, or by a
+        function. Measures of activations need none. A mapping contains several models,
         such as checkpoints from one training run; its keys name their weights in the table.
     inputs : tensor of shape (n, ...), tuple, mapping, or loader
         A tensor contains all samples. A tuple or a mapping is one batch of arguments, for
-        ``model(*inputs)`` or ``model(**inputs)``. Any other iterable, such as a DataLoader or a
-        list, yields batches of these three kinds. Measures of the probe ``sites`` iterate over a
-        loader once, with one batch in memory; other measures use its first 512 samples (or more if
-        ``lines.number`` requires it). Several arguments are packed into one tensor (n, k), and
-        must all have the same floating dtype or all be integers.
+        ``model(*inputs)`` or ``model(**inputs)``; a mapping whose keys the model doesn't take is
+        its first argument. Arguments may be nested containers, numbers, strings and None; see
+        `nlbench.Arguments` for tensors without samples, such as the edges of a graph. Any other
+        iterable, such as a DataLoader or a list, yields such batches. Measures of the probe
+        ``sites`` iterate over a loader once, with one batch in memory; other measures use its first
+        512 samples (or more if ``lines.number`` requires it), and their results note it. Of samples
+        in memory, those that paths start at are drawn at random. Several arguments are packed into
+        one tensor (n, k), and must all have the same floating dtype or all be integers.
     measures : sequence of str or Measure class
         Registered names, globs or measure classes; or a string of comma-separated names.
     labels : tensor of shape (n,), bool or str, optional
         Labels for samples in memory. For a loader: True if the last element of a batch contains
         labels, False if there are no labels, or the key of the labels in a mapping. By default, a
-        pair is (inputs, labels) if the model takes one argument, and an error otherwise.
+        pair is (inputs, labels) if the model takes one argument, and an error otherwise. A third
+        element that is an index or a name per sample is ignored.
     settings : mapping, optional
         Options, such as ``{"affinity.shrinkage": "none", "lines.number": 2}``.
     name : str, optional
@@ -170,6 +181,8 @@ def _evaluate_network(
     monitor = ProgressMonitor(progress)
     loaded = _load_measures(measures, monitor)
     settings = dict(settings or {})
+    requested = dict(settings)
+    output = OutputChoice(settings.pop("model.output", ""))  # type: ignore[arg-type]
     probe_options = resolve_settings(loaded, settings).probes.items()
     stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
     samples = _read_samples(model, inputs, labels, stored)
@@ -185,10 +198,24 @@ def _evaluate_network(
         seed=0,
         weights_hash=state_hash(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        preprocessing="as given",
+        preprocessing=samples.preprocessing + output.description,
         **sample_facts(samples.inputs, stream),
     )
-    subject = Subject(model, samples.inputs, samples.labels, facts, stream=stream)
+    is_divisible = _is_divisible(model, samples, output)
+    if stream is not None and not is_divisible:
+        raise RequestError(
+            "inputs: the samples of a batch depend on each other through arguments without "
+            "samples; pass one batch, as nlbench.Arguments, instead of a loader"
+        )
+    subject = Subject(
+        model,
+        samples.inputs,
+        samples.labels,
+        facts,
+        stream=stream,
+        is_indivisible=not is_divisible,
+        is_ordered=True,
+    )
 
     def key_of(
         facts: SubjectFacts, measure: type[Measure], recorded_errors: str | None = None
@@ -213,7 +240,9 @@ def _evaluate_network(
         torch.inference_mode(False),
         exact_arithmetic(),
         torch_threads(default_threads()),
-        single_tensor_call(model, samples.arguments),
+        single_tensor_call(
+            model, samples.arguments, None if is_divisible else len(samples.inputs), output
+        ),
     ):
         machine = Machine.at(device)
         records = list(
@@ -235,7 +264,8 @@ def _evaluate_network(
         facts = replace(facts, **sample_facts(samples.inputs, stream))
         keys = {measure.name: key_of(facts, measure, errors) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
-    request = {"measures": [m.name for m in loaded], "settings": settings}
+    requested = {key: value for key, value in requested.items() if not callable(value)}
+    request = {"measures": [m.name for m in loaded], "settings": requested}
     seconds = round(time.perf_counter() - start, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)
     return Run(manifest.of_records(records), records)
@@ -274,7 +304,39 @@ class _Samples(NamedTuple):
     inputs: Tensor
     labels: Tensor | None
     stream: Batches | None
-    arguments: Arguments
+    arguments: ArgumentLayout
+
+    @property
+    def preprocessing(self) -> str:
+        """Description of the inputs."""
+        whole = self.arguments.whole_tensors
+        if not whole:
+            return "as given"
+        names = ", ".join(f"inputs{name}" for name in whole)
+        digest = hashlib.sha256("".join(map(tensor_hash, whole.values())).encode()).hexdigest()
+        return f"as given; {names} without samples ({digest[:12]})"
+
+
+def _is_divisible(model: nn.Module, samples: _Samples, output: OutputChoice) -> bool:
+    """Return True if samples don't depend on each other through arguments without samples."""
+    layout = samples.arguments
+    if not layout.whole_tensors:
+        return True
+    device = next((p.device for p in model.parameters()), samples.inputs.device)
+    count = len(samples.inputs)
+    parts = [slice(count // 2), slice(count // 2, count), slice(count - 1, count)]
+
+    def run(inputs: Tensor) -> Tensor:
+        with single_tensor_call(model, layout, output=output), evaluation_mode(model):
+            return validated_outputs(model(inputs.to(device)), len(inputs))
+
+    try:
+        with preserve_attributes(model), preserve_rng_state(device):
+            whole = run(samples.inputs)
+            pairs = [(run(samples.inputs[part]), whole[part]) for part in parts]
+    except Exception:  # For example, an edge of a graph may lead to a node that is left out.
+        return False
+    return all(torch.allclose(alone, together, 1e-4, 1e-6) for alone, together in pairs)
 
 
 def _read_samples(

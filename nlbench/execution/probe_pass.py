@@ -246,6 +246,8 @@ def _observe_once(
         for measure, options, stream in entries
     ]
     facts: dict[str, Any] = {}
+    stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
+    read = 0 if stream is None else stream.samples
     failure: tuple[Result, str] | None = None
     out_of_memory = False
     try:
@@ -258,6 +260,9 @@ def _observe_once(
         # The model's forward pass may raise any exception; every measure in the pass then fails.
         failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
     outcomes = []
+    if stream is not None and stream.samples == read and stream.exceeds(len(subject.inputs)):
+        remark = f"of the first {len(subject.inputs)} samples of a stream"
+        facts["remark"] = _join(facts.get("remark", ""), remark)
     for feed in feeds:
         if failure is None or feed.failure is not None:
             result = _annotate(feed.compute(), facts)

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from nlbench.errors import Undefined
+
+
+def output_parts(output: object) -> dict[str, Any]:
+    """Return the parts of a model's output by key, position or attribute.
+
+    Examples
+    --------
+    >>> output_parts({"out": 1}), output_parts((2, 3)), output_parts(4)
+    ({'out': 1}, {'0': 2, '1': 3}, {})
+    """
+    if isinstance(output, Mapping):
+        return {str(name): value for name, value in output.items()}
+    if isinstance(output, tuple | list):
+        return {str(position): value for position, value in enumerate(output)}
+    attributes = vars(output) if hasattr(output, "__dict__") else {}
+    return {name: value for name, value in attributes.items() if not name.startswith("_")}
 
 
 def validated_tensor(output: object) -> Tensor:
@@ -15,11 +34,18 @@ def validated_tensor(output: object) -> Tensor:
     >>> import torch
     >>> validated_tensor((torch.ones(1), torch.ones(1)))
     Traceback (most recent call last):
-    nlbench.errors.Undefined: the model returns a tuple, expected a tensor
+    nlbench.errors.Undefined: the model returns a tuple of 0, 1, expected a tensor; choose one \
+with the setting model.output=NAME
     """
-    if not isinstance(output, Tensor):
-        raise Undefined(f"the model returns a {type(output).__name__}, expected a tensor")
-    return output
+    if isinstance(output, Tensor):
+        return output
+    kind, names = type(output).__name__, list(output_parts(output))
+    inside = f" of {', '.join(names[:6])}" if names else ""
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    raise Undefined(
+        f"the model returns a {kind}{inside}{more}, expected a tensor; choose one with the setting "
+        "model.output=NAME"
+    )
 
 
 def validated_outputs(output: object, samples: int) -> Tensor:

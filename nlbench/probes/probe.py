@@ -53,6 +53,9 @@ class Samples(Protocol):
     def normalize(self) -> Callable[[Tensor], Tensor]:
         """Function that maps images to inputs."""
 
+    def drawn(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Return some of the samples in memory, at random, and their images."""
+
     def batches(self, limit: int) -> Iterable[Tensor]:
         """Yield all samples in order, in nearly equal batches of at most `limit`."""
 

@@ -7,8 +7,9 @@ the logits from the output.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.introspection.model_output import output_parts
+from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
+from nlbench.introspection.operations.registry import source_of
+from nlbench.introspection.random_state import preserve_rng_state
 
 Constant = bool | int | float | str | None
 
@@ -29,35 +35,113 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype that holds the bits of a float, keyed by the float's size in bytes."""
 
 
-@dataclass(frozen=True)
 class Arguments:
+    """The arguments of one call of a model, for `nlbench.evaluate`.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Tensors, numbers, strings, None, and containers of them.
+    samples : sequence of bool, optional
+        For each argument, in order, whether the first axis of its tensors holds samples. Others are
+        passed whole to every call, such as the edges of a graph. By default, tensors without axes
+        hold none; of tensors of different lengths, those hold samples that are as long as the
+        model's output.
+
+    Examples
+    --------
+    >>> nodes, edges = torch.zeros(4, 3), torch.zeros(2, 9, dtype=torch.long)
+    >>> Arguments(nodes, edges, samples=(True, False)).samples
+    (True, False)
+    """
+
+    def __init__(self, *args: Any, samples: Sequence[bool] | None = None, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.samples = None if samples is None else tuple(samples)
+        if self.samples is not None and len(self.samples) != len(args) + len(kwargs):
+            raise RequestError(
+                f"Arguments: samples has {len(self.samples)} entries for "
+                f"{len(args) + len(kwargs)} arguments"
+            )
+
+    @property
+    def first_axes(self) -> list[int]:
+        """Different lengths of the tensors that have axes, in order."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
+        return list(dict.fromkeys(map(len, tensors)))
+
+    def select_samples(self, length: int) -> Arguments:
+        """Return a copy in which tensors of a length hold samples, and others don't."""
+        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        marked = [
+            _Whole(leaf) if isinstance(leaf, Tensor) and leaf.shape[:1] != (length,) else leaf
+            for leaf in leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(marked, spec)
+        return Arguments(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A tensor whose first axis doesn't hold samples."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A tensor or constant among a model's arguments.
+
+    Parameters
+    ----------
+    name : str
+        Its place, such as ``[0]`` or ``['mask']``.
+    shape : tuple of int or None
+        Shape of one sample; None for a constant.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    constant: Any = None
+
+    def is_like(self, other: _Leaf) -> bool:
+        """Return True for the same place and kind, and for the same constant."""
+        if (self.name, self.shape is None) != (other.name, other.shape is None):
+            return False
+        mine, others = self.constant, other.constant
+        if isinstance(mine, Tensor) and isinstance(others, Tensor):
+            return mine.shape == others.shape and bool((mine == others).all())
+        return type(mine) is type(others) and (isinstance(mine, Tensor) or mine == others)
+
+
+@dataclass(frozen=True)
+class ArgumentLayout:
     """The layout of a model's arguments in one packed tensor.
 
     Parameters
     ----------
-    names : tuple of int or str
-        Positions or keywords of the tensors.
-    shapes : tuple of tuple of int
-        For each tensor, the shape of one sample.
-    constants : tuple of (int or str, value)
-        Non-tensor arguments, such as flags; the same for all batches.
+    spec : TreeSpec
+        Structure of the pair of positional and keyword arguments.
+    leaves : tuple of _Leaf
+        Tensors with samples, and constants, which are the same for all batches.
 
     Examples
     --------
-    >>> arguments = Arguments.of((torch.zeros(2, 3), torch.ones(2, 1)))
-    >>> packed = arguments.pack((torch.zeros(2, 3), torch.ones(2, 1)))
-    >>> packed.shape, [argument.shape for argument in arguments.unpack(packed)[0]]
-    (torch.Size([2, 4]), [torch.Size([2, 3]), torch.Size([2, 1])])
+    >>> layout = ArgumentLayout.of(Arguments(torch.zeros(2, 3), torch.ones(2, 1), 4))
+    >>> packed = layout.pack(Arguments(torch.zeros(2, 3), torch.ones(2, 1), 4))
+    >>> (first, second, third), keywords = layout.unpack(packed)
+    >>> packed.shape, first.shape, second.shape, third
+    (torch.Size([2, 4]), torch.Size([2, 3]), torch.Size([2, 1]), 4)
     """
 
-    names: tuple[int | str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    constants: tuple[tuple[int | str, Constant], ...] = ()
+    spec: Any
+    leaves: tuple[_Leaf, ...]
 
     @classmethod
-    def of(cls, batch: object) -> Arguments:
-        """Derive the layout from a batch: a tensor, or arguments by position or keyword.
+    def of(cls, arguments: Arguments) -> ArgumentLayout:
+        """Derive the layout from a batch.
 
         Raises
         ------
@@ -65,47 +149,61 @@ class Arguments:
             If the batch has no tensor, or its tensors can't be packed because their lengths or
             floating-point dtypes differ.
         """
-        tensors, constants = _tensors_and_constants(batch)
+        spec, leaves, tensors = _flatten(arguments)
         if not tensors:
-            raise RequestError(f"inputs: {_kind(batch)} without a tensor, expected at least one")
-        names, values = tuple(tensors), list(tensors.values())
-        for name, tensor in tensors.items():
+            raise RequestError("inputs: arguments without a tensor, expected at least one")
+        names = [leaf.name for leaf in leaves if leaf.shape is not None]
+        for name, tensor in zip(names, tensors, strict=True):
             if tensor.ndim == 0 or (tensor.ndim < 2 and len(tensors) == 1):
                 raise RequestError(
-                    f"inputs{_position(name, batch)} have shape {tuple(tensor.shape)}, "
-                    "expected (n, ...) with n at least 1"
+                    f"inputs{name} have shape {tuple(tensor.shape)}, expected (n, ...) with n at "
+                    "least 1"
                 )
-        lengths = [len(tensor) for tensor in values]
+        lengths = [len(tensor) for tensor in tensors]
         if len(set(lengths)) > 1:
             raise RequestError(
-                f"inputs: {_kind(batch)} of tensors with {_list_text(lengths)} samples; a tuple or "
-                "mapping is one batch of arguments, whose first axes must have the same length (a "
-                "list of tensors is a list of batches)"
+                f"inputs: arguments of tensors with {_list_text(lengths)} samples, expected the "
+                "same length; a tuple or mapping is one batch of arguments (a list of tensors is "
+                "a list of batches), and nlbench.Arguments(*args, samples=(True, False)) names "
+                "tensors that hold no samples"
             )
-        dtypes = tuple(tensor.dtype for tensor in values)
+        dtypes = [tensor.dtype for tensor in tensors]
         floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
         is_mixed = len(set(dtypes)) > 1 and any(dtype.is_complex for dtype in floats)
         if len(floats) > 1 or is_mixed:
             kinds = _list_text(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise RequestError(
-                f"inputs: {_kind(batch)} of {kinds}; several arguments are packed into one tensor, "
-                "so all floats must have the same real dtype; convert them, or wrap the model in a "
-                "module that takes only one of them"
+                f"inputs: arguments of {kinds}; several are packed into one tensor, so all floats "
+                "must have the same real dtype; convert them, or wrap the model in a module that "
+                "takes only one of them"
             )
-        shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
-        return cls(names, shapes, dtypes, tuple(constants.items()))
+        return cls(spec, tuple(leaves))
 
     @property
     def is_one_tensor(self) -> bool:
         """True if the model is called with the packed tensor itself."""
-        return self.names == (0,) and not self.constants
+        return len(self.leaves) == 1 and self.spec == _ONE_TENSOR
+
+    @property
+    def whole_tensors(self) -> dict[str, Tensor]:
+        """Tensors with axes that hold no samples, by the place of the argument."""
+        return {
+            leaf.name: leaf.constant
+            for leaf in self.leaves
+            if isinstance(leaf.constant, Tensor) and leaf.constant.ndim
+        }
+
+    @property
+    def _sampled(self) -> list[_Leaf]:
+        return [leaf for leaf in self.leaves if leaf.shape is not None]
 
     @property
     def _packed_dtype(self) -> torch.dtype:
-        all_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes)
-        return self.dtypes[0] if all_floats else torch.int64
+        dtypes = [leaf.dtype for leaf in self._sampled]
+        all_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+        return dtypes[0] if all_floats else torch.int64
 
-    def pack(self, batch: object) -> Tensor:
+    def pack(self, arguments: Arguments) -> Tensor:
         """Concatenate the tensors in a batch; a single tensor is returned unchanged.
 
         Floats packed with integers are stored as bit patterns. Therefore, inputs with a mask, for
@@ -116,24 +214,26 @@ class Arguments:
         nlbench.RequestError
             If the arguments differ from those of the first batch.
         """
-        tensors, constants = _tensors_and_constants(batch)
-        if tuple(tensors) != self.names or tuple(constants.items()) != self.constants:
-            first, later = _list_text(self.names), _list_text(tuple(tensors) or ("no tensors",))
+        spec, leaves, tensors = _flatten(arguments)
+        if spec != self.spec or not all(map(_Leaf.is_like, self.leaves, leaves)):
+            first, later = _list_text(_names(self.leaves)), _list_text(_names(leaves))
             raise RequestError(
                 f"inputs: the loader yields batches with different arguments: {first}, then {later}"
             )
-        values = list(tensors.values())
-        shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
-        if shapes != self.shapes:
+        shapes = [
+            (first.shape, leaf.shape) for first, leaf in zip(self.leaves, leaves, strict=True)
+        ]
+        if any(first != later for first, later in shapes):
+            different = sorted({shape for pair in shapes for shape in pair if shape is not None})
             raise RequestError(
-                f"inputs: the loader yields samples of shapes {sorted({*shapes, *self.shapes})}, "
-                "expected one; pad sequences to the same length in all batches and pass a mask, as "
+                f"inputs: the loader yields samples of shapes {different}, expected one; pad "
+                "sequences to the same length in all batches and pass a mask, as "
                 "tokenizer(texts, padding='max_length', max_length=N, truncation=True) does"
             )
-        if len(values) == 1:
-            return values[0]
+        if len(tensors) == 1:
+            return tensors[0]
         dtype = self._packed_dtype
-        flat = [tensor.reshape(len(tensor), -1) for tensor in values]
+        flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
         if dtype == torch.int64:
             flat = [
                 part.contiguous().view(_BITS[part.dtype.itemsize])
@@ -152,41 +252,65 @@ class Arguments:
         ----------
         packed : tensor of shape (n, k)
         dtype : torch.dtype, optional
-            Minimum precision of floats packed with integers; other floats have `packed`'s dtype.
+            Minimum precision of floats that are constants or packed with integers; other floats
+            have `packed`'s dtype.
         """
-        values: dict[int | str, Any] = dict(self.constants)
-        if len(self.names) == 1:
-            values[self.names[0]] = packed
-        else:
-            start = 0
-            has_bits = self._packed_dtype == torch.int64
-            for name, shape, kind in zip(self.names, self.shapes, self.dtypes, strict=True):
-                width = torch.Size(shape).numel()
-                part = packed[:, start : start + width].reshape(len(packed), *shape)
-                if not kind.is_floating_point:
-                    part = part.to(kind)
-                elif has_bits:
-                    part = part.to(_BITS[kind.itemsize]).view(kind)
-                    part = part.to(torch.promote_types(kind, dtype or kind))
-                values[name] = part
+        values: list[Any] = []
+        start = 0
+        is_alone = len(self._sampled) == 1
+        for leaf in self.leaves:
+            if leaf.shape is None:
+                values.append(_constant_like(leaf.constant, packed, dtype))
+            elif is_alone:
+                values.append(packed)
+            else:
+                width = torch.Size(leaf.shape).numel()
+                part = packed[:, start : start + width].reshape(len(packed), *leaf.shape)
+                values.append(self._decode(part, leaf.dtype, dtype))
                 start += width
-        positions = sorted(name for name in values if isinstance(name, int))
-        keywords = {name: value for name, value in values.items() if isinstance(name, str)}
-        return tuple(values[position] for position in positions), keywords
+        args, kwargs = pytree.tree_unflatten(values, self.spec)
+        return args, kwargs
+
+    def _decode(self, part: Tensor, kind: torch.dtype, dtype: torch.dtype | None) -> Tensor:
+        if not kind.is_floating_point:
+            return part.to(kind)
+        if self._packed_dtype != torch.int64:
+            return part
+        part = part.to(_BITS[kind.itemsize]).view(kind)
+        return part.to(torch.promote_types(kind, dtype or kind))
+
+
+@dataclass(frozen=True)
+class _Unpacker:
+    """Forward pre-hook that unpacks a model's arguments.
+
+    Parameters
+    ----------
+    count : int or None
+        The only number of samples that the model may run on; None for any.
+    """
+
+    layout: ArgumentLayout
+    count: int | None = None
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Unpack the arguments, as a forward pre-hook."""
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
             return None
+        if self.count is not None and len(args[0]) != self.count:
+            names = ", ".join(f"inputs{name}" for name in self.layout.whole_tensors)
+            raise Undefined(
+                f"the samples depend on each other through {names}, so the network can only run on "
+                f"all {self.count} samples, not on {len(args[0])}"
+            )
         floats = (p.dtype for p in module.parameters() if p.is_floating_point())
-        return self.unpack(args[0], next(floats, None))
+        return self.layout.unpack(args[0], next(floats, None))
 
 
 def is_batch(inputs: object) -> bool:
     """Return True if inputs are a single batch: a tensor, or a tuple or mapping of arguments."""
-    return isinstance(inputs, Tensor | tuple | Mapping)
+    return isinstance(inputs, Tensor | tuple | Mapping | Arguments)
 
 
 class BatchReader:
@@ -209,9 +333,14 @@ class BatchReader:
 
     def __init__(self, model: nn.Module, labels: bool | str | None) -> None:
         self._labels = labels
-        self._max_arguments, self._keywords = _parameters(model)
+        self._model = model
+        self._signature = _signature(model)
+        self._max_arguments, self._keywords = _parameters(self._signature)
         self._has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        self.arguments: Arguments | None = None
+        self.arguments: ArgumentLayout | None = None
+        # Set by the first batch.
+        self._length: int | None = None
+        self._takes_mapping: bool | None = None
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
         """Return a batch's packed arguments, and its labels if there are any.
@@ -221,15 +350,21 @@ class BatchReader:
         nlbench.RequestError
             If the batch doesn't fit the model, or its labels are ambiguous.
         """
-        if not isinstance(batch, Tensor | tuple | list | Mapping):
+        if not isinstance(batch, Tensor | tuple | list | Mapping | Arguments):
             raise RequestError(
                 f"inputs: the loader yields {_with_article(batch)}, {_expected_text(batch)}"
             )
         values, labels = self._split(batch)
+        arguments = self._call_arguments(values)
         if self.arguments is None:
-            self.arguments = Arguments.of(values)
-            self._check_argument_count(self.arguments)
-        inputs = self.arguments.pack(values)
+            self._check_argument_count(arguments)
+            if arguments.samples is None and len(arguments.first_axes) > 1:
+                self._length = self._output_length(arguments)
+        if self._length is not None:
+            arguments = arguments.select_samples(self._length)
+        if self.arguments is None:
+            self.arguments = ArgumentLayout.of(arguments)
+        inputs = self.arguments.pack(arguments)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
                 f"inputs: a batch of {len(inputs)} samples has labels of shape "
@@ -237,8 +372,55 @@ class BatchReader:
             )
         return inputs, labels if isinstance(labels, Tensor) else None
 
-    def _split(self, batch: Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]) -> Any:
+    def _call_arguments(self, batch: object) -> Arguments:
+        """Return the arguments of the model's call on a batch."""
+        if isinstance(batch, Arguments):
+            return batch
         if isinstance(batch, Tensor):
+            return Arguments(batch)
+        if not isinstance(batch, Mapping):
+            return Arguments(*batch)  # type: ignore[misc]
+        keywords = {str(name): value for name, value in batch.items()}
+        if _binds(self._signature, (), keywords) or not _binds(self._signature, (batch,), {}):
+            return Arguments(**keywords)
+        # A model of one argument takes the mapping itself, or its only tensor next to identifiers.
+        whole = Arguments(dict(batch))
+        others = [value for value in keywords.values() if not _is_identifier(value)]
+        if len(others) != 1:
+            return whole
+        if self._takes_mapping is None:
+            self._takes_mapping = self._run(whole) is not None
+        return whole if self._takes_mapping else Arguments(others[0])
+
+    def _output_length(self, arguments: Arguments) -> int | None:
+        """Return the length of the model's output if some arguments are as long, else None."""
+        output = self._run(arguments)
+        has_rows = isinstance(output, Tensor) and output.ndim > 0
+        return len(output) if has_rows and len(output) in arguments.first_axes else None  # type: ignore
+
+    def _run(self, arguments: Arguments) -> object:
+        """Return the model's output for a batch; None if the model refuses it."""
+        parameter = next(self._model.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+
+        def place(value: Any) -> Any:
+            is_tensor = isinstance(value, Tensor)
+            return value.to(device) if is_tensor and parameter is not None else value
+
+        try:
+            call = copy.deepcopy((arguments.args, arguments.kwargs))
+            args, kwargs = pytree.tree_map(place, call)
+            with (
+                evaluation_mode(self._model),
+                preserve_attributes(self._model),
+                preserve_rng_state(device),
+            ):
+                return tensor_of_output(self._model, (), self._model(*args, **kwargs))
+        except Exception:  # A model may refuse its inputs in any way.
+            return None
+
+    def _split(self, batch: Any) -> Any:
+        if isinstance(batch, Tensor | Arguments):
             return batch, None
         if isinstance(batch, Mapping):
             return self._split_mapping(batch)
@@ -247,8 +429,13 @@ class BatchReader:
                 f"labels: '{self._labels}' is a mapping's key, but the loader yields tuples; "
                 "labels=True uses the last element as labels"
             )
+        takes_one = self._max_arguments == 1
+        may_have_labels = takes_one and self._labels is not False and len(batch) > 2
+        if may_have_labels and all(map(_is_identifier, batch[2:])):
+            # (inputs, labels, index): the model doesn't take the index.
+            return batch[0], batch[1]
         if self._labels is None and len(batch) == 2:
-            if self._max_arguments is None or self._max_arguments > 1:
+            if not takes_one:
                 raise RequestError(
                     "inputs: the loader yields pairs, and the model takes several arguments; pass "
                     "labels=True if the second element is the labels, labels=False otherwise"
@@ -260,6 +447,13 @@ class BatchReader:
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
         key = self._labels if isinstance(self._labels, str) else "labels"
+        other = next((name for name in _LABEL_KEYS if name in batch), None)
+        is_taken = other is None or other in self._keywords
+        if self._labels in (None, True) and key not in batch and not is_taken:
+            raise RequestError(
+                f"inputs: a batch has '{other}'; pass labels=\"{other}\" if it holds the labels, "
+                "labels=False if the model takes it"
+            )
         if self._labels is False or (self._labels is None and key not in batch):
             return batch, None
         if key not in batch:
@@ -274,7 +468,7 @@ class BatchReader:
         return values, _as_next_tokens(labels, values) if key in self._keywords else labels
 
     def _check_argument_count(self, arguments: Arguments) -> None:
-        count = len(arguments.names) + len(arguments.constants)
+        count = len(arguments.args) + len(arguments.kwargs)
         limit = self._max_arguments
         if limit is not None and count > limit:
             raise RequestError(
@@ -285,10 +479,21 @@ class BatchReader:
 
 
 @contextmanager
-def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]:
+def single_tensor_call(
+    model: nn.Module,
+    arguments: ArgumentLayout,
+    count: int | None = None,
+    output: OutputChoice | None = None,
+) -> Iterator[None]:
     """Make a model map one packed tensor to one tensor inside the block.
 
     The same applies to copies made inside the block.
+
+    Parameters
+    ----------
+    count : int, optional
+        The only number of samples that the model may run on.
+    output : OutputChoice, optional
     """
     if isinstance(model, torch.jit.ScriptModule):
         if not arguments.is_one_tensor:
@@ -298,9 +503,13 @@ def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]
             )
         yield
         return
-    handles = [model.register_forward_hook(tensor_of_output)]
+    handles = [model.register_forward_hook(output or OutputChoice())]
     if not arguments.is_one_tensor:
-        handles.append(model.register_forward_pre_hook(arguments, prepend=True, with_kwargs=True))
+        handles.append(
+            model.register_forward_pre_hook(
+                _Unpacker(arguments, count), prepend=True, with_kwargs=True
+            )
+        )
     try:
         yield
     finally:
@@ -328,12 +537,53 @@ def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
         entry = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(entry, Tensor):
             return entry
-    values = list(output.values()) if isinstance(output, Mapping) else output
-    if isinstance(values, tuple | list):
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        if len(tensors) == 1:
-            return tensors[0]
-    return output
+    tensors = [value for value in output_parts(output).values() if isinstance(value, Tensor)]
+    return tensors[0] if len(tensors) == 1 else output
+
+
+@dataclass(frozen=True)
+class OutputChoice:
+    """Forward hook that selects a tensor from a model's output.
+
+    Parameters
+    ----------
+    choice : str or callable
+        Name or position of the tensor, with dots for parts of parts, or a function of the output.
+        By default, see `tensor_of_output`.
+
+    Examples
+    --------
+    >>> choice = OutputChoice("boxes.1")
+    >>> choice(nn.Identity(), (), {"boxes": [torch.zeros(1), torch.ones(1)]})
+    tensor([1.])
+    """
+
+    choice: str | Callable[[Any], Any] = ""
+
+    @property
+    def description(self) -> str:
+        """Text for records; empty by default."""
+        if not self.choice:
+            return ""
+        name = self.choice if isinstance(self.choice, str) else source_of(self.choice)
+        return f"; output {name}"
+
+    def __call__(self, module: nn.Module, args: object, output: object) -> object:
+        """Return the selected tensor."""
+        if not self.choice:
+            return tensor_of_output(module, args, output)
+        if not isinstance(self.choice, str):
+            return self.choice(output)
+        value: Any = output
+        # Copies of the model may call the hook on a tensor that is selected already.
+        for name in [] if isinstance(output, Tensor) else self.choice.split("."):
+            parts = output_parts(value)
+            if name not in parts:
+                raise Undefined(
+                    f"model.output={self.choice}: the output has no '{name}'{nearest(name, parts)}"
+                )
+            value = parts[name]
+        return value
 
 
 def input_error(inputs: object) -> RequestError:
@@ -347,27 +597,56 @@ def input_error(inputs: object) -> RequestError:
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
 
-def _tensors_and_constants(
-    batch: object,
-) -> tuple[dict[int | str, Tensor], dict[int | str, Constant]]:
-    """Return the tensors and the other arguments in a batch, keyed by position or keyword."""
-    if isinstance(batch, Tensor):
-        return {0: _dense(batch, "")}, {}
-    entries: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {}
-    if isinstance(batch, tuple | list):
-        entries = dict(enumerate(batch))
-    tensors: dict[int | str, Tensor] = {}
-    constants: dict[int | str, Constant] = {}
-    for name, value in entries.items():
-        if isinstance(value, Tensor):
-            tensors[name] = _dense(value, _position(name, batch))
-        elif isinstance(value, Constant) and isinstance(name, int | str):
-            constants[name] = value
+def _flatten(arguments: Arguments) -> tuple[Any, list[_Leaf], list[Tensor]]:
+    """Return the structure of arguments, their leaves, and the tensors that hold samples."""
+    call = (arguments.args, arguments.kwargs)
+    entries, spec = pytree.tree_flatten_with_path(call)
+    holds: list[Any] = [None] * len(entries)
+    if arguments.samples is not None:
+        count = len(arguments.args)
+        names = [*arguments.kwargs]
+        flags = dict(zip([*range(count), *names], arguments.samples, strict=True))
+        holds = [
+            flags[getattr(path[1], "idx", getattr(path[1], "key", None))] for path, _ in entries
+        ]
+    is_one = spec == _ONE_TENSOR
+    leaves: list[_Leaf] = []
+    tensors: list[Tensor] = []
+    for (path, value), is_sampled in zip(entries, holds, strict=True):
+        name = "" if is_one else pytree.keystr(path[1:])
+        if isinstance(value, Tensor) and (value.ndim or is_one) and is_sampled is not False:
+            tensor = _dense(value, name)
+            tensors.append(tensor)
+            leaves.append(_Leaf(name, tuple(tensor.shape[1:]), tensor.dtype))
+        elif isinstance(value, _Whole | Tensor):
+            tensor = value if isinstance(value, Tensor) else value.tensor
+            leaves.append(_Leaf(name, constant=_dense(tensor, name).detach().clone()))
+        elif isinstance(value, str) and len(path) > 2 and isinstance(path[-1], pytree.SequenceKey):
+            raise RequestError(f"inputs{name}: a string for a sample, expected tensors; drop them")
+        elif isinstance(value, Constant):
+            leaves.append(_Leaf(name, constant=value))
         else:
-            raise RequestError(
-                f"inputs{_position(name, batch)}: {_with_article(value)}, {_expected_text(value)}"
-            )
-    return tensors, constants
+            raise RequestError(f"inputs{name}: {_with_article(value)}, {_expected_text(value)}")
+    return spec, leaves, tensors
+
+
+_ONE_TENSOR = pytree.tree_structure(((0,), {}))
+"""Structure of the arguments of a model that is called with one tensor."""
+
+
+def _constant_like(value: Any, packed: Tensor, dtype: torch.dtype | None) -> Any:
+    """Return a constant on the device of the samples, at least as precise as the model."""
+    if not isinstance(value, Tensor):
+        return value
+    kind = value.dtype
+    if kind.is_floating_point:
+        kind = torch.promote_types(kind, dtype or kind)
+    # A copy, which the model may overwrite.
+    return value.to(packed.device, kind, copy=True)
+
+
+def _names(leaves: Sequence[_Leaf]) -> list[str]:
+    return [leaf.name.removeprefix("[").removesuffix("]").strip("'") for leaf in leaves] or ["none"]
 
 
 def _dense(tensor: Tensor, position: str) -> Tensor:
@@ -384,14 +663,44 @@ def _dense(tensor: Tensor, position: str) -> Tensor:
     return tensor.as_subclass(Tensor)
 
 
-def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
-    """Return the number of arguments of a model (None if unlimited) and their names."""
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    """Return the signature of a model's forward method; None if it has none."""
+    if isinstance(signature := getattr(model, "signature", None), inspect.Signature):
+        return signature
     try:
-        parameters = inspect.signature(model.forward).parameters.values()
+        return inspect.signature(model.forward)
     except (TypeError, ValueError):
+        return None
+
+
+def _parameters(signature: inspect.Signature | None) -> tuple[int | None, frozenset[str]]:
+    """Return the number of arguments of a model (None if unlimited) and their names."""
+    if signature is None:
         return None, frozenset()
+    parameters = signature.parameters.values()
     is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     return None if is_variadic else len(parameters), frozenset(p.name for p in parameters)
+
+
+def _binds(
+    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Return True if a call with these arguments has the signature."""
+    try:
+        return signature is not None and bool(signature.bind(*args, **kwargs))
+    except TypeError:
+        return False
+
+
+_LABEL_KEYS = ("label", "target", "targets", "y")
+"""Keys of labels in the batches of other libraries."""
+
+
+def _is_identifier(value: object) -> bool:
+    """Return True for an index or a name per sample, as some loaders add to their batches."""
+    if isinstance(value, Tensor):
+        return value.ndim == 1 and not value.is_floating_point()
+    return isinstance(value, list | tuple) and all(isinstance(entry, str | int) for entry in value)
 
 
 def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
@@ -411,16 +720,6 @@ def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
 
 def _first(entries: Any) -> Any:
     return entries[0] if len(entries) == 1 and isinstance(entries[0], Tensor) else tuple(entries)
-
-
-def _position(name: object, batch: object) -> str:
-    if isinstance(batch, Tensor):
-        return ""
-    return f"['{name}']" if isinstance(batch, Mapping) else f"[{name}]"
-
-
-def _kind(batch: object) -> str:
-    return "a mapping" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
 
 
 def _with_article(value: object) -> str:

@@ -14,7 +14,7 @@ from nlbench.errors import RequestError
 from nlbench.serialization.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
-from .inputs import Arguments, BatchReader
+from .inputs import ArgumentLayout, BatchReader
 
 
 class Batches:
@@ -53,7 +53,7 @@ class Batches:
         return None
 
     @property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> ArgumentLayout:
         """Layout of the model's arguments; available after calling `head`."""
         assert self._reader.arguments is not None
         return self._reader.arguments
@@ -71,6 +71,11 @@ class Batches:
         if not self._buffered:
             raise RequestError("inputs: the loader yields nothing; expected batches of tensors")
         return torch.cat(self._buffered)[: max(count, 1)].clone()
+
+    def exceeds(self, count: int) -> bool:
+        """Return False if the stream is known to have no more than `count` samples."""
+        known = self.samples or self.known_length
+        return known is None or known > count
 
     def head_labels(self, count: int) -> Tensor | None:
         """Return the labels of the samples returned by `head`; None if a batch has none."""

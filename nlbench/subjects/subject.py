@@ -29,6 +29,10 @@ class Subject:
         Images before normalisation.
     stream : Batches or None
         All samples, if they don't fit in memory.
+    is_indivisible : bool
+        True if the model has to run on all samples at once, in their order.
+    is_ordered : bool
+        True if the samples have an order of their own, such as sorted by class.
 
     Examples
     --------
@@ -45,32 +49,49 @@ class Subject:
     images: Tensor | None = None
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
     stream: Batches | None = None
+    is_indivisible: bool = False
+    is_ordered: bool = False
+
+    def drawn(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Return `count` of the samples in memory, and their images.
+
+        Samples that have an order of their own are drawn with the subject's seed.
+        """
+        chosen: slice | Tensor = slice(count)
+        if self.is_ordered:
+            generator = torch.Generator().manual_seed(self.facts.seed)
+            chosen = torch.randperm(len(self.inputs), generator=generator)[:count]
+            chosen = chosen.to(self.inputs.device)
+        return self.inputs[chosen], None if self.images is None else self.images[chosen]
 
     def batches(self, limit: int) -> Iterable[Tensor]:
         """Return all samples in order, in the fewest possible batches of nearly equal size."""
         if self.stream is not None:
             return rebatched(self.stream, limit, self.stream.known_length)
-        return torch.split(self.inputs, list(batch_sizes(len(self.inputs), limit)))
+        return torch.split(self.inputs, self._sizes(limit))
+
+    def _sizes(self, limit: int) -> list[int]:
+        """Return the sizes of batches of the samples in memory."""
+        count = len(self.inputs)
+        return list(batch_sizes(count, count if self.is_indivisible else limit))
 
     def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Return all samples and their labels in order, in batches.
 
+        For a loader that is read only once, these are the first samples.
+
         Raises
         ------
         nlbench.Undefined
-            If there are no labels, or they come from a loader that is read only once.
+            If there are no labels.
         """
         if self.labels is None:
             raise Undefined("the samples have no labels")
-        if self.stream is None:
-            sizes = list(batch_sizes(len(self.labels), limit))
-            parts = torch.split(self.inputs, sizes), torch.split(self.labels, sizes)
-            return zip(*parts, strict=True)
-        if not isinstance(self.stream, DrawnBatches):
-            raise Undefined(
-                "the labels of a loader are not kept; pass the samples as a tensor with labels="
-            )
-        return self.stream.labelled(limit)
+        if isinstance(self.stream, DrawnBatches):
+            return self.stream.labelled(limit)
+        sizes = self._sizes(limit)
+        parts = torch.split(self.inputs, sizes), torch.split(self.labels, sizes)
+        return zip(*parts, strict=True)
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
         """Return the samples that can be read repeatedly, in order, with their labels if any.
@@ -81,7 +102,7 @@ class Subject:
             return self.stream.labelled(limit)
         if isinstance(self.stream, DrawnBatches):
             return ((inputs, None) for inputs in self.batches(limit))
-        sizes = list(batch_sizes(len(self.inputs), limit))
+        sizes = self._sizes(limit)
         inputs = torch.split(self.inputs, sizes)
         if self.labels is None:
             return zip(inputs, itertools.repeat(None))
@@ -94,7 +115,7 @@ class Subject:
         For a loader that is read only once, only the first samples are returned. A dataset's
         stream is already in random order.
         """
-        if isinstance(self.stream, DrawnBatches):
+        if isinstance(self.stream, DrawnBatches) or self.is_indivisible:
             yield from self.batches(limit)
             return
         order = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(0))

@@ -109,10 +109,10 @@ def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tenso
     LINES.check(len(samples.inputs), options)
     _check_size(samples.inputs, options)
     if kind == "pairs":
-        return pair_paths(samples.inputs[: 2 * number])
+        return pair_paths(samples.drawn(2 * number)[0])
     if kind == "directions":
         return direction_paths(
-            samples.inputs[:number],
+            samples.drawn(number)[0],
             anchors,
             radius,
             kind=str(options["direction"]),
@@ -121,11 +121,12 @@ def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tenso
         )
     if kind == "random":
         return noise_paths(samples.inputs, number, anchors, seed)
-    images = samples.inputs if samples.images is None else samples.images
+    inputs, drawn_images = samples.drawn(number)
+    images = inputs if drawn_images is None else drawn_images
     _check_images(images, kind)
     if kind == "open":
-        return samples.normalize(open_paths(images[:number], anchors, radius, seed))
-    return samples.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
+        return samples.normalize(open_paths(images, anchors, radius, seed))
+    return samples.normalize(closed_paths(images, anchors=anchors, radius=radius))
 
 
 def _check_size(inputs: Tensor, options: ProbeOptions) -> None:

@@ -44,10 +44,6 @@ class Outputs(Probe):
         """Return the number of batches."""
         return -(-samples // int(options["batch"]))
 
-    def stored_samples(self, options: ProbeOptions) -> int:
-        """Return 1, since samples are read in batches."""
-        return 1
-
     def observe(
         self,
         model: nn.Module,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.subjects.inputs import (
+    ArgumentLayout,
     Arguments,
     BatchReader,
     single_tensor_call,
@@ -152,13 +153,13 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
     ("inputs", "says"),
     [
         ((torch.zeros(3, 2), torch.zeros(3, 2)), r"a batch has 2 arguments, but the model takes 1"),
-        ((torch.zeros(3, 2), torch.zeros(4, 2)), r"a tuple of tensors with 3 and 4 samples"),
+        ((torch.zeros(3, 2), torch.zeros(4, 2)), r"a batch has 2 arguments, but the model takes 1"),
         ([(torch.zeros(3, 2), torch.zeros(4))], r"3 samples has labels of shape \(4,\)"),
-        ((), "a tuple without a tensor"),
-        ({}, "a mapping without a tensor"),
-        ({"x": None}, "a mapping without a tensor"),
-        ({"x": [1, 2]}, r"inputs\['x'\]: a list, expected batches of tensors"),
-        ((np.zeros((3, 2)),), r"inputs\[0\]: a ndarray, .* torch.as_tensor\(inputs, dtype="),
+        ((), "arguments without a tensor"),
+        ({}, "arguments without a tensor"),
+        ({"x": None}, "arguments without a tensor"),
+        ({"x": [1, 2]}, "arguments without a tensor"),
+        ((np.zeros((3, 2)),), r"inputs: a ndarray, .* torch.as_tensor\(inputs, dtype="),
         (np.zeros((3, 2)), r"a ndarray, expected a tensor or a loader .*torch.as_tensor\(inputs, "),
         (np.zeros((3, 2), dtype=int), r"convert an array with torch.as_tensor\(inputs\)"),
         ([np.zeros((3, 2))], r"the loader yields a ndarray, .*torch.as_tensor"),
@@ -249,13 +250,14 @@ class Embedded(nn.Module):
 def test_floats_next_to_a_mask_reach_the_model_exactly(dtype):
     x, mask = torch.randn(24, 5, 6).to(dtype), words()[1].bool()
     model = seeded(Embedded).to(dtype)
-    arguments = Arguments.of({"inputs_embeds": x, "attention_mask": mask})
-    _, unpacked = arguments.unpack(arguments.pack({"inputs_embeds": x, "attention_mask": mask}))
+    batch = Arguments(inputs_embeds=x, attention_mask=mask)
+    arguments = ArgumentLayout.of(batch)
+    _, unpacked = arguments.unpack(arguments.pack(batch))
     assert unpacked["inputs_embeds"].equal(x)
     assert unpacked["inputs_embeds"].dtype == dtype
     assert unpacked["attention_mask"].equal(mask)
     with single_tensor_call(model, arguments):
-        packed = arguments.pack({"inputs_embeds": x, "attention_mask": mask})
+        packed = arguments.pack(batch)
         # Sums round by the layout of their terms, which packing changes.
         torch.testing.assert_close(model(packed), model.forward(x, mask))
         torch.testing.assert_close(model.double()(packed), model.forward(x.double(), mask))
@@ -386,8 +388,8 @@ def test_packing_several_arguments_loses_nothing(shapes, n, data):
         torch.randint(0, 2, (n, *shape)).to(floats or data.draw(INTEGERS)) for shape in shapes
     )
     names = [f"k{i}" for i in range(len(tensors))]
-    for batch in (tensors, dict(zip(names, tensors, strict=True))):
-        arguments = Arguments.of(batch)
+    for batch in (Arguments(*tensors), Arguments(**dict(zip(names, tensors, strict=True)))):
+        arguments = ArgumentLayout.of(batch)
         packed = arguments.pack(batch)
         assert packed.shape == (n, sum(math.prod(shape) for shape in shapes))
         args, kwargs = arguments.unpack(packed)

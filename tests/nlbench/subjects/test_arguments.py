@@ -1,0 +1,254 @@
+"""Arguments in containers, constants, graphs, and outputs that are no tensors."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.subjects.inputs import ArgumentLayout, OutputChoice
+
+SETTINGS = {"lines.number": 1}
+
+
+def seeded(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+def values(run):
+    return [
+        (record.measure.name, value.place, dict(value.statistics))
+        for record in run.records
+        for value in record.result.values
+    ]
+
+
+class Plain(nn.Module):
+    """Takes a tensor; the others take the same in other forms."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.act, self.head = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.act(self.layer(x)))
+
+
+class Features(Plain):
+    def forward(self, features, **kwargs):
+        return {"embedding": super().forward(features["x"])}
+
+
+class Nested(Plain):
+    def forward(self, pair, scale=2.0, *, mode="sum", extra=None):
+        first, others = pair
+        assert mode == "sum"
+        assert extra is None
+        return super().forward(first * scale + others["shift"][0])
+
+
+class Timed(Plain):
+    """A denoiser: a sample, a timestep, and an output with one attribute."""
+
+    @dataclass
+    class Output:
+        sample: torch.Tensor
+
+    def forward(self, sample, timestep, return_dict=True):
+        return self.Output(super().forward(sample + torch.sin(timestep)))
+
+
+def data():
+    return torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+
+
+ZEROS = torch.zeros(40, 4)
+FORMS = {
+    "mapping as first argument": (Features, {"x": data()}),
+    "nested containers": (
+        Nested,
+        nlbench.Arguments((data() / 2, {"shift": [ZEROS]}), 2.0, mode="sum", extra=None),
+    ),
+    "tuple with a mapping": (Nested, ((data() / 2, {"shift": [ZEROS]}), 2.0)),
+    "timestep": (Timed, (data(), torch.tensor(0.0))),
+    "number": (Timed, nlbench.Arguments(data(), torch.tensor(0), return_dict=False)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_of_arguments_changes_no_value(name):
+    kind, inputs = FORMS[name]
+    measures = ["r2", "density", "nlc"]
+    expected = nlbench.evaluate(seeded(Plain), data(), measures, settings=SETTINGS)
+    run = nlbench.evaluate(seeded(kind), inputs, ["r2"])
+    assert values(run) == [row for row in values(expected) if row[0] == "r2"]
+    if name in ("mapping as first argument", "timestep"):
+        run = nlbench.evaluate(seeded(kind), inputs, ["density"], settings=SETTINGS)
+        assert values(run) == [row for row in values(expected) if row[0] == "density"]
+
+
+class Graph(nn.Module):
+    """A graph convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        source, target = edge_index
+        h = self.act(self.first(x))
+        return self.second(torch.zeros_like(h).index_add(0, target, h[source]))
+
+
+def graph(nodes=150, edges=400):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(nodes, 4, generator=generator)
+    return x, torch.randint(0, nodes, (2, edges), generator=generator)
+
+
+def node_rows():
+    x, _ = graph()
+    model = seeded(Graph)
+    return nlbench.evaluate(nn.Sequential(model.first, model.act), x, ["r2"], settings=WHOLE)
+
+
+WHOLE = {"sites.batch": 150}
+
+
+@pytest.mark.parametrize("rows", ["samples", "nodes"])
+def test_edges_are_found_and_the_graph_is_run_as_a_whole(rows):
+    x, edges = graph()
+    measures = ["r2", "density", "nlc", "accuracy", "substitution"]
+    labels = torch.arange(150) % 3
+    settings = {**SETTINGS, "sites.rows": rows}
+    run = nlbench.evaluate(seeded(Graph), (x, edges), measures, labels=labels, settings=settings)
+    (expected,) = node_rows()["r2"].values
+    (value,) = run["r2"].values
+    assert value.place == "act"
+    assert value.statistics["value"] == expected.statistics["value"]
+    assert run["accuracy"].status == "ok"
+    assert "inputs[1] without samples" in run.records[0].subject.preprocessing
+    for name in ("density", "nlc", "substitution"):
+        assert run[name].status != "ok"
+        assert "depend on each other through inputs[1]" in run[name].reason
+
+
+def test_other_edges_make_another_key():
+    x, edges = graph()
+    runs = [nlbench.evaluate(seeded(Graph), (x, e), ["r2"]) for e in (edges, edges.flip(1))]
+    assert runs[0].records[0].key != runs[1].records[0].key
+
+
+def test_samples_can_be_named():
+    x, edges = graph(2, 2)
+    with pytest.raises(RequestError, match="samples has 1 entries for 2 arguments"):
+        nlbench.Arguments(x, edges, samples=(True,))
+    named = nlbench.Arguments(x, edges, samples=(True, False))
+    assert list(ArgumentLayout.of(named).whole_tensors) == ["[1]"]
+    run = nlbench.evaluate(seeded(Graph), nlbench.Arguments(*graph(), samples=(True, False)), "r2")
+    assert [row[2] for row in values(run)] == [row[2] for row in values(node_rows())]
+
+
+def test_edges_among_the_first_nodes_do_not_make_a_graph_divisible():
+    x, edges = graph()
+    run = nlbench.evaluate(seeded(Graph), (x, edges % 70), ["nlc", "density"], settings=SETTINGS)
+    assert {record.result.status for record in run.records} & {"ok"} == set()
+
+
+def test_a_table_for_all_samples_leaves_them_independent():
+    class Table(Plain):
+        def forward(self, x, table):
+            return super().forward(x + table.sum(0))
+
+    inputs = nlbench.Arguments(data(), torch.zeros(7, 4), samples=(True, False))
+    run = nlbench.evaluate(seeded(Table), inputs, ["r2", "density"], settings=SETTINGS)
+    expected = nlbench.evaluate(seeded(Plain), data(), ["r2", "density"], settings=SETTINGS)
+    assert values(run) == values(expected)
+
+
+class Several(Plain):
+    """Returns a list of detections and a mapping."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        return {"boxes": [{"scores": scores}], "head": {"all": scores, "no": x}}
+
+
+def test_the_output_is_chosen_by_name_or_function():
+    model, measures = seeded(Several), ["r2", "density", "accuracy"]
+    labels = torch.arange(40) % 3
+    run = nlbench.evaluate(model, data(), measures, labels=labels, settings=SETTINGS)
+    assert run["r2"].status == "ok"
+    for name in ("density", "accuracy"):
+        assert run[name].status != "ok"
+        assert "model.output" in run[name].reason
+    plain = nlbench.evaluate(seeded(Plain), data(), measures, labels=labels, settings=SETTINGS)
+    for choice in ("head.all", lambda output: output["head"]["all"]):
+        settings = {**SETTINGS, "model.output": choice}
+        run = nlbench.evaluate(model, data(), measures, labels=labels, settings=settings)
+        assert values(run) == values(plain)
+        assert "output" in run.records[0].subject.preprocessing
+    settings = {**SETTINGS, "model.output": "heads"}
+    run = nlbench.evaluate(model, data(), ["density"], settings=settings)
+    assert "did you mean 'head'" in run["density"].reason
+
+
+def test_a_choice_leaves_a_chosen_tensor():
+    assert OutputChoice("a")(nn.Identity(), (), torch.ones(1)).item() == 1
+
+
+def batches(**extra):
+    y = torch.arange(40) % 3
+    rows = zip(data().split(16), y.split(16), torch.arange(40).split(16), strict=True)
+    return [(x, labels, index) for x, labels, index in rows]
+
+
+def test_labels_of_a_loader_serve_accuracy():
+    model, measures = seeded(Plain), ["accuracy", "substitution"]
+    labels = torch.arange(40) % 3
+    expected = nlbench.evaluate(model, data(), measures, labels=labels)
+    pairs = [(x, y) for x, y, _ in batches()]
+    assert values(nlbench.evaluate(model, pairs, measures)) == values(expected)
+    assert values(nlbench.evaluate(model, batches(), measures)) == values(expected)
+    names = [(x, y, [f"{i}.png" for i in index]) for x, y, index in batches()]
+    assert values(nlbench.evaluate(model, names, measures)) == values(expected)
+    whole = expected["accuracy"].summary["value"]
+    assert nlbench.evaluate(model, pairs, ["accuracy"])["accuracy"].summary["value"] == whole
+
+
+def test_a_mapping_of_another_library_names_its_labels():
+    model = seeded(Plain)
+    loader = [{"image": x, "label": y, "index": index} for x, y, index in batches()]
+    with pytest.raises(RequestError, match='pass labels="label"'):
+        nlbench.evaluate(model, loader, ["accuracy"])
+    run = nlbench.evaluate(model, loader, ["accuracy"], labels="label")
+    labels = torch.arange(40) % 3
+    expected = nlbench.evaluate(model, data(), ["accuracy"], labels=labels)
+    assert values(run) == values(expected)
+
+
+def test_paths_start_at_samples_drawn_from_all():
+    torch.manual_seed(0)
+    inputs = torch.randn(60, 4)
+    inputs[:20] = inputs[0]
+    run = nlbench.evaluate(seeded(Plain), inputs, ["absdev"], settings={"lines.number": 8})
+    assert any(value.statistics["length"] > 0 for value in run["absdev"].values)
+    again = nlbench.evaluate(
+        seeded(Plain), list(inputs.split(7)), ["absdev"], settings={"lines.number": 8}
+    )
+    assert values(again) == values(run)
+
+
+def test_of_a_longer_stream_the_record_names_the_samples():
+    torch.manual_seed(0)
+    inputs = torch.randn(600, 4)
+    for loader in (list(inputs.split(100)), iter(inputs.split(100))):
+        run = nlbench.evaluate(seeded(Plain), loader, ["r2", "nlc"])
+        assert "first 512 samples of a stream" in run["nlc"].reason
+        assert run["r2"].reason == ""
+    run = nlbench.evaluate(seeded(Plain), list(inputs[:500].split(100)), ["r2", "nlc"])
+    assert "stream" not in run["nlc"].reason
