@@ -3,11 +3,9 @@ Checkpoints of your own network
 ===============================
 
 A file with a network, checkpoints of its training and a folder of images are enough for a
-leaderboard over the checkpoints. This tutorial makes all three in a folder of its own.
+leaderboard over the checkpoints. This tutorial makes all three.
 """
 
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +13,12 @@ import torch
 from PIL import Image
 
 import nlbench
+from nlbench.subjects.build import build_model
+from nlbench.subjects.load import load_dataset
 
-folder = Path(tempfile.mkdtemp())
-os.chdir(folder)
-Path("my_net.py").write_text('''
+folder = Path("runs/own")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "my_net.py").write_text('''
 from torch import nn
 
 
@@ -42,24 +42,24 @@ class Net(nn.Module):
 
 generator = np.random.default_rng(0)
 for name, brightness in (("dark", 100), ("light", 250)):
-    Path("images", name).mkdir(parents=True)
+    (folder / "images" / name).mkdir(parents=True, exist_ok=True)
     for index in range(24):
         pixels = generator.integers(0, brightness, (32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(f"images/{name}/{index}.png")
+        Image.fromarray(pixels).save(folder / "images" / name / f"{index}.png")
 
 # %%
 # Six checkpoints as Lightning writes them. The training is short; any other would do.
 
-data = nlbench.load_dataset("./images", {"size": 32})
+data = load_dataset("runs/own/images", {"size": 32})
 sample = data.sample(None)
 torch.manual_seed(0)
-model = nlbench.build_model("my_net.py", data, seed=0)
+model = build_model("runs/own/my_net.py:Net", data, seed=0)
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
-Path("checkpoints").mkdir()
+(folder / "checkpoints").mkdir(exist_ok=True)
 for epoch in range(6):
     state = {f"net.{name}": tensor for name, tensor in model.state_dict().items()}
     content = {"pytorch-lightning_version": "2", "state_dict": state, "epoch": epoch}
-    torch.save(content, f"checkpoints/epoch={epoch}.ckpt")
+    torch.save(content, folder / "checkpoints" / f"epoch={epoch}.ckpt")
     for _ in range(5):
         loss = torch.nn.functional.cross_entropy(model(sample.inputs), sample.labels)
         optimizer.zero_grad()
@@ -76,11 +76,11 @@ for epoch in range(6):
 #
 # The same command resumes a run that was stopped. From Python:
 
-checkpoints = [str(path) for path in sorted(Path("checkpoints").iterdir())]
-request = nlbench.Request(
-    "affinity,r2", "my_net.py", "./images", checkpoints, settings={"images.size": 32}
-)
-run = nlbench.run(request, "runs/mine")
+checkpoints = [str(path) for path in sorted((folder / "checkpoints").iterdir())]
+subject = {"models": "runs/own/my_net.py:Net", "data": "runs/own/images"}
+settings = {"images.size": 32}
+request = nlbench.Request("affinity,r2", **subject, weights=checkpoints, settings=settings)
+run = nlbench.run(request, "runs/own/all")
 run.leaderboard()
 
 # %%
@@ -93,8 +93,8 @@ run.leaderboard()
 
 first, last = (
     nlbench.run(
-        nlbench.Request("affinity", "my_net.py", "./images", file, settings={"images.size": 32}),
-        f"runs/{name}",
+        nlbench.Request("affinity", **subject, weights=file, settings=settings),
+        f"runs/own/{name}",
     )
     for name, file in (("yesterday", checkpoints[0]), ("today", checkpoints[-1]))
 )
