@@ -63,10 +63,14 @@ class OwnModels(Family):
         return f"{source}:{names[0]}"
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return the files that a glob names, with the name after the colon, if any."""
+        """Return the networks of the files that a glob names, or those with a name."""
         source, name = split_reference(pattern)
         files = sorted(glob.glob(source)) if source.endswith(".py") else []  # noqa: PTH207
-        return tuple(self.claim(f"{file}:{name}" if name else file) for file in files)
+        references: list[str] = []
+        for file in files:
+            names = [name] if name else SourceFile.find(file).networks()
+            references += [f"{file}:{each}" for each in names]
+        return tuple(references)
 
     def describe(self, name: str) -> str:
         """Return the first line of a network's docstring, read from its source."""

@@ -292,3 +292,18 @@ def test_unusable_data_are_refused(folder, text, message):
     write(folder / "my_data.py", text)
     with pytest.raises(RequestError, match=message):
         load_dataset("my_data.py:x").sample(1)
+
+
+def test_globs_of_files_name_their_networks(folder):
+    for name in ("a", "b"):
+        write(folder / "nets" / f"{name}.py", NET)
+    write(folder / "nets" / "helper.py", "")
+    names = ["nets/a.py:Net", "nets/b.py:Net"]
+    assert registry.expand("models", ["nets/*.py"]) == names
+    assert registry.expand("models", ["nets/[ab].py:Net"]) == names
+
+
+def test_adapters_of_transformers_are_called_so(folder):
+    write(folder / "tuned" / "adapter_config.json", "{}")
+    with pytest.raises(RequestError, match="is an adapter, which needs its base model"):
+        registry.load("models", "hf/tuned")
