@@ -11,8 +11,9 @@ from nlbench.errors import RequestError
 from nlbench.plan import make_plan
 from nlbench.request import ExecutionOptions, Request
 from nlbench.subjects.build import build_model
-from nlbench.subjects.load import load_dataset
+from nlbench.subjects.load import load_dataset, load_subject
 from nlbench.subjects.own import OwnModel
+from nlbench.subjects.spec import SubjectSpec
 
 NET = """
 import torch
@@ -118,6 +119,13 @@ def test_instances_are_built_anew_for_each_seed(folder):
     first, other, again = (build("my_net.py:net", seed).head.weight for seed in (0, 1, 0))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_statistics_that_a_file_loads_are_not_called_fresh(folder):
+    norm = "import torch\nfrom torch import nn\ndef net(): return nn.Sequential(layer, nn.ReLU())\n"
+    write(folder / "my_net.py", norm + "layer = nn.BatchNorm2d(3)\nlayer.running_mean.fill_(1.0)\n")
+    subject = load_subject(SubjectSpec("my_net.py:net", "init", "digits"), torch.device("cpu"))
+    assert subject.facts.batch_norm == "statistics as built"
 
 
 def test_planning_runs_nothing(folder):
