@@ -270,6 +270,38 @@ def test_all_forms_of_data_yield_the_same_samples(folder, name):
     assert torch.equal(sample.inputs[:, 0] / 2 % 3, sample.labels.float())
 
 
+def test_random_data_are_the_same_for_all_subjects(folder):
+    draw = "torch.tensor([[random.random(), numpy.random.rand(), torch.rand(1)]])"
+    write(
+        folder / "my_data.py", f"import random, numpy, torch\nx = {draw}\ndef f(): return {draw}\n"
+    )
+    for name in ("x", "f"):
+        first, second = (load_dataset(f"my_data.py:{name}").test[0][0] for _ in range(2))
+        assert torch.equal(first, second)
+
+
+def test_augmented_items_are_the_same_for_all_subjects(folder):
+    augmented = """
+import random, torch
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.rand(3) + random.random(), index
+data = Augmented()
+"""
+    write(folder / "my_data.py", augmented)
+    first, second = (load_dataset("my_data.py:data").sample(4).inputs for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(first.unique()) > 4
+
+
+def test_what_a_file_draws_depends_on_no_other_seed(folder):
+    text = NET.replace("import torch\n", "import torch, numpy\nSHIFT = numpy.random.rand()\n", 1)
+    write(folder / "my_net.py", text.replace("self.act = act", "self.act = SHIFT"))
+    first = build("my_net.py:Net", seed=1).act
+    write(folder / "my_net.py", (folder / "my_net.py").read_text() + "# another version\n")
+    assert build("my_net.py:Net", seed=2).act == first
+
+
 def test_tensors_have_no_labels(folder):
     write(folder / "my_data.py", DATA)
     assert load_dataset("my_data.py:x").sample(4).labels is None
