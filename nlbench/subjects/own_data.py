@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
-
 from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
