@@ -62,11 +62,13 @@ class Request:
     Parameters
     ----------
     measures, models : tuple of str
-        Registered names or globs; or a comma-separated string.
+        Registered names or globs; or a comma-separated string. A model may also be a network in a
+        file, ``my_net.py:Net``, or in a module, ``package.module:Net``.
     data : tuple of str
-        Registered names or globs.
+        Registered names or globs, paths of images, arrays, tables or text, or ``FILE.py:NAME``.
     weights : tuple of str
-        ``auto``, ``trained``, ``init``, ``calibrated`` or paths of checkpoints.
+        ``auto``, ``trained``, ``init``, ``calibrated`` or paths of checkpoints, with ``#KEY`` for
+        one of several networks in a file.
     seeds : tuple of int
     samples : int
         Number of samples from the split; 0 for all.
@@ -102,14 +104,15 @@ class Request:
         group="measures",
     )
     models: tuple[str, ...] = _option(
-        "Models: comma-separated names or globs.",
+        "Models: comma-separated names or globs, or your own: my_net.py:Net.",
         ("vgg8",),
         kind="names",
         names=("model", "models"),
         group="models",
     )
     data: tuple[str, ...] = _option(
-        "Datasets: comma-separated names or globs; auto: the model's own, else digits.",
+        "Datasets: comma-separated names, globs, paths (./images, x.npz) or my_net.py:loader; "
+        "auto: the model's own, else digits.",
         (AUTO_DATA,),
         kind="names",
         names=("data", "dataset", "datasets"),
@@ -133,7 +136,8 @@ class Request:
     split: str = _option("test or train.", "test", choices=("test", "train"))
     device: str = _option("auto, cpu, cuda, cuda:N or mps.", "auto")
     settings: Settings = _option(  # noqa: RUF009 (it is a field)
-        "Option of a measure, probe or dataset, repeatable: affinity.shrinkage=none.",
+        "Option of a measure, probe or dataset, or an argument of your network, repeatable: "
+        "affinity.shrinkage=none, model.width=64.",
         kind="settings",
         names=("set",),
     )

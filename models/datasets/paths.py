@@ -246,7 +246,7 @@ def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
                 f"'{shorten(values.iloc[0])}', expected numbers; if it holds the labels, use --set "
                 f"'table.label={column}'"
             )
-    numbers = frame.to_numpy(dtype=np.float32)
+    numbers = frame.to_numpy(dtype=np.float32, copy=True)
     if not np.isfinite(numbers).all():
         row, position = (int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
         raise RequestError(

@@ -157,6 +157,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if is_adapter and not (folder / "config.json").is_file():
+        raise RequestError(
+            f"hf/{folder} is an adapter, which needs its base model; merge the two "
+            "(merge_and_unload) and save the whole model"
+        )
     config = _read_json(folder / "config.json")
     if "model_type" not in config:
         raise RequestError(f"hf/{folder}: config.json has no model_type, which transformers writes")

@@ -156,7 +156,8 @@ def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:
         return {**row, "description": "(can't be loaded)"}
     members = () if entry.family.costly else entry.family.names()
     count = f"{len(members)}: " if members else ""
-    hint = f"; list models --model '{prefix}/*'" if entry.group == "models" else ""
+    has_members = entry.group == "models" and not entry.family.claimed_form
+    hint = f"; list models --model '{prefix}/*'" if has_members else ""
     return {**row, "description": f"{count}{entry.family.description}{hint}"}
 
 

@@ -7,14 +7,24 @@ import typer
 from .common import name_completer
 
 ModelName = Annotated[
-    str, typer.Option(help="A registered model.", autocompletion=name_completer("models"))
+    str,
+    typer.Option(
+        help="A registered model, or your own: my_net.py:Net.",
+        autocompletion=name_completer("models"),
+    ),
 ]
 DataName = Annotated[
-    str, typer.Option(help="A registered dataset.", autocompletion=name_completer("datasets"))
+    str,
+    typer.Option(
+        help="A registered dataset, a path, or my_net.py:loader.",
+        autocompletion=name_completer("datasets"),
+    ),
 ]
 DatasetSettings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Dataset option."),
+    typer.Option(
+        "--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset, or model.ARGUMENT."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Seeds = Annotated[list[str] | None, typer.Option(help="Comma-separated seeds or ranges (0-9).")]

@@ -60,7 +60,7 @@ def difference_text(record: Record, key: tuple[object, ...]) -> str:
         case _:
             return (
                 f"{measure} for another {subject.model} ({subject.weights}): the weights, samples, "
-                "split, device or plugin differ"
+                "split, device or plugin differ, or its own file has changed"
             )
 
 

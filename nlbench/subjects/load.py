@@ -195,7 +195,11 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     )
     batch_norm = None
     if label in FRESH_WEIGHTS and batch_norm_layers(model):
-        batch_norm = "statistics as drawn: mean 0, variance 1"
+        # A builder of the user may load weights itself.
+        is_fresh = all(_has_initial_statistics(layer) for layer in batch_norm_layers(model))
+        batch_norm = (
+            "statistics as drawn: mean 0, variance 1" if is_fresh else "statistics as built"
+        )
         if label == "calibrated":
             calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION_BATCH)))
             batch_norm = (
@@ -204,6 +208,12 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
             )
     facts = replace(facts, batch_norm=batch_norm, weights_hash=state_hash(model))
     return replace(subject, facts=facts)
+
+
+def _has_initial_statistics(layer: nn.Module) -> bool:
+    mean: Any = layer.running_mean
+    variance: Any = layer.running_var
+    return not bool(mean.any()) and bool((variance == 1).all())
 
 
 def _preprocessing_text(dataset: Data, split: str) -> str:

@@ -63,10 +63,14 @@ class OwnModels(Family):
         return f"{source}:{names[0]}"
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return the files that a glob names, with the name after the colon, if any."""
+        """Return the networks of the files that a glob names, or those with a name."""
         source, name = split_reference(pattern)
         files = sorted(glob.glob(source)) if source.endswith(".py") else []  # noqa: PTH207
-        return tuple(self.claim(f"{file}:{name}" if name else file) for file in files)
+        references: list[str] = []
+        for file in files:
+            names = [name] if name else SourceFile.find(file).networks()
+            references += [f"{file}:{each}" for each in names]
+        return tuple(references)
 
     def describe(self, name: str) -> str:
         """Return the first line of a network's docstring, read from its source."""
@@ -169,13 +173,13 @@ class OwnModel(OwnCode):
         """
         import torch
 
-        from nlbench.introspection.random_state import seeded
+        from nlbench.introspection.random_state import RandomStream, seeded
 
-        with seeded(seed):
+        with RandomStream(f"own model {seed}").active(), seeded(seed):
             definition = self.file.definitions().get(self.name)
             is_value = definition is not None and isinstance(definition.node, ast.expr)
             fresh = ImportedFile(self.file) if is_value else None
-            imported = fresh or _import(self.file, self.fingerprint())
+            imported = fresh or self._imported()
             value = self.load(imported)
             if isinstance(value, torch.nn.Module):
                 if fresh is None and not self.file.installed:
@@ -188,6 +192,13 @@ class OwnModel(OwnCode):
                 "function that builds it"
             )
         return _Builder(self.text, value, imported, "model")
+
+    def _imported(self) -> ImportedFile:
+        """Run the file unless it has been; what it draws doesn't depend on the seed."""
+        from nlbench.introspection.random_state import RandomStream
+
+        with RandomStream("own file").active():
+            return _import(self.file, self.fingerprint())
 
 
 @lru_cache(maxsize=8)
@@ -283,7 +294,13 @@ class OwnDataset(OwnCode):
         return DatasetInfo(options, fingerprint=self.fingerprint, owner="data")
 
     def __call__(self, **options: Any) -> Dataset:
-        """Run the file and open the data."""
+        """Run the file and open the data, with the same random numbers for all subjects."""
+        from nlbench.introspection.random_state import RandomStream
+
+        with RandomStream("own data").active():
+            return self._open(options)
+
+    def _open(self, options: Mapping[str, OptionValue | str]) -> Dataset:
         from .own_data import as_dataset
 
         imported = ImportedFile(self.file)
@@ -296,7 +313,7 @@ class OwnDataset(OwnCode):
         except PluginError as error:
             raise RequestError(str(error)) from error
 
-    def _changed(self, options: Mapping[str, Option]) -> dict[str, Any]:
+    def _changed(self, options: Mapping[str, OptionValue | str]) -> dict[str, Any]:
         """Return the options that differ from the defaults, which the source may not show."""
         defaults = self.__nlbench_dataset__.options
         return {

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
+from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
 from .samples import MAX_SAMPLE_BYTES
@@ -61,7 +62,11 @@ class ForeignItems(TorchDataset[tuple[Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Read several items."""
+        """Read several items; random ones are the same in every call with these indices."""
+        with RandomStream("items").active():
+            return self._read(indices)
+
+    def _read(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         items = [self._items[index] for index in indices]
         if self._collate is None:
             pairs = [_pair(self._label, item) for item in items]

@@ -306,7 +306,7 @@ def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(registry, "expand", interrupted)
-    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+    assert assert_one_line(here("run", "--model", "vgg8"), 130) == "nlbench: interrupted"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("half done"), RequestError("no"), OSError("no")])
@@ -318,7 +318,7 @@ def test_an_error_that_follows_an_interruption_is_one(here, monkeypatch, error):
             raise error from None
 
     monkeypatch.setattr(registry, "expand", interrupted)
-    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+    assert assert_one_line(here("run", "--model", "vgg8"), 130) == "nlbench: interrupted"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -329,7 +329,7 @@ def test_sigterm_before_the_run_is_an_interruption(here, monkeypatch, number):
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr(registry, "expand", interrupted)
-    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+    assert assert_one_line(here("run", "--model", "vgg8"), 130) == "nlbench: interrupted"
 
 
 END = (
@@ -574,3 +574,36 @@ def test_a_thread_whose_start_was_interrupted_does_not_change_the_status(monkeyp
     with pytest.raises(SystemExit) as raised:
         app._exit(130)
     assert raised.value.code == 130
+
+
+def test_a_run_without_arguments_shows_what_to_run(here):
+    line = assert_one_line(here("run"), 2)
+    assert line.count("nlbench run --model") == 2
+    assert "my_net.py:Net" in line
+    assert "nlbench list models" in line
+
+
+OWN_NETWORK = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, width: int = 4):
+        super().__init__(nn.Flatten(), nn.Linear(3072, width), nn.ReLU())
+"""
+
+
+def test_sites_of_a_network_in_a_file_are_listed(here, tmp_path):
+    (tmp_path / "my_net.py").write_text(OWN_NETWORK)
+    command = "list sites --model my_net.py --set model."
+    result = here(*f"{command}width=6".split())
+    assert result.returncode == 0
+    assert "activation  6  axis 1" in result.stdout
+    assert "no argument 'depth'" in assert_one_line(here(*f"{command}depth=6".split()), 2)
+
+
+def test_an_own_network_is_trained_and_measured(here, tmp_path):
+    network = OWN_NETWORK.replace("3072, width", "3072, 10 * width")
+    (tmp_path / "my_net.py").write_text(network)
+    subject = "--model my_net.py --set model.width=1 --progress none"
+    assert here(*f"train {subject} --out net.safetensors --epochs 1".split()).returncode == 0
+    measured = here(*f"run --measures r2 {subject} --weights net.safetensors".split())
+    assert "my_net.py:Net" in measured.stdout

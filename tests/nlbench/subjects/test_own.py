@@ -11,8 +11,9 @@ from nlbench.errors import RequestError
 from nlbench.plan import make_plan
 from nlbench.request import ExecutionOptions, Request
 from nlbench.subjects.build import build_model
-from nlbench.subjects.load import load_dataset
+from nlbench.subjects.load import load_dataset, load_subject
 from nlbench.subjects.own import OwnModel
+from nlbench.subjects.spec import SubjectSpec
 
 NET = """
 import torch
@@ -118,6 +119,13 @@ def test_instances_are_built_anew_for_each_seed(folder):
     first, other, again = (build("my_net.py:net", seed).head.weight for seed in (0, 1, 0))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_statistics_that_a_file_loads_are_not_called_fresh(folder):
+    norm = "import torch\nfrom torch import nn\ndef net(): return nn.Sequential(layer, nn.ReLU())\n"
+    write(folder / "my_net.py", norm + "layer = nn.BatchNorm2d(3)\nlayer.running_mean.fill_(1.0)\n")
+    subject = load_subject(SubjectSpec("my_net.py:net", "init", "digits"), torch.device("cpu"))
+    assert subject.facts.batch_norm == "statistics as built"
 
 
 def test_planning_runs_nothing(folder):
@@ -262,6 +270,38 @@ def test_all_forms_of_data_yield_the_same_samples(folder, name):
     assert torch.equal(sample.inputs[:, 0] / 2 % 3, sample.labels.float())
 
 
+def test_random_data_are_the_same_for_all_subjects(folder):
+    draw = "torch.tensor([[random.random(), numpy.random.rand(), torch.rand(1)]])"
+    write(
+        folder / "my_data.py", f"import random, numpy, torch\nx = {draw}\ndef f(): return {draw}\n"
+    )
+    for name in ("x", "f"):
+        first, second = (load_dataset(f"my_data.py:{name}").test[0][0] for _ in range(2))
+        assert torch.equal(first, second)
+
+
+def test_augmented_items_are_the_same_for_all_subjects(folder):
+    augmented = """
+import random, torch
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.rand(3) + random.random(), index
+data = Augmented()
+"""
+    write(folder / "my_data.py", augmented)
+    first, second = (load_dataset("my_data.py:data").sample(4).inputs for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(first.unique()) > 4
+
+
+def test_what_a_file_draws_depends_on_no_other_seed(folder):
+    text = NET.replace("import torch\n", "import torch, numpy\nSHIFT = numpy.random.rand()\n", 1)
+    write(folder / "my_net.py", text.replace("self.act = act", "self.act = SHIFT"))
+    first = build("my_net.py:Net", seed=1).act
+    write(folder / "my_net.py", (folder / "my_net.py").read_text() + "# another version\n")
+    assert build("my_net.py:Net", seed=2).act == first
+
+
 def test_tensors_have_no_labels(folder):
     write(folder / "my_data.py", DATA)
     assert load_dataset("my_data.py:x").sample(4).labels is None
@@ -292,3 +332,18 @@ def test_unusable_data_are_refused(folder, text, message):
     write(folder / "my_data.py", text)
     with pytest.raises(RequestError, match=message):
         load_dataset("my_data.py:x").sample(1)
+
+
+def test_globs_of_files_name_their_networks(folder):
+    for name in ("a", "b"):
+        write(folder / "nets" / f"{name}.py", NET)
+    write(folder / "nets" / "helper.py", "")
+    names = ["nets/a.py:Net", "nets/b.py:Net"]
+    assert registry.expand("models", ["nets/*.py"]) == names
+    assert registry.expand("models", ["nets/[ab].py:Net"]) == names
+
+
+def test_adapters_of_transformers_are_called_so(folder):
+    write(folder / "tuned" / "adapter_config.json", "{}")
+    with pytest.raises(RequestError, match="is an adapter, which needs its base model"):
+        registry.load("models", "hf/tuned")

@@ -1,3 +1,4 @@
+import argparse
 import collections
 import hashlib
 import json
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import SAFETENSORS, linear, network, save_with_torch
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nlbench.errors import RequestError
+from nlbench.parsers import parse_paths
 from nlbench.serialization.hashing import file_hash, state_hash
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights import load_weights, save_weights
@@ -274,3 +277,85 @@ def test_checkpoints_are_named_after_their_training(tmp_path, monkeypatch, file,
     assert choose_weights(SubjectSpec("vgg8", str(path), "digits")).label == label
     monkeypatch.chdir(path.parent)
     assert choose_weights(SubjectSpec("vgg8", path.name, "digits")).label == label
+
+
+def wrapped_averages(state):
+    return torch.optim.swa_utils.AveragedModel(load_into(network(), state)).state_dict()
+
+
+def load_into(model, state):
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        wrapped_averages,
+        *(
+            lambda state, key=key: {key: state, "epoch": 3}
+            for key in ("ema", "net", "params", "weights", "network", "generator", "student")
+        ),
+        lambda state: {"generator": state, "discriminator": linear().state_dict()},
+        lambda state: {"ema": {"module": state, "decay": 0.9}},
+        lambda state: {
+            "state_dict": state,
+            "hyper_parameters": {
+                "lr": np.float64(0.1),
+                "depth": np.int64(3),
+                "sizes": np.arange(3),
+            },
+        },
+        lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1, mode=np.str_("a"))},
+    ],
+)
+def test_trainers_checkpoints_load(tmp_path, wrap):
+    source, target = network(), network()
+    torch.save(wrap(source.state_dict()), tmp_path / "net.pt")
+    load_weights(target, tmp_path / "net.pt")
+    assert same_state(source, target)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state, other: {"state_dict": state, "state_dict_ema": other},
+        lambda state, other: {"model": {"state_dict": state}, "state_dict_ema": other},
+        lambda state, other: {
+            "pytorch-lightning_version": "2",
+            "state_dict": {f"net.{n}": t for n, t in state.items()}
+            | {f"state_dict_ema.{n}": t for n, t in other.items()},
+        },
+    ],
+)
+def test_one_of_several_networks_is_named(tmp_path, wrap):
+    raw, average, target = network(), network(), network()
+    torch.save(wrap(raw.state_dict(), average.state_dict()), tmp_path / "net.pt")
+    with pytest.raises(
+        RequestError, match=r"several networks .*; choose one, as in --weights '.*#"
+    ):
+        load_weights(target, tmp_path / "net.pt")
+    load_weights(target, tmp_path / "net.pt", key="state_dict_ema")
+    assert same_state(average, target)
+    with pytest.raises(RequestError, match="no entry 'ema'"):
+        load_weights(target, tmp_path / "net.pt", key="ema")
+
+
+def test_a_key_is_part_of_the_label_and_identity(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({}, "net.pt")
+    choices = [
+        choose_weights(SubjectSpec("vgg8", weights, "digits"))
+        for weights in ("net.pt", "net.pt#ema", "net.pt#model")
+    ]
+    assert [choice.label for choice in choices] == ["net.pt", "net.pt#ema", "net.pt#model"]
+    assert len({choice.identity for choice in choices}) == 3
+    assert parse_paths("*.pt#ema", "--weights") == ["net.pt#ema"]
+
+
+def test_folders_of_adapters_are_called_so(tmp_path):
+    with pytest.raises(RequestError, match="it is a folder, expected a checkpoint"):
+        choose_weights(SubjectSpec("vgg8", str(tmp_path), "digits"))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(RequestError, match="the folder of an adapter, which needs its base model"):
+        choose_weights(SubjectSpec("vgg8", str(tmp_path), "digits"))

@@ -1,0 +1,165 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from nlbench import registry
+from nlbench.errors import RequestError
+from nlbench.subjects.data import dataset_info
+from nlbench.subjects.load import load_dataset
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def draw_image(path, size=(12, 8), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.zeros((size[1], size[0], 3), np.uint8)
+    pixels[:, : size[0] // 2] = (255, 0, 0)
+    Image.fromarray(pixels).save(path, **options)
+
+
+def test_folders_of_images_are_data(folder):
+    for name in ("cat/1.png", "dog/1.png", "dog/.ipynb_checkpoints/1-copy.png", "dog/._1.png"):
+        draw_image(folder / "my imgs" / name)
+    dataset = load_dataset("./my imgs", {"size": "8"})
+    assert (dataset.shape, dataset.classes, len(dataset.test)) == ((3, 8, 8), 2, 2)
+
+
+def test_left_out_files_are_counted(folder):
+    draw_image(folder / "imgs" / "1.png")
+    for name in ("2.gif", "3.gif", "4.jfif", ".DS_Store"):
+        (folder / "imgs" / name).write_bytes(b"")
+    assert load_dataset("./imgs").test.left_out() == "3 files left out (2 .gif, 1 .jfif)"
+
+
+def test_one_channel_is_the_luminance(folder):
+    draw_image(folder / "imgs" / "1.png", size=(8, 8))
+    dataset = load_dataset("./imgs", {"size": 8, "channels": "1"})
+    image = dataset.sample(1).images[0]
+    assert image.shape == (1, 8, 8)
+    assert image.max().item() == pytest.approx(0.299, abs=0.05)
+
+
+@pytest.mark.parametrize(("exif", "shape"), [(False, "wide"), (True, "tall")])
+def test_exif_rotates_only_on_request(folder, exif, shape):
+    data = Image.Exif()
+    data[0x0112] = 6  # rotated by a quarter turn
+    draw_image(folder / "imgs" / "1.jpg", size=(16, 16), exif=data)
+    image = load_dataset("./imgs", {"size": 16, "exif": exif}).sample(1).images[0, 0]
+    halves = {"wide": image[:, :4].mean() - image[:, -4:].mean()}
+    halves["tall"] = image[:4].mean() - image[-4:].mean()
+    assert max(halves, key=halves.get) == shape
+
+
+ROWS = np.arange(24.0).reshape(6, 4)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+def write_arrays(folder):
+    np.save(folder / "x.npy", ROWS)
+    np.savez(folder / "x.npz", x=ROWS, y=LABELS)
+    frame = pd.DataFrame(ROWS, columns=list("abcd"))
+    labelled = frame.assign(kind=["cat", "dog", "emu"] * 2)
+    labelled.to_csv(folder / "x.csv", index=False)
+    frame.to_csv(folder / "plain.csv", index=False, header=False)
+    labelled.to_parquet(folder / "x.parquet")
+    tensors = {"x": torch.from_numpy(ROWS), "y": torch.from_numpy(LABELS)}
+    torch.save((tensors["x"], tensors["y"]), folder / "x.pt")
+    save_file(tensors, folder / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("x.npz", {}),
+        ("x.csv", {"label": "kind"}),
+        ("x.parquet", {"label": "kind"}),
+        ("x.pt", {}),
+        ("x.safetensors", {}),
+    ],
+)
+def test_files_with_labels_hold_the_same_samples(folder, name, options):
+    write_arrays(folder)
+    dataset = load_dataset(name, options)
+    sample = dataset.sample(None)
+    assert (dataset.shape, dataset.classes) == ((4,), 3)
+    assert sample.inputs.dtype == torch.float32
+    assert torch.equal((sample.inputs[:, 0] / 4).long() % 3, sample.labels)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "plain.csv"])
+def test_files_without_labels_have_none(folder, name):
+    write_arrays(folder)
+    sample = load_dataset(name).sample(None)
+    assert sample.labels is None
+    assert sorted(sample.inputs[:, 0].tolist()) == ROWS[:, 0].tolist()
+
+
+def test_bytes_are_images(folder):
+    pixels = np.full((5, 6, 7, 3), 255, np.uint8)
+    np.savez(folder / "x.npz", x=pixels, y=np.zeros(5, int))
+    sample = load_dataset("x.npz").sample(2)
+    assert sample.inputs.shape == (2, 3, 6, 7)
+    assert sample.inputs.max().item() == 1
+
+
+@pytest.mark.parametrize("name", ["corpus.txt", "./texts"])
+def test_text_is_cut_into_windows(folder, name):
+    (folder / "texts").mkdir()
+    for path in ("corpus.txt", "texts/1.txt", "texts/2.md", "texts/3.txt", "texts/4.txt"):
+        (folder / path).write_text("some text. " * 400)
+    assert load_dataset(name, {"length": 16}).sample(4).inputs.shape[1] == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("./nowhere", {}, r"no file or folder \./nowhere; expected a path: a folder of images"),
+        ("file.xyz", {}, r"file\.xyz: expected a path: a folder of images"),
+        ("./empty", {}, "holds no files; expected"),
+        ("./other", {}, "no images and no text among 1 files"),
+        ("object.npy", {}, "can't read object.npy"),
+        ("names.npz", {}, "has the arrays a, b; expected x"),
+        ("nan.npy", {}, "contains NaN"),
+        ("cut.npz", {}, "can't read cut.npz"),
+        ("x.csv", {}, r"column 'kind' has text such as 'cat'.*table\.label=kind"),
+        ("x.csv", {"label": "knd"}, "no column 'knd'; did you mean 'kind'"),
+        ("x.csv", {"lable": "kind"}, "no option 'lable'; did you mean 'label'"),
+        ("empty.csv", {}, "can't read empty.csv"),
+        ("ragged.csv", {}, "can't read ragged.csv"),
+        ("gap.csv", {}, "row 2 of the column 'b' is empty"),
+        ("broken.parquet", {}, "can't read broken.parquet"),
+        ("state.pt", {}, "expected x"),
+    ],
+)
+def test_unusable_paths_are_one_line(folder, name, options, message):
+    write_arrays(folder)
+    for path in ("empty", "other"):
+        (folder / path).mkdir()
+    for path in ("file.xyz", "other/a.bin", "empty.csv", "cut.npz", "broken.parquet"):
+        (folder / path).write_bytes(b"" if path == "empty.csv" else b"PK no")
+    (folder / "ragged.csv").write_text("a,b\n1,2,3,4\n")
+    (folder / "gap.csv").write_text("a,b\n1,2\n3,\n")
+    np.save(folder / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(folder / "nan.npy", np.full((3, 2), np.nan))
+    np.savez(folder / "names.npz", a=ROWS, b=ROWS)
+    torch.save({"weight": torch.zeros(2), "bias": torch.zeros(2)}, folder / "state.pt")
+    with pytest.raises(RequestError, match=message) as caught:
+        load_dataset(name, options).sample(2)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_fingerprint_changes_with_a_file(folder):
+    write_arrays(folder)
+    draw_image(folder / "imgs" / "deep" / "1.png")
+    for name, file in (("x.npy", "x.npy"), ("./imgs", "imgs/deep/1.png")):
+        fingerprint = dataset_info(registry.load("datasets", name)).fingerprint
+        before = fingerprint()
+        (folder / file).write_bytes((folder / file).read_bytes() + b" ")
+        assert fingerprint() != before
