@@ -1,4 +1,4 @@
-"""How well do standard errors and intervals describe the choice of samples?
+"""Measure how well standard errors and intervals describe the choice of samples.
 
 Draws samples again and again from a large population, measures each draw, and compares the stated
 standard errors with the deviations between draws, and the intervals with the value on average over
@@ -95,6 +95,7 @@ class DigitImages:
         self._images, self._labels = subject.inputs, subject.labels
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw changed images and their labels."""
         chosen = torch.randint(len(self._images), (n,), generator=generator)
         images = self._images[chosen].clone()
         shifts = torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (n, 2), generator=generator).tolist()
@@ -115,6 +116,7 @@ class Block(nn.Module):
         self.head = nn.Linear(24, 4)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Classify sequences (n, t)."""
         return self.head(self.layer(self.embedding(tokens)).mean(1))
 
 
@@ -161,6 +163,7 @@ class Tally:
     replicates: list[tuple[float, ...]] = field(default_factory=list)
 
     def add(self, value: float, replicates: tuple[float, ...]) -> None:
+        """Add one draw."""
         self.values.append(value)
         self.replicates.append(replicates)
 
