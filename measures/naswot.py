@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
-from nlbench.measure.replicates import group_index, without_each_group
 from nlbench.options import Option
 
 from .statistics.prepared import Samples, prepare_batch, prepare_samples
@@ -168,8 +167,6 @@ class Naswot(Measure):
         # States (n, d) of the first samples at each site, batch by batch.
         self._sites: dict[str, list[Tensor]] = {}
         self._failed: dict[str, str] = {}
-        # Groups of the samples at each site, batch by batch; None where they are unknown.
-        self._groups: dict[str, list[Tensor | None]] = {}
 
     def update(self, observation: SiteBatch) -> None:
         """Add one batch of one site."""
@@ -182,10 +179,6 @@ class Naswot(Measure):
             return
         remaining = int(self.settings["samples"]) - sum(map(len, states))
         states.append(x.values[:remaining] > 0)
-        if self.replicated:
-            sources = observation.sources
-            groups = None if sources is None else group_index(sources.index)[: max(remaining, 0)]
-            self._groups.setdefault(place, []).append(groups)
 
     def compute(self) -> Result:
         """Return the score over all sites, and the score of each site."""
@@ -197,39 +190,18 @@ class Naswot(Measure):
             return Result.missing("undefined", "no place to measure")
         # A value that does not depend on the input has one row per batch.
         n = max(map(len, kernels.values()))
-        groups = {place: _concatenated(self._groups.get(place, [None])) for place in kernels}
         values = tuple(
-            _value(place, kernel, groups[place])
+            _value(place, kernel)
             if len(kernel) == n
             else Value.missing(place, "undefined", f"it has {len(kernel)} rows, other places {n}")
             for place, kernel in kernels.items()
         )
-        compared = [place for place, kernel in kernels.items() if len(kernel) == n]
-        total = torch.stack([kernels[place] for place in compared]).sum(0)
-        whole = _value("", total, groups[compared[0]])
-        return Result(
-            whole.statistics,
-            values,
-            whole.n,
-            whole.status,
-            whole.reason,
-            replicates=whole.replicates,
-        )
+        whole = _value("", torch.stack([k for k in kernels.values() if len(k) == n]).sum(0))
+        return Result(whole.statistics, values, whole.n, whole.status, whole.reason)
 
 
-def _concatenated(groups: Sequence[Tensor | None]) -> Tensor | None:
-    known = [part for part in groups if part is not None]
-    return torch.cat(known) if len(known) == len(groups) else None
-
-
-def _value(place: str, kernel: Tensor, groups: Tensor | None) -> Value:
+def _value(place: str, kernel: Tensor) -> Value:
     try:
-        score = naswot_score(kernel).item()
-        replicates: tuple[float, ...] = ()
-        if groups is not None and len(groups) == len(kernel):
-            replicates = without_each_group(
-                groups.numpy(), lambda kept: naswot_score(kernel[kept][:, kept]).item()
-            )
-        return Value(place, {"value": score}, len(kernel), replicates=replicates)
+        return Value(place, {"value": naswot_score(kernel).item()}, len(kernel))
     except Undefined as error:
         return Value.missing(place, "undefined", str(error), len(kernel))

@@ -70,7 +70,6 @@ SITE_MEASURES = [
     ("sparsity", {}),
     ("activation-state", {}),
     ("influence", {}),
-    ("naswot", {"sites__select": "1"}),
     ("geometric-complexity", {}),
 ]
 
