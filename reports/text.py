@@ -149,7 +149,8 @@ def plus_minus(value: float, error: float = math.nan, *, signed: bool = False) -
     '−0.169 ± 0.002'
     """
     if not math.isfinite(error) or error == 0:
-        return number(value, column_decimals([value]), signed=signed)
+        is_count = math.isfinite(value) and value.is_integer() and abs(value) < LARGEST_PLAIN
+        return number(value, 0 if is_count else None, signed=signed)
     size = abs(value)
     if size >= LARGEST_PLAIN or max(size, error) < _SMALLEST_WITH_ERROR:
         return _exponent(value, error, signed)

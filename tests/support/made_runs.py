@@ -38,6 +38,7 @@ def measure_facts(name):
         "more_means": more_means,
         "version": "1",
         "options": {},
+        "exact": probe == "graph" or None,
         "source": {
             "citation": f"A. Author. {name.title()}. 2024.",
             "equation": "eq. 1",
@@ -91,7 +92,9 @@ def make_run(networks=8, measures=tuple(MEASURES), seeds=1, sites=None, paths=8)
             )
             made = [_record(model, family, seed, name, scores, paths, random) for name in measures]
             records += [
-                replace(
+                record
+                if record.probe.name == "graph"
+                else replace(
                     record,
                     result=with_replicates(record.result, errors, record.probe.name == "lines"),
                 )
