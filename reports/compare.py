@@ -125,11 +125,11 @@ class Difference:
         Examples
         --------
         >>> def estimate(value):
-        ...     return Estimate(value, (value - 0.001, value, value + 0.001), "a", "samples")
+        ...     return Estimate(value, (value - 0.005, value, value + 0.005), "a", "samples")
         >>> place = Difference("", "affinity", "relu", estimate(0.9), estimate(0.7), True)
         >>> network = replace(place, place="", is_significant=True, places=(place,))
         >>> network.sentence({"more_means": "less nonlinear", "probe": "sites"})
-        'affinity: relu −0.2000 (more nonlinear); network 0.900 ± 0.001 → 0.700 ± 0.001, −0.2000'
+        'affinity: relu −0.2000 (more nonlinear); network 0.900 ± 0.006 → 0.700 ± 0.006, −0.2000'
         """
         noun = range_noun(info)
         known = [place for place in self.places if math.isfinite(place.error)]
