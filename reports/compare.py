@@ -125,11 +125,11 @@ class Difference:
         Examples
         --------
         >>> def estimate(value):
-        ...     return Estimate(value, (value - 0.001, value, value + 0.001), "a", "samples")
+        ...     return Estimate(value, (value - 0.005, value, value + 0.005), "a", "samples")
         >>> place = Difference("", "affinity", "relu", estimate(0.9), estimate(0.7), True)
         >>> network = replace(place, place="", is_significant=True, places=(place,))
         >>> network.sentence({"more_means": "less nonlinear", "probe": "sites"})
-        'affinity: relu −0.2000 (more nonlinear); network 0.900 ± 0.001 → 0.700 ± 0.001, −0.2000'
+        'affinity: relu −0.2000 (more nonlinear); network 0.900 ± 0.006 → 0.700 ± 0.006, −0.2000'
         """
         noun = range_noun(info)
         known = [place for place in self.places if math.isfinite(place.error)]
@@ -303,9 +303,7 @@ class Comparison:
 
     def _print_table(self, console: Console) -> None:
         rows = self._shown(_MAX_ROWS)
-        table = RichTable(
-            box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False
-        )
+        table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
         head, texts = self._texts(rows)
         columns = [i for i, name in enumerate(head) if name not in ("subject", "measure", "place")]
         if console.width < _MIN_WIDE_COLUMNS:
@@ -510,7 +508,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
         ]
     explanations = tuple(_explanations(first, second))
     tested = tuple(mark_significant(differences))
-    return Comparison(names, tested, explanations, tuple(alone), described[0])
+    return Comparison(names, tested, explanations, tuple(alone), before.describe(described[0]))
 
 
 def _names(first: Run, second: Run) -> tuple[str, str]:

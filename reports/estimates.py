@@ -156,7 +156,7 @@ def change(before: Estimate, after: Estimate) -> Change:
     >>> first = Estimate(0.8, (0.7, 0.8, 0.9), "a", "samples")
     >>> second = Estimate(0.9, (0.8, 0.9, 1.0), "a", "samples")
     >>> round(first.error, 3), round(change(first, second).error, 3)
-    (0.163, 0.0)
+    (0.115, 0.0)
     """
     largest = max(abs(before.value), abs(after.value))
     tolerance = ROUNDING * largest + before.numerical_error + after.numerical_error
@@ -230,7 +230,7 @@ def exceeding(
 
     Examples
     --------
-    >>> exceeding([3.0, 2.0, 0.1], [7, 7, 7]).tolist()
+    >>> exceeding([4.0, 2.0, 0.1], [7, 7, 7]).tolist()
     [True, False, False]
     >>> exceeding([3.0, -3.0], [7, 7], sides=1).tolist()
     [True, False]
@@ -272,7 +272,7 @@ def pairwise_changes(
     >>> first = Estimate(0.8, (0.7, 0.8, 0.9), "a", "samples")
     >>> second = Estimate(0.9, (0.8, 0.9, 1.0), "b", "samples")
     >>> round(float(pairwise_changes([first, second])[0][1, 0]), 3)
-    0.433
+    0.612
     """
     table = _ReplicateTable(estimates)
     n = len(estimates)

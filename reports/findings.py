@@ -178,7 +178,7 @@ def findings(
             sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")
     against = [pair for pair, c in spearman.items() if math.isfinite(c.high) and c.high < 0]
     for a, b in against[:_MAX_NAMED]:
-        rho = spearman[a, b].text
+        rho = spearman[a, b].text.replace("-", "−")
         sentences.append(f"{a} and {b} rank the networks in opposite order (ρ {rho}).")
     sentences += _missing_sentences(missing)
     return sentences

@@ -229,6 +229,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     measures = dict(sorted(measures.items(), key=lambda item: probes.index(item[1].get("probe"))))
     replicates = {key: r for run in named for key, r in _replicates(run, len(named) > 1)}
     scores = Scores(labelled(table), measures, replicates)
+    measures = scores.describe(measures)
     all_rows = leaderboard(scores, measures)
     missing = gaps(named, scores)
     rows, left_out = _limit_rows(all_rows, len(scores.subjects))

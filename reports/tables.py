@@ -349,6 +349,10 @@ class Scores:
         part.__dict__.update(vars(self), subjects=tuple(subjects))
         return part
 
+    def describe(self, measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+        """Leave out the metadata of derived measures that have no value."""
+        return {n: info for n, info in measures.items() if n not in RELATIVE or n in self.measures}
+
     def of_measures(self, names: Iterable[str]) -> Scores:
         """Return the scores of some measures, in order, with the subjects that have one."""
         part = Scores.__new__(Scores)
@@ -512,4 +516,5 @@ def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
 def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
     """Return a run's scores with replicates, and the metadata of its measures."""
     measures = with_relative(run.manifest.get("measures") or {})
-    return Scores(run.scores, measures, replicates_by_cell(run.records)), measures
+    scores = Scores(run.scores, measures, replicates_by_cell(run.records))
+    return scores, scores.describe(measures)

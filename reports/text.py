@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .leaderboard import Standing
 
+_SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
 ERROR_LEGEND = "± is how much a value would change with other samples of the same distribution"
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
@@ -95,7 +96,7 @@ def uncertain_decimals(values: Iterable[float], errors: Iterable[float]) -> int 
 
 
 def _decimals(size: float) -> int:
-    return max(0, SIGNIFICANT - 1 - math.floor(math.log10(size)))
+    return max(0, SIGNIFICANT - 1 - int(f"{size:.{SIGNIFICANT - 1}e}".partition("e")[2]))
 
 
 def number(value: float, decimals: int | None = None, *, signed: bool = False) -> str:
@@ -148,9 +149,10 @@ def plus_minus(value: float, error: float = math.nan, *, signed: bool = False) -
     '−0.169 ± 0.002'
     """
     if not math.isfinite(error) or error == 0:
-        return number(value, column_decimals([value]), signed=signed)
+        is_count = math.isfinite(value) and value.is_integer() and abs(value) < LARGEST_PLAIN
+        return number(value, 0 if is_count else None, signed=signed)
     size = abs(value)
-    if size >= LARGEST_PLAIN or max(size, error) < SMALLEST_PLAIN:
+    if size >= LARGEST_PLAIN or max(size, error) < _SMALLEST_WITH_ERROR:
         return _exponent(value, error, signed)
     decimals = error_decimals(error)
     # A value that rounds to 0 is within its error: 0.000 ± 0.002.

@@ -44,7 +44,9 @@ class TrainingRun:
         for name in scores.measures:
             pairs = self._pairs(scores, name)
             if pairs:
-                found.append(_difference(name, pairs))
+                difference = _difference(name, pairs)
+                has_paths = measures.get(name, {}).get("probe") == "lines"
+                found.append(replace(difference, places=()) if has_paths else difference)
         return {d.measure: d for d in mark_significant(found)}
 
     def packed(
@@ -105,7 +107,7 @@ def _difference(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> D
     first, last = (replace(mean_cell(cells), key="seeds") for cells in zip(*pairs, strict=True))
     ends = (over_seeds((cell.value for cell in cells), seeds) for cells in zip(*pairs, strict=True))
     before, after = ends
-    places = () if pairs[0][0].unit == "paths" else difference_of("", measure, first, last).places
+    places = difference_of("", measure, first, last).places
     return Difference("", measure, "", before, after, places=places)
 
 
