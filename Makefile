@@ -40,6 +40,7 @@ docs: $(VENV)/.docs
 	rm -rf $(SITE)
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
+	@echo site: $(CURDIR)/docs/_build/html/index.html
 
 # A wheel and a source distribution, in dist. Without the last build's list of files, which would add
 # files that are gone.

@@ -138,7 +138,8 @@ class Bar:
 
     def begin(self, steps: int) -> None:
         """Set the number of steps and start counting them."""
-        self._progress.reset(self._task, total=steps)
+        # The description is that of the last activity, such as planning, until the first step.
+        self._progress.reset(self._task, total=steps, description="starting")
 
     def step(self, text: str) -> None:
         """Count one step."""

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from importlib.metadata import version as distribution_version
 from typing import Annotated, NoReturn
@@ -73,17 +73,38 @@ def nlbench(
     """Measure how nonlinear a neural network is, with many measures side by side."""
 
 
-app.command()(run)
-app.command("list")(list_)
-app.command()(show)
-app.command()(report)
-app.command()(compare)
-app.command()(cite)
-app.command()(merge)
-app.command()(plane)
-app.command()(doctor)
-app.command("new-measure")(new_measure)
-app.command("check-measure")(check_measure)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Measure": (run, doctor),
+    "Look up": (list_, show),
+    "Results": (report, compare, cite, merge, plane),
+    "Extend": (new_measure, check_measure),
+}
+PLUGINS_PANEL = "Train, change and study networks"
+EXAMPLES = {
+    "run": (
+        "nlbench run --measures @activations --model vgg8",
+        "nlbench run --model my_net.py:Net --data ./images/val --weights best.pt",
+        "nlbench run --model 'torchvision/resnet*' --samples 64 --out runs/resnets",
+        "nlbench run --model vgg8 --dry-run",
+    ),
+    "list": ("nlbench list measures", "nlbench list sites --model vgg8"),
+    "show": ("nlbench show affinity", "nlbench show runs/resnets"),
+    "report": ("nlbench report runs/resnets --open", "nlbench report runs/* -o site"),
+    "compare": ("nlbench compare runs/before runs/after --fail-if 'absdev > 5%'",),
+    "cite": ("nlbench cite runs/resnets >> paper.bib",),
+    "plane": ("nlbench plane vgg8 --samples 0,1,2",),
+}
+
+
+def _epilog(name: str) -> str | None:
+    """Return the examples below a command's help, one per line."""
+    return "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None
+
+
+for panel, functions in PANELS.items():
+    for function in functions:
+        command_name = function.__name__.strip("_").replace("_", "-")
+        app.command(command_name, rich_help_panel=panel, epilog=_epilog(command_name))(function)
 
 
 def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
@@ -103,7 +124,7 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
             note(f"command '{point.name}' of {owner} is not available: {error_text(error)}")
             continue
         known.add(point.name)
-        app.command(point.name)(function)
+        app.command(point.name, rich_help_panel=PLUGINS_PANEL)(function)
 
 
 add_commands(app, entry_points("nlbench.commands"))

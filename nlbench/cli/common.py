@@ -196,6 +196,12 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
     files |= {"report": page} if report else {}
     width = max(map(len, ("report", *files))) + 2
     print("", *(f"{name:<{width}}{file}" for name, file in files.items()), sep="\n")
+    folder = shlex.quote(str(run.path))
+    if report:
+        print(f"{'next':<{width}}nlbench report {folder} --open")
+    print(
+        f"{'' if report else 'next':<{width}}nlbench compare {folder} OTHER; nlbench cite {folder}"
+    )
 
 
 class Interrupted(BaseException):

@@ -1,11 +1,14 @@
 """``nlbench report``."""
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nlbench.errors import RequestError, shorten
+
+from .common import note
 
 
 def report(
@@ -19,6 +22,7 @@ def report(
             "--output", "-o", help="Output file, or a folder for a site with one page per run."
         ),
     ] = Path("report.html"),
+    is_opened: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write a self-contained page for one or more runs, or a site."""
     is_site = output.is_dir() or not output.suffix
@@ -33,7 +37,10 @@ def report(
     reports = load_reports()
     if not is_site:
         reports.check_page(output)
-    print((reports.write_site if is_site else reports.write_page)(loaded, output))
+    page = (reports.write_site if is_site else reports.write_page)(loaded, output)
+    print(page)
+    if is_opened and not webbrowser.open(page.resolve().as_uri()):
+        note("no browser to open the page with")
 
 
 def _expand(path: Path) -> list[Path]:

@@ -35,6 +35,7 @@ NO_ARGUMENTS = (
 """The commands that people want next after ``nlbench run`` alone."""
 
 SECTIONS = (Request, RunOptions, ExecutionOptions)
+PANELS = {Request: "What to measure", RunOptions: "Output", ExecutionOptions: "Execution"}
 _OPTIONS: dict[str, Option] = {
     name: option for kind in SECTIONS for name, option in options_of(kind).items()
 }
@@ -43,11 +44,19 @@ _OPTIONS: dict[str, Option] = {
 def run(
     *,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with these options; flags take precedence.")
+        Path | None,
+        typer.Option(
+            help="TOML file with these options; flags take precedence.",
+            rich_help_panel=PANELS[RunOptions],
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the cells to measure and those recorded, then exit."),
+        typer.Option(
+            "--dry-run",
+            help="Print the cells to measure and those recorded, then exit.",
+            rich_help_panel=PANELS[RunOptions],
+        ),
     ] = False,
     **flags: Any,
 ) -> None:
@@ -94,7 +103,11 @@ def run(
 
 def _signature() -> inspect.Signature:
     """Return the command's signature, which Typer reads."""
-    options = [_parameter(name, option) for name, option in _OPTIONS.items()]
+    options = [
+        _parameter(name, option, PANELS[kind])
+        for kind in SECTIONS
+        for name, option in options_of(kind).items()
+    ]
     config, dry_run, _ = inspect.signature(run, eval_str=True).parameters.values()
     return inspect.Signature([*options, config, dry_run])
 
@@ -108,11 +121,11 @@ _METAVARS: Mapping[str, str | None] = {
     "number": "X",
     "size": "SIZE",
     "boolean": None,
-    "settings": "OWNER.OPTION=VALUE",
+    "settings": "KEY=VALUE",
 }
 
 
-def _parameter(name: str, option: Option) -> inspect.Parameter:
+def _parameter(name: str, option: Option, panel: str) -> inspect.Parameter:
     flags = [f"--{flag}" for flag in option.names]
     if option.kind == "boolean":
         flags = [f"{flags[0]}/--no-{option.names[0]}"]
@@ -122,6 +135,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
         show_default=option.default_text or False,
         metavar="NAME" if option.choices else _METAVARS[option.kind],
         autocompletion=name_completer(option.group) if option.group else None,
+        rich_help_panel=panel,
     )
     # Typer passes numbers as strings; `Option` parses them with better error messages.
     kind: Any = list[str] if option.is_repeatable else bool if option.kind == "boolean" else str

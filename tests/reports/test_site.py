@@ -72,6 +72,16 @@ def test_citations_of_all_that_a_run_used(runs):
     assert out.count("@article{pathlength,") == 1
 
 
+@pytest.mark.parametrize("output", ["page.html", "site"])
+def test_report_opens_its_page(runs, tmp_path, monkeypatch, output):
+    opened = Mock(return_value=True)
+    monkeypatch.setattr("webbrowser.open", opened)
+    status, out, _ = nlbench("report", runs / "run 1", "-o", tmp_path / output, "--open")
+    assert status == 0
+    assert opened.call_args.args == (Path(out.strip()).resolve().as_uri(),)
+    assert Path(out.strip()).is_file()
+
+
 def test_citation_without_runs_is_nlbench():
     status, out, _ = nlbench("cite")
     assert status == 0

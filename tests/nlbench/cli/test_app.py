@@ -1,5 +1,6 @@
 """Commands that plugins bring along."""
 
+import shlex
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -8,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from nlbench.cli.app import add_commands, app
+from nlbench.cli.app import EXAMPLES, add_commands, app
 
 
 def own(name, value):
@@ -79,3 +80,19 @@ def test_a_thread_that_a_plugin_left_does_not_keep_the_process():
     assert done.returncode == 0
     assert done.stdout.startswith("nlbench ")
     assert done.stdout.endswith("the end\n")
+
+
+@pytest.mark.parametrize("example", [line for lines in EXAMPLES.values() for line in lines])
+def test_examples_have_commands_and_options(example):
+    _, name, *arguments = shlex.split(example)
+    commands = typer.main.get_command(app).commands
+    options = {text for parameter in commands[name].params for text in parameter.opts}
+    assert {text for text in arguments if text.startswith("-")} <= options
+
+
+def test_help_of_a_command_ends_with_its_examples():
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "80"}).stdout
+    for line in EXAMPLES["run"]:
+        assert f" {line} " in shown
+    assert shown.index("What to measure") < shown.index("Execution") < shown.index("Examples:")
+    assert max(map(len, shown.splitlines())) <= 80
