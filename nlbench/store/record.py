@@ -70,6 +70,7 @@ class ProbeFacts(TypedDict, total=False):
     samples: int
     segments: int
     kinds: Mapping[str, str]
+    where: Mapping[str, str]
     unseen: Sequence[str]
     remark: str
     remarks: Mapping[str, str]
