@@ -14,6 +14,8 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import microbatch_sizes
 from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 
 from .geometric_complexity import sample_seeds
@@ -131,8 +133,7 @@ class LocalLinearity(Measure):
     r"""Departure of a network from its tangent at the corners of a small cube around each sample.
 
     ``residual`` is the mean departure in the units of the output, ``spread`` the root mean square
-    change of the output, and ``value`` their ratio, so an affine network has the value 0. ``error``
-    is the standard error of the value over samples.
+    change of the output, and ``value`` their ratio, so an affine network has the value 0.
 
     Definition
     ----------
@@ -195,6 +196,7 @@ class LocalLinearity(Measure):
         self._residuals: list[Tensor] = []
         self._changes: list[Tensor] = []
         self._occurrences: Counter[bytes] = Counter()
+        self._groups = SampleGroups()
 
     def update(self, observation: FunctionBatch) -> None:
         """Compare the network with its tangent around one batch."""
@@ -213,6 +215,8 @@ class LocalLinearity(Measure):
         )
         self._residuals.append(residuals)
         self._changes.append(changes)
+        if self.replicated:
+            self._groups.add(inputs, observation.sources)
 
     def compute(self) -> Result:
         """Return the ratio of the mean departure to the root mean square change."""
@@ -220,18 +224,22 @@ class LocalLinearity(Measure):
             raise Undefined("no samples")
         residuals = torch.cat(self._residuals)
         changes = torch.cat(self._changes)
-        residual = residuals.mean()
         spread = changes.mean().sqrt()
         if spread == 0:
             raise Undefined("the output does not change in the ball")
-        value = residual / spread
         summary = {
-            "value": value.item(),
-            "residual": residual.item(),
+            "value": _ratio(residuals, changes),
+            "residual": residuals.mean().item(),
             "spread": spread.item(),
         }
-        if len(residuals) > 1:
-            # The derivatives of the ratio by both means.
-            influence = residuals / spread - value * changes / (2 * spread**2)
-            summary["error"] = influence.std().item() / math.sqrt(len(residuals))
-        return Result(summary, n=len(residuals))
+        replicates: tuple[float, ...] = ()
+        if self.replicated:
+            replicates = without_each_group(
+                self._groups.array,
+                lambda kept: _ratio(residuals[kept], changes[kept]),
+            )
+        return Result(summary, n=len(residuals), replicates=replicates)
+
+
+def _ratio(residuals: Tensor, changes: Tensor) -> float:
+    return (residuals.mean() / changes.mean().sqrt()).item()

@@ -412,6 +412,10 @@ def _record_facts(run: Run) -> dict[str, Any]:
         notes = remarks.setdefault(subject, {})
         for site, remark in facts.get("remarks", {}).items():
             notes[f"{site}: {remark}"] = None
+        if where := facts.get("where"):
+            calls = [f"{site} at {place}" for site, place in where.items()]
+            more = f"; and {len(calls) - 12} more" if len(calls) > 12 else ""
+            notes[f"functional calls: {'; '.join(calls[:12])}{more}"] = None
         if facts.get("unseen"):
             notes[f"activations inside {', '.join(facts['unseen'])} were not observed"] = None
         cells[record.identity] = {

@@ -243,6 +243,7 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
             "role": site.role,
             "shape": "×".join(map(str, site.shape)),
             "channels": f"axis {site.channel_axis}" + (" (assumed)" if site.assumed else ""),
+            "where": site.problem or site.where,
         }
         for site in list_sites(source.fresh(), source.example(2), of=of)
     ]

@@ -16,7 +16,6 @@ import threading
 from collections import Counter
 from collections.abc import (
     Container,
-    Hashable,
     Iterable,
     Iterator,
     Mapping,
@@ -53,6 +52,15 @@ _POOLING: tuple[type[nn.Module], ...] = (
 )
 
 
+class Origin(NamedTuple):
+    """Position of a call in the model's code."""
+
+    file: str
+    function_line: int
+    instruction: int
+    line: int
+
+
 @dataclass(eq=False)
 class SiteName:
     """The name of a call.
@@ -69,17 +77,28 @@ class SiteName:
         The name without the call number.
     kind : str
         Kind of activation, or the name of another operation.
-    origin : hashable
+    origin : Origin or None
         Position of the call in the model's code.
+    after : str or None
+        Path of the module that returned last; None for a call that is named after its module.
     """
 
     text: str
     base: str
     kind: str
-    origin: Hashable = None
+    origin: Origin | None = None
+    after: str | None = None
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def where(self) -> str:
+        """Where a functional call stands, as ``net.py:11, after conv1``; empty for a module's."""
+        if self.after is None or self.origin is None:
+            return ""
+        line = f"{Path(self.origin.file).name}:{self.origin.line}"
+        return f"{line}, after {self.after}" if self.after else line
 
 
 class CallId(NamedTuple):
@@ -328,6 +347,8 @@ class SiteNames(ModuleStack):
         """Begin a forward pass on inputs, batch first, and discard the previous pass's calls."""
         self.restart()
         self._counts: Counter[str] = Counter()
+        # Path of the module that returned last.
+        self._returned = ""
         self.current: SiteName | None = None
         self.current_id: CallId | None = None
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
@@ -355,7 +376,10 @@ class SiteNames(ModuleStack):
         path, module = self.path, self.running
         names_calls = type(module) in self._named or isinstance(module, _POOLING)
         base = path if path and names_calls else f"{path}/{kind}" if path else kind
-        name = SiteName(self._number(base), base, kind, _origin())
+        # A call in PyTorch's own modules stands in no file of the user's.
+        is_functional = base != path and not type(module).__module__.startswith("torch.")
+        after = self._returned if is_functional else None
+        name = SiteName(self._number(base), base, kind, _origin(), after)
         if self.handwritten is not None:
             self.handwritten.names.append(name)
         return name
@@ -448,6 +472,7 @@ class SiteNames(ModuleStack):
     def left(self, frame: Frame, output: Any) -> None:
         """End a possible handwritten activation."""
         module, handwritten = frame.module, frame.handwritten
+        self._returned = frame.call.path
         if handwritten is None:
             return
         is_activation = handwritten.is_activation(output)
@@ -467,7 +492,8 @@ class SiteNames(ModuleStack):
         base = self._paths[handwritten.module]
         name = SiteName(self._number(base), base, handwritten.kind, _origin())
         if len(handwritten.names) == 1:
-            handwritten.names[0].text, handwritten.names[0].base = name.text, base
+            inner = handwritten.names[0]
+            inner.text, inner.base, inner.after = name.text, base, None
         else:
             # A probe that sees the pieces treats each as a site.
             pieces: Counter[str] = Counter()
@@ -513,13 +539,13 @@ _OUTSIDE_THE_MODEL = tuple(
 )
 
 
-def _origin() -> Hashable:
+def _origin() -> Origin | None:
     """Return the position in the model's code from which the current call is made."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_OUTSIDE_THE_MODEL):
-            return code.co_filename, code.co_firstlineno, frame.f_lasti
+            return Origin(code.co_filename, code.co_firstlineno, frame.f_lasti, frame.f_lineno or 0)
         frame = frame.f_back
     return None
 

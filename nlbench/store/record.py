@@ -87,6 +87,7 @@ class ProbeFacts(TypedDict, total=False):
     samples: int
     segments: int
     kinds: Mapping[str, str]
+    where: Mapping[str, str]
     unseen: Sequence[str]
     remark: str
     remarks: Mapping[str, str]

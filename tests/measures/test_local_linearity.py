@@ -6,6 +6,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import NotFinite, Undefined
+from nlbench.measure.replicates import standard_error
 from nlbench.measures.local_linearity import gradient_signs, random_signs, tangent_residuals
 
 
@@ -61,7 +62,7 @@ def test_its_error_is_the_deviation_over_draws_of_samples():
     network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
     results = [measured(network, torch.randn(64, 4).double(), radius=0.5) for _ in range(40)]
     values = torch.tensor([result.summary["value"] for result in results])
-    errors = torch.tensor([result.summary["error"] for result in results])
+    errors = torch.tensor([standard_error(result.replicates) for result in results])
     assert 0.6 < errors.mean() / values.std() < 1.6
 
 

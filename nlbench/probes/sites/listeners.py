@@ -149,6 +149,8 @@ def _facts(
         "kinds": {name: site.kind for name, site in sites.items()},
     }
     remarks = []
+    if where := {name: site.where for name, site in sites.items() if site.where}:
+        facts["where"] = where
     if unresolved:
         facts["precision"] = "float64"
         facts["unresolved"] = list(unresolved)

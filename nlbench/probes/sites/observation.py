@@ -214,7 +214,14 @@ class _SitePass:
     def _report(self, call: SiteCall, index: int, x: Side | None, y: Side | None) -> None:
         pending = call.pending
         site = Site(
-            call.name, call.kind, index, pending.shape, pending.axis, pending.assumed, call.role
+            call.name,
+            call.kind,
+            index,
+            pending.shape,
+            pending.axis,
+            pending.assumed,
+            call.role,
+            call.site.where,
         )
         if self._selected is None:
             self._sites.setdefault(site.name, site)

@@ -43,6 +43,8 @@ class Site:
         ``attention``: a softmax over several rows of logits per sample, or a call on the logits
         that enter one. ``softcap``: c tanh(x / c). For module calls, the role is the kind of
         place, which may also be ``attention``.
+    where : str
+        File, line and preceding module of a functional call, as ``net.py:11, after conv1``.
     problem : str
         Reason why the place can't be measured; empty if it can.
     """
@@ -54,6 +56,7 @@ class Site:
     channel_axis: int
     assumed: bool = False
     role: str = "activation"
+    where: str = ""
     problem: str = ""
 
 
