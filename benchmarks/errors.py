@@ -222,7 +222,8 @@ def main() -> None:
     chosen = sys.argv[2:] or list(families())
     print(f"{draws} draws, {GROUPS} groups, {100 * LEVEL:.0f} % intervals\n")
     print(
-        "| network | measure | samples | draws | deviation, stated / true | value | layer | difference |"
+        "| network | measure | samples | draws | deviation, stated / true "
+        "| value | layer | difference |"
     )
     print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for title in chosen:
