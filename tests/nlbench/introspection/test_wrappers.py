@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.wrappers import unwrapped
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.sites import list_sites
@@ -106,7 +107,8 @@ def test_a_wrapper_changes_no_name_and_no_value(wrap):
 def test_functions_take_wrappers_too():
     model = torch.compile(network(), **EAGER)
     names = [site.name for site in list_sites(network(), samples())]
-    assert [site.name for site in list_sites(model, samples())] == names
+    assert [site.name for site in list_sites(model=model, example=samples())] == names
+    assert cpu_copy(model=model)[0].weight.equal(network()[0].weight)
     start, end = samples()[:2]
     trace = trace_segment(model, start, end)
     assert trace.regions == trace_segment(network(), start, end).regions
