@@ -206,3 +206,12 @@ def test_attributes_that_cannot_be_copied_are_shared():
     model.lock = threading.Lock()
     model[1].items = (number for number in range(3))
     assert scores(model) == scores(network())
+
+
+def test_a_program_for_one_size_is_undefined_at_others():
+    program = torch.export.export(network().eval(), (samples()[:8],)).module()
+    result = nlbench.evaluate(program, samples(), ["r2"])["r2"]
+    assert result.status == "undefined"
+    assert "dynamic_shapes" in result.reason
+    settings = {"sites.batch": 8}
+    assert nlbench.evaluate(program, samples(), ["influence"], settings=settings)["influence"]
