@@ -188,8 +188,9 @@ class Layouts:
                     batch = 0
                 if batch not in (None, GONE) and not self._fits_batch(output.shape[batch]):
                     batch = GONE
-        if batch == GONE and operation.combines == "joins":
-            # The call may join samples that the network has split.
+        is_created = operation.ignores_values and all(t.shape != output.shape for t in sources)
+        if batch == GONE and (operation.combines == "joins" or is_created):
+            # Samples that the network has split may be joined by the call, or in a new tensor.
             batch = None
         if channels == "second":
             channel = 1

@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, Undefined, first_line
 
 from .function_calls import unobserved_calls
 from .operations import named_modules
@@ -193,8 +193,14 @@ class ExportedNetwork(nn.Module):
             )
         values: dict[str, Any] = dict(zip(self._placeholders, flat, strict=True))
         for guard, step in self._guards:
-            with unobserved_calls():
-                _Step(step.name, guard, step.args, step.kwargs).run(values)
+            try:
+                with unobserved_calls():
+                    _Step(step.name, guard, step.args, step.kwargs).run(values)
+            except AssertionError as error:
+                raise Undefined(
+                    f"the program was exported for inputs of another size ({first_line(error)}); "
+                    "export it with dynamic_shapes"
+                ) from error
         for name, target in self._attributes.items():
             values[name] = _attribute(self, target)
         values.update(self._constants)

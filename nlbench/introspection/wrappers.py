@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from .exported import ExportedNetwork, is_exported
 
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _WRAPPERS = (nn.DataParallel, DistributedDataParallel, AveragedModel)
 """Wrappers that only call their attribute ``module``."""
@@ -61,17 +60,16 @@ def remove_wrappers(model: nn.Module) -> nn.Module:
     return network
 
 
-def through_wrappers(
-    function: Callable[Concatenate[nn.Module, P], T],
-) -> Callable[Concatenate[nn.Module, P], T]:
+def through_wrappers(function: F) -> F:
     """Call a function of a model with the network inside the model's wrappers."""
 
     @wraps(function)
-    def call(model: nn.Module, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        model = kwargs.pop("model") if not args else args[0]
         with unwrapped(model) as network:
-            return function(network, *args, **kwargs)
+            return function(network, *args[1:], **kwargs)
 
-    return call
+    return cast("F", call)
 
 
 def _take_off_wrappers(model: nn.Module, stack: ExitStack) -> nn.Module:

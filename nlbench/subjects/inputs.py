@@ -386,11 +386,11 @@ class BatchReader:
         # A model of one argument takes the mapping itself, or its only tensor next to identifiers.
         whole = Arguments(dict(batch))
         others = [value for value in keywords.values() if not _is_identifier(value)]
-        if len(others) != 1:
-            return whole
         if self._takes_mapping is None:
             self._takes_mapping = self._run(whole) is not None
-        return whole if self._takes_mapping else Arguments(others[0])
+        if self._takes_mapping:
+            return whole
+        return Arguments(others[0]) if len(others) == 1 else Arguments(**keywords)
 
     def _output_length(self, arguments: Arguments) -> int | None:
         """Return the length of the model's output if some arguments are as long, else None."""

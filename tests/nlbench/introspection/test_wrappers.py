@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.wrappers import unwrapped
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.sites import list_sites
@@ -106,7 +107,8 @@ def test_a_wrapper_changes_no_name_and_no_value(wrap):
 def test_functions_take_wrappers_too():
     model = torch.compile(network(), **EAGER)
     names = [site.name for site in list_sites(network(), samples())]
-    assert [site.name for site in list_sites(model, samples())] == names
+    assert [site.name for site in list_sites(model=model, example=samples())] == names
+    assert cpu_copy(model=model)[0].weight.equal(network()[0].weight)
     start, end = samples()[:2]
     trace = trace_segment(model, start, end)
     assert trace.regions == trace_segment(network(), start, end).regions
@@ -204,3 +206,12 @@ def test_attributes_that_cannot_be_copied_are_shared():
     model.lock = threading.Lock()
     model[1].items = (number for number in range(3))
     assert scores(model) == scores(network())
+
+
+def test_a_program_for_one_size_is_undefined_at_others():
+    program = torch.export.export(network().eval(), (samples()[:8],)).module()
+    result = nlbench.evaluate(program, samples(), ["r2"])["r2"]
+    assert result.status == "undefined"
+    assert "dynamic_shapes" in result.reason
+    settings = {"sites.batch": 8}
+    assert nlbench.evaluate(program, samples(), ["influence"], settings=settings)["influence"]

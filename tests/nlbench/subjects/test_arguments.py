@@ -252,3 +252,8 @@ def test_of_a_longer_stream_the_record_names_the_samples():
         assert run["r2"].reason == ""
     run = nlbench.evaluate(seeded(Plain), list(inputs[:500].split(100)), ["r2", "nlc"])
     assert "stream" not in run["nlc"].reason
+
+
+def test_a_mapping_that_the_model_takes_in_no_form_is_one_line():
+    with pytest.raises(RequestError, match="2 arguments, but the model takes 1"):
+        nlbench.evaluate(seeded(Plain), {"a": data(), "b": data()}, ["r2"])

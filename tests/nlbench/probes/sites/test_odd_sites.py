@@ -153,3 +153,27 @@ def test_nodes_have_no_positions_to_skip():
             ["r2"],
             settings={"sites.rows": "nodes", "sites.skip": 1},
         )
+
+
+class Detector(nn.Module):
+    """Images are resized one by one and put together again, as in torchvision's detectors."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.act = nn.Conv2d(3, 4, 3), nn.ReLU()
+
+    def forward(self, x):
+        images = [nn.functional.interpolate(image[None], scale_factor=2)[0] for image in x]
+        batch = images[0].new_full((len(images), 3, 16, 16), 0)
+        for place, image in zip(batch, images, strict=True):
+            place[:, : image.shape[1], : image.shape[2]].copy_(image)
+        maps = self.act(self.backbone(batch))
+        return [{"boxes": one.flatten(1).T, "scores": one.sum((1, 2))} for one in maps]
+
+
+def test_a_detectors_backbone_is_measured():
+    x = torch.randn(20, 3, 7, 7)
+    run = nlbench.evaluate(seeded(Detector), x, ["r2", "nlc"])
+    assert places(run["r2"]) == {"act": "ok"}
+    assert run["r2"].values[0].n == 20
+    assert "model.output" in run["nlc"].reason
