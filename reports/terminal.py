@@ -45,6 +45,8 @@ def print_leaderboard(run: Run, console: Console) -> None:
         _line(console, "no scores have been recorded")
         return
     subjects, constant = _varying(rows)
+    if len(rows) == 1:
+        constant = ", ".join([f"model {subjects['model'][0]}", *filter(None, [constant])])
     if constant:
         _line(console, constant)
     if len(rows) == 1:

@@ -50,6 +50,9 @@ def test_its_measures_and_models_are_listed_with_their_description(site, tmp_pat
         "name": "cosine",
         "description": "Mean cosine between a sample's input and its output.",
         "from": "nlbench-cosine 0.3",
+        "larger": "less nonlinear",
+        "probe": "sites",
+        "cost": "",
     }
     assert "peak" in rows
     assert "tinynet" in call("list", "models", cwd=tmp_path, paths=[site]).stdout

@@ -47,8 +47,8 @@ print(f"{loss.item():.2f} nats a byte")
 
 # %%
 # ``sites.of=blocks`` finds the blocks by their structure; values are computed over tokens, and
-# folds are whole sequences. ``linearity`` of a block is near 1 wherever its branch adds little to the
-# stream, so look at the branch: the part of what the block adds that an affine map of its input
+# folds are whole sequences. ``linearity`` of a block is near 1 wherever its branch adds little to
+# the stream, so look at the branch: the part of what the block adds that an affine map of its input
 # predicts.
 
 settings = {"sites.of": "blocks"}
