@@ -221,8 +221,11 @@ def main() -> None:
     draws = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     chosen = sys.argv[2:] or list(families())
     print(f"{draws} draws, {GROUPS} groups, {100 * LEVEL:.0f} % intervals\n")
-    print("| network | measure | samples | deviation, stated / true | value | layer | difference |")
-    print("| --- | --- | --: | --: | --: | --: | --: |")
+    print(
+        "| network | measure | samples | draws | deviation, stated / true "
+        "| value | layer | difference |"
+    )
+    print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for title in chosen:
         family = families()[title]()
         for size in SIZES:

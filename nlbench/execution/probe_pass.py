@@ -65,7 +65,7 @@ class _Feed:
         stream: RandomStream,
         monitor: ProgressMonitor,
         device: torch.device,
-        replicated: bool,
+        replicated: bool = False,
     ) -> None:
         self.seconds = 0.0
         self.replicated = replicated

@@ -179,6 +179,7 @@ def test_batches_are_as_many_and_as_large_as_the_option_says():
         (torch.randn(n, 4) for n in (5, 90, 1, 33, 71)),
         [size],
         settings={"sites.batch": 50},
+        errors="none",
     )
     assert sizes == [50, 50, 50, 50]
 
