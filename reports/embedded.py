@@ -47,7 +47,7 @@ _FACTS = (
     "weights_metadata", "data_options", "mode", "omega",
 )  # fmt: skip
 
-MAX_PLACE_VALUES = 120_000
+MAX_PLACE_VALUES = 80_000
 """Maximum number of values by place on one page, at about 20 bytes each."""
 MAX_DIFFERENCES = 4_000
 """Maximum number of differences between two rows on one page."""
@@ -266,7 +266,9 @@ def _means(
         mean = mean_cell(cells)
         means.append(None)
         if mean.unit == "seeds" and mean.places:
-            packed = _pack_places(mean, row.subjects[0], run, lists, colours[name], ("value",))
+            packed = _pack_places(
+                mean, row.subjects[0], run, lists, colours[name], ("value", "error")
+            )
             means[-1] = {"s": "ok", "n": mean.n, "seeds": len(cells), **packed}
     return means
 
@@ -339,7 +341,7 @@ def _cell(
     if cell.reason:
         packed["r"] = cell.reason
     if cell.statistics:
-        packed["t"] = {name: _json_number(value) for name, value in cell.statistics.items()}
+        packed["t"] = {name: _statistic(name, value) for name, value in cell.statistics.items()}
         packed["v"] = plus_minus(cell.value, cell.estimate.error)
         packed |= _statistics_texts(cell)
     run = runs.get(subject.run) or next(iter(runs.values()))
@@ -358,6 +360,13 @@ def _cell(
     elif cell.places and lists is not None:
         packed |= _pack_places(cell, subject, run, lists, colours)
     return packed
+
+
+def _statistic(name: str, value: float | None) -> float | str | None:
+    """Convert a statistic to JSON; of an error, four digits are enough."""
+    if name == "error" and value is not None and math.isfinite(value):
+        return float(f"{value:.4g}")
+    return _json_number(value)
 
 
 def _statistics_texts(cell: TableCell) -> dict[str, Any]:
@@ -397,15 +406,15 @@ def _pack_places(
     packed: dict[str, Any] = {
         "p": lists.index(names, tuple(kinds.get(name, "") for name in names)),
         "c": {
-            name: [_json_number(place.statistics.get(name)) for place in cell.places]
+            name: [_statistic(name, place.statistics.get(name)) for place in cell.places]
             for name in columns
         },
         "f": [plus_minus(e.value, e.error) if math.isfinite(e.value) else "" for e in estimates],
         "k": counts[0] if len(set(counts)) == 1 else counts,
     }
-    halves = [_short(max(0.0, (e.interval[1] - e.interval[0]) / 2)) for e in estimates]
-    if any(isinstance(half, float) and half > 0 for half in halves):
-        packed["h"] = halves
+    known = next((e for e in estimates if e.error > 0), None)
+    if known is not None:  # the half width of an interval in standard errors
+        packed["h"] = _short((known.interval[1] - known.value) / known.error)
     if colours is not None:
         packed["l"] = "".join(_level(colours.scale, place.value) for place in cell.places)
     if kinds.keys().isdisjoint(names) and not chosen:  # these have a table of all statistics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,7 +47,7 @@ class Estimate:
     unit: str = ""
     numerical_error: float = 0.0
 
-    @property
+    @cached_property
     def error(self) -> float:
         """Standard error; 0 if the value is exact, NaN if it is unknown."""
         if self.unit == "exact":

@@ -64,9 +64,10 @@ if TYPE_CHECKING:
 _GENERATOR = '<meta name="generator" content="nlbench">'
 _SOURCE = '<meta name="nlbench-source" content="{}">'
 _HEAD_BYTES = 4096
-MAX_SUBJECTS = 1000
+MAX_SUBJECTS = 800
 """Maximum number of subjects on one page; with more, it would exceed 5 MB."""
 MAX_MANIFEST_LINES = 200
+MAX_LATEX_ROWS = 100
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
@@ -266,7 +267,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             single=_single_view(rows[0], shown, measures) if is_single else None,
             trainings=changed,
             cite=_citation(named, all_rows, measures),
-            latex=latex_table(rows, measures),
+            latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
             error_legend=ERROR_LEGEND,
             left_out=[*left_out, *places_left_out(content)],
             confidence=f"{100 * CONFIDENCE:g}",

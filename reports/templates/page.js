@@ -33,7 +33,7 @@ const rowCell = (row, measure) => ROWS[row].means[measure] || cellOf(ROWS[row].s
 const places = cell => ("p" in cell ? D.names[cell.p] : []);
 const placeValues = cell => ("c" in cell && cell.c.value ? cell.c.value.map(num) : []);
 const placeTexts = cell => cell.f || [];
-const halves = cell => (cell.h || []).map(num);
+const halves = cell => (cell.h && cell.c.error ? cell.c.error.map(error => cell.h * num(error)) : []);
 const countText = n => D.counts[n] || String(n);
 const kindsOf = cell => ("p" in cell ? D.kinds[cell.p] : []);
 const remarkOf = (cell, index) => (cell.m || []).find(([place]) => place === index);
@@ -1023,7 +1023,7 @@ function citing() {
   const act = (text, content) => h("button", {type: "button", class: "plain", onclick: async () => { await copy(content()); status.textContent = text + " copied"; }}, text);
   const bibtex = $("#bibtex");
   bar.append(act("Sentence", () => $("#cite-text").textContent), ...(bibtex ? [act("BibTeX", () => bibtex.textContent.trim() + "\n")] : []),
-    act("Markdown", asMarkdown), act("LaTeX", asLatex), act("Link", () => location.href), status);
+    act("Markdown", asMarkdown), ...($("#latex") ? [act("LaTeX", asLatex)] : []), act("Link", () => location.href), status);
 }
 
 /* ---- Controls ---- */
