@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Features counted at once, each with an index of eight bytes.
 CHUNK_FEATURES = 2**22
 
+# Maximum error of a feature in float64, relative to the width of a bin.
+MAX_BIN_NOISE = 1e-2
+
 
 @torch.no_grad()
 def histogram_entropy(values: Samples) -> Tensor:
@@ -76,6 +79,11 @@ def _entropies(values: Tensor, rounding: float) -> Tensor:
         is_double = rounding <= EPSILON
         name = "float64's rounding" if is_double else "float32's rounding: try --precision float64"
         raise Undefined(f"the features of {unknown} samples are equal within {name}")
+    if rounding <= EPSILON:
+        peaks = torch.maximum(low.abs(), high.abs())
+        errors = rounding * peaks / math.sqrt(12)
+        if unresolved := int(((width > 0) & (errors > MAX_BIN_NOISE * width / d)).sum()):
+            raise Undefined(f"the bins of {unresolved} samples are too close to float64's rounding")
     bins = ((values - low) / torch.where(width > 0, width, 1.0) * d).long().clamp_(max=d - 1)
     bins += torch.arange(n, device=values.device)[:, None] * d
     counts = torch.bincount(bins.flatten(), minlength=n * d).view(n, d).to(values.dtype)

@@ -22,7 +22,15 @@ from nlbench.options import Option
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .statistics.regression import RegressionSums
 from .statistics.reservoir import Reservoir
-from .statistics.samples import EPSILON, check_count, constant_side, power_of_two, varying
+from .statistics.samples import (
+    EPSILON,
+    check_count,
+    constant_side,
+    is_resolved,
+    power_of_two,
+    unresolved_side,
+    varying,
+)
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
@@ -214,14 +222,23 @@ class _LinearityAccumulator(Accumulator):
 
     def total(self) -> RegressionSums:
         """Return the sums of all rows."""
+        assert self._frame is not None
         rows = sum(part.n for part in self.sums.values())
         if rows < 2:
             raise Undefined(f"n = {rows}: at least 2 rows are needed")
-        sides = zip(("input", "output"), self._extremes, self._rounding, strict=True)
-        for role, (low, high), rounding in sides:
+        total = reduce(RegressionSums.plus, self.sums.values())
+        squares = (
+            total.xx.diagonal() - total.x.square() / rows,
+            total.yy - total.y.square() / rows,
+        )
+        sides = zip(("input", "output"), self._extremes, self._rounding, squares, strict=True)
+        for role, (low, high), rounding, square in sides:
             if not varying(low, high, rounding).any():
                 raise constant_side(role, rounding, equal=torch.equal(low, high))
-        return reduce(RegressionSums.plus, self.sums.values())
+            norms = square.clamp(min=0).sqrt() * self._frame.unit
+            if not is_resolved(low, high, norms, rows, rounding):
+                raise unresolved_side(role)
+        return total
 
     @property
     def rounding_of_inputs(self) -> tuple[Tensor, float]:

@@ -20,7 +20,9 @@ from .samples import (
     check_count,
     column_units,
     constant_side,
+    is_resolved,
     rounding_norms,
+    unresolved_side,
     varying,
 )
 
@@ -169,11 +171,18 @@ class Moments:
         return varying(*self._extremes_of("output"), self.rounding[1])
 
     def check_varies(self, role: str) -> None:
-        """Raise `nlbench.Undefined` if no column varies; see `constant_side`."""
+        """Raise `nlbench.Undefined` if the samples vary by no more than rounding.
+
+        See `constant_side` and `is_resolved`.
+        """
         low, high = self._extremes_of(role)
         rounding = self.rounding[role == "output"]
         if not varying(low, high, rounding).any():
             raise constant_side(role, rounding, equal=torch.equal(low, high))
+        side = slice(self.inputs) if role == "input" else slice(self.inputs, None)
+        norms = self.scatter.diagonal()[side].clamp(min=0).sqrt() * self.unit[side]
+        if not is_resolved(low, high, norms, self.n, rounding):
+            raise unresolved_side(role)
 
     @property
     def rounding_x(self) -> Tensor:

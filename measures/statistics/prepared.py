@@ -19,7 +19,9 @@ from .samples import (
     as_samples,
     centered,
     constant_side,
+    is_resolved,
     power_of_two,
+    unresolved_side,
     varying_columns,
 )
 
@@ -64,10 +66,17 @@ class PreparedSamples:
         return varying_columns(self.values, self.rounding)
 
     def check_varies(self, role: str) -> None:
-        """Raise `nlbench.Undefined` if no column varies; see `constant_side`."""
+        """Raise `nlbench.Undefined` if the samples vary by no more than rounding.
+
+        See `constant_side` and `is_resolved`.
+        """
         if not self.varying.any():
             equal = bool((self.values == self.values[:1]).all())
             raise constant_side(role, self.rounding, equal=equal)
+        low, high = self.values.detach().aminmax(dim=0)
+        norms = torch.linalg.vector_norm(self.scaled.detach(), dim=0) * self.unit
+        if not is_resolved(low, high, norms, len(self), self.rounding):
+            raise unresolved_side(role)
 
     @cached_property
     def centered(self) -> Tensor:

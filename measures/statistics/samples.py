@@ -16,6 +16,10 @@ EPSILON = torch.finfo(torch.float64).eps
 # and of the layer before it. Linear layers with 8 to 512 inputs reach 2, with or without offsets.
 ERROR_IN_ROUNDINGS = 8
 
+# Maximum norm of float64's rounding errors relative to the norm of centred samples. This bounds the
+# change in affinity, the most sensitive measure.
+MAX_POOLED_NOISE = 3e-4
+
 
 def as_samples(values: Tensor, name: str) -> Tensor:
     """Convert samples to float64, on the caller's device.
@@ -168,6 +172,48 @@ def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
 def varying_columns(samples: Tensor, rounding: float = EPSILON) -> Tensor:
     """Return a mask (d,) of the columns of an (n, d) tensor that vary; see `varying`."""
     return varying(samples.detach().amin(0), samples.detach().amax(0), rounding)
+
+
+def is_resolved(
+    low: Tensor, high: Tensor, norms: Tensor, n: int, rounding: float = EPSILON
+) -> bool:
+    """Return False if the rounding of float64 shows in the spread of samples.
+
+    Samples of narrower types are always resolved: the probe `sites` compares them with float64.
+
+    Parameters
+    ----------
+    low, high : tensor of shape (d,)
+        Smallest and largest value of each column.
+    norms : tensor of shape (d,)
+        Norm of each column after centring.
+    n : int
+        Number of samples.
+    rounding : float
+        Spacing of the samples' dtype; see `PreparedSamples`.
+
+    Examples
+    --------
+    >>> x = 1.0 + 1e-14 * torch.arange(8, dtype=torch.float64)
+    >>> is_resolved(x[:1], x[-1:], torch.linalg.vector_norm(x - x.mean())[None], 8)
+    False
+    """
+    if rounding > EPSILON:
+        return True
+    peaks = torch.maximum(low.abs(), high.abs())
+    # Rounding errors are uniform, so that their standard deviation is a spacing over √12. Values
+    # from p to 2p have the spacing ε p for a power of two p. Equal values have no errors.
+    exponents = torch.frexp(peaks).exponent - 1
+    spacings = rounding * torch.where(low == high, 0.0, torch.exp2(exponents.to(peaks.dtype)))
+    # Relative to the largest, so that no square underflows or overflows.
+    unit = torch.maximum(norms.amax(), spacings.amax()).clamp(min=torch.finfo(norms.dtype).tiny)
+    noise = math.sqrt(n / 12) * torch.linalg.vector_norm(spacings / unit)
+    return bool(noise <= MAX_POOLED_NOISE * torch.linalg.vector_norm(norms / unit))
+
+
+def unresolved_side(role: str) -> Undefined:
+    """Return the error for an input or output whose spread is rounding; see `is_resolved`."""
+    return Undefined(f"the spread of the {role} is too close to float64's rounding")
 
 
 def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
