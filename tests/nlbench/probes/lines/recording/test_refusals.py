@@ -130,7 +130,7 @@ def test_attention_is_refused_as_a_whole():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda m, x: (x, x), "the model returns a tuple, expected a tensor"),
+        (lambda m, x: (x, x), "the model returns a tuple of 0, 1, expected a tensor"),
         (lambda m, x: torch.ones(3), r"returns shape \(3,\) for one input"),
         (
             lambda m, x: m.missing_layer if x is None else F.linear(x, torch.ones(2, 9).double()),
