@@ -222,10 +222,10 @@ class _LinearityAccumulator(Accumulator):
 
     def total(self) -> RegressionSums:
         """Return the sums of all rows."""
-        assert self._frame is not None
         rows = sum(part.n for part in self.sums.values())
         if rows < 2:
             raise Undefined(f"n = {rows}: at least 2 rows are needed")
+        assert self._frame is not None
         total = reduce(RegressionSums.plus, self.sums.values())
         squares = (
             total.xx.diagonal() - total.x.square() / rows,
