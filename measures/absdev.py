@@ -245,6 +245,11 @@ class AbsoluteDeviation(PathMeasure):
         """Return the bounds, which are 0 and 1 if the value is divided by the range."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
+    @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units."""
+        return "grows with the logits" if options.get("normalize") == "none" else ""
+
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
         """Integrate one segment."""
         parts = deviation_parts(trace)

@@ -17,7 +17,7 @@ from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.measure.replicates import without_each_group
 from nlbench.measure.sample_groups import SampleGroups
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
@@ -201,6 +201,11 @@ class GeometricComplexity(Measure):
   year = {2022}
 }""",
     )
+
+    @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units."""
+        return "grows with the outputs"
 
     def reset(self) -> None:
         """Discard all batches."""

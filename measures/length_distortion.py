@@ -10,6 +10,7 @@ import torch
 
 from nlbench.citation import Source
 from nlbench.measure import MoreMeans, Value
+from nlbench.options import OptionValue
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from .path_measure import PathMeasure
@@ -107,6 +108,11 @@ class LengthDistortion(PathMeasure):
   year = {2022}
 }""",
     )
+
+    @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units."""
+        return "grows with the outputs"
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
         """Measure one segment and its image in the outputs."""

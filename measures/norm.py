@@ -12,7 +12,7 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 from .papers import affinity_paper
 from .statistics.moments import PairsMeasure
@@ -158,6 +158,11 @@ class Norm(PairsMeasure):
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
+
+    @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units."""
+        return "grows with the activations" if options.get("kind") == "absolute" else ""
 
     def accumulator(self) -> _NormAccumulator:
         """Create the accumulator for one site."""

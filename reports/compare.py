@@ -9,14 +9,12 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import rich.box
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -24,53 +22,68 @@ from rich.text import Text
 from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.serialization.files import make_folder, write_atomically
 
-from .agreement import Correlation, rise_share
+from .dumbbell import draw_dumbbells, draw_strips
 from .environment import environment
+from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
 from .layout import Table
-from .leaderboard import mean_interval
+from .leaderboard import Measures, sense_of
 from .manifest import flatten, settings_of
+from .relative import has_relative, with_relative
 from .tables import Scores, TableCell, TableSubject
-from .text import column_decimals, count, number
+from .text import ERROR_LEGEND, count, number, place_text, plus_minus, range_noun
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
-_CONDITION = re.compile(r"\s*(?P<measure>\S+)\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
+_CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _MIN_WIDE_COLUMNS = 110
 _MAX_ROWS = 200
+_MAX_DRAWN = 24
 _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The values of one cell in two runs.
+    """A value in two runs: that of a network, or of one of its places.
 
     Parameters
     ----------
-    before, after : float
-        NaN if there is no value.
-    low, high : float
-        Bootstrap interval for the mean difference over places; NaN if fewer than two places have
-        a value in both runs.
-    share : Correlation
-        Fraction of places at which the value rose, with its interval; a change within rounding
-        is neither a rise nor a fall.
-    fall_share : float
-        Fraction of places at which the value fell; NaN without places.
+    place : str
+        Empty for the network.
+    first, second : Estimate
+    is_significant : bool
+        True if the difference exceeds its error, in a family of tests over all networks, measures
+        and places of the comparison.
     note : str
         Reason for a missing value.
+    places : tuple of Difference
+        Of a network: its places in call order.
     """
 
     subject: str
     measure: str
-    before: float
-    after: float
-    low: float
-    high: float
-    share: Correlation
-    fall_share: float
+    place: str
+    first: Estimate
+    second: Estimate
+    is_significant: bool = False
     note: str = ""
+    places: tuple[Difference, ...] = ()
+
+    @property
+    def before(self) -> float:
+        """The first value; NaN if there is none."""
+        return self.first.value
+
+    @property
+    def after(self) -> float:
+        """The second value; NaN if there is none."""
+        return self.second.value
+
+    @property
+    def estimate(self) -> Change:
+        """The difference with its error."""
+        return change(self.first, self.second)
 
     @property
     def change(self) -> float:
@@ -78,9 +91,70 @@ class Difference:
         return self.after - self.before
 
     @property
+    def error(self) -> float:
+        """Standard error of the difference; NaN if unknown."""
+        return self.estimate.error
+
+    @property
     def relative(self) -> float:
         """The change as a fraction of the first value; NaN if that is zero."""
         return self.change / abs(self.before) if self.before else math.nan
+
+    @property
+    def text(self) -> str:
+        """The formatted difference with its error."""
+        if math.isnan(self.change):
+            return "–"
+        return plus_minus(self.change, self.error, signed=True)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the value changed: ``yes``, ``no`` or ``unknown``, and how many places did."""
+        text = "yes" if self.is_significant else "no"
+        if math.isnan(self.error) or math.isnan(self.change):
+            text = "unknown"
+        known = [place for place in self.places if math.isfinite(place.error)]
+        if known:
+            changed = sum(place.is_significant for place in known)
+            text += f"; {changed} of {len(known)} layers"
+        return text
+
+    def sentence(self, info: Mapping[str, Any]) -> str:
+        """Describe which places changed, and how the network did.
+
+        Examples
+        --------
+        >>> def estimate(value):
+        ...     return Estimate(value, (value - 0.005, value, value + 0.005), "a", "samples")
+        >>> place = Difference("", "affinity", "relu", estimate(0.9), estimate(0.7), True)
+        >>> network = replace(place, place="", is_significant=True, places=(place,))
+        >>> network.sentence({"more_means": "less nonlinear", "probe": "sites"})
+        'affinity: relu −0.2000 (more nonlinear); network 0.900 ± 0.006 → 0.700 ± 0.006, −0.2000'
+        """
+        noun = range_noun(info)
+        known = [place for place in self.places if math.isfinite(place.error)]
+        changed = sorted(
+            (place for place in known if place.is_significant), key=lambda d: -abs(d.change)
+        )
+        parts = []
+        if len(known) == 1 and changed:
+            parts.append(f"{place_text(changed[0].place)} {changed[0].text}")
+        elif changed:
+            whole = f"{len(changed)} of {len(known)}"
+            parts.append(f"{whole} {noun} changed")
+        elif known:
+            parts.append(f"none of {len(known)} {noun} changed beyond its error")
+        sense = sense_of(info)
+        signs = {d.change > 0 for d in changed}
+        if changed and sense and len(signs) == 1:
+            parts[0] += f" ({'more' if signs == {sense > 0} else 'less'} nonlinear)"
+        if len(changed) > 1:
+            named = [f"{place_text(d.place)} {d.text}" for d in changed[:2]]
+            parts.append(f"most {', '.join(named)}")
+        if math.isfinite(self.change):
+            ends = (plus_minus(e.value, e.error) for e in (self.first, self.second))
+            parts.append(f"network {' → '.join(ends)}, {self.text}")
+        return f"{self.measure}: {'; '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)
@@ -90,58 +164,65 @@ class Comparison:
     Parameters
     ----------
     differences : tuple of Difference
-        One per shared cell.
+        One per shared cell, with those of its places.
     explanations : tuple of (str, str, str)
         Manifest entries that differ: name, first value, second value.
     alone : tuple of (str, str)
         Cells in only one of the runs: the run's name and the cell.
+    measures : mapping of str to mapping
+        Metadata of the measures.
     """
 
     names: tuple[str, str]
     differences: tuple[Difference, ...]
     explanations: tuple[tuple[str, str, str], ...]
     alone: tuple[tuple[str, str], ...]
+    measures: Measures
+
+    def rows(self) -> Iterator[Difference]:
+        """Yield each network's difference, followed by those of its places."""
+        for difference in self.differences:
+            yield difference
+            yield from difference.places
 
     def frame(self) -> pd.DataFrame:
-        """Return the differences as a table, one row per cell."""
-        return pd.DataFrame(
-            [
-                {
-                    "subject": d.subject,
-                    "measure": d.measure,
-                    "first": d.before,
-                    "second": d.after,
-                    "difference": d.change,
-                    "relative": d.relative,
-                    "low": d.low,
-                    "high": d.high,
-                    "places": d.share.n,
-                    "share above zero": d.share.value,
-                    "share low": d.share.low,
-                    "share high": d.share.high,
-                    "share below zero": d.fall_share,
-                    "note": d.note,
-                }
-                for d in self.differences
-            ]
-        )
+        """Return the differences as a table: a row per network and measure, and per place."""
+        return pd.DataFrame([self._frame_row(d) for d in self.rows()])
+
+    def _frame_row(self, d: Difference) -> dict[str, Any]:
+        low, high = d.estimate.interval
+        return {
+            "subject": d.subject,
+            "measure": d.measure,
+            "place": d.place,
+            "first": d.before,
+            "second": d.after,
+            "difference": d.change,
+            "relative": d.relative,
+            "error": d.error,
+            "low": low,
+            "high": high,
+            "changed": d.is_significant,
+            "note": d.note,
+        }
 
     def _repr_html_(self) -> str:
         return str(self.frame().to_html(index=False))
 
-    def broken(self, conditions: Sequence[str]) -> list[str]:
-        """List the cells that meet a condition of ``--fail-if``.
+    def broken(self, conditions: Iterable[str]) -> list[str]:
+        """Return a line for each value whose change fulfils a condition beyond its error.
 
         Parameters
         ----------
-        conditions : sequence of str
-            ``MEASURE > NUMBER`` or ``MEASURE > NUMBER%``, for the absolute change. With a sign,
-            ``> +5%`` means a rise and ``< -5%`` a fall by more than 5 %. MEASURE may be a glob.
+        conditions : iterable of str
+            ``MEASURE > 5%``, ``MEASURE > 0.01``, ``MEASURE@PLACE > 0.05``, …: the difference
+            exceeds the bound in either direction; ``> +5%`` means a rise and ``< -5%`` a fall by
+            more than 5 %. MEASURE and PLACE may be globs. Without a place, networks are compared.
 
         Raises
         ------
         nlbench.RequestError
-            If a condition can't be parsed or matches no measure.
+            If a condition can't be parsed or matches nothing.
         """
         return [line for condition in conditions for line in self._broken(condition)]
 
@@ -149,34 +230,51 @@ class Comparison:
         parts = _CONDITION.fullmatch(condition)
         if not parts:
             raise RequestError(
-                "--fail-if: expected a condition like 'absdev > 5%' or 'affinity > 0.01', "
+                "--fail-if: expected a condition like 'absdev > 5%' or 'affinity@* > 0.01', "
                 f"got '{shorten(condition)}'"
             )
-        names = list(dict.fromkeys(d.measure for d in self.differences))
-        matches = fnmatch.filter(names, parts["measure"])
-        if not matches:
-            hint = nearest(parts["measure"], names)
-            raise RequestError(f"--fail-if: no shared measure matches '{parts['measure']}'{hint}")
-        bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
+        try:
+            bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
+        except ValueError:
+            bound = math.inf
         if math.isinf(bound):
             raise RequestError(f"--fail-if: {shorten(parts['bound'])} is out of bounds")
-        for d in self.differences:
-            if d.measure not in matches:
-                continue
-            if math.isnan(d.after):
-                if not math.isnan(d.before):
-                    yield f"{d.measure}, {d.subject}: no longer has a value: {d.note}"
-                continue
-            if math.isnan(d.before):
-                continue
-            change = d.relative if parts["percent"] else d.change
-            if math.isnan(change):  # relative to zero
-                change = math.copysign(math.inf, d.change) if d.change else 0.0
-            if not re.match("[+-]", parts["bound"]):
-                change = abs(change)
-            if change > bound if parts["sign"] == ">" else change < bound:
-                text = f"{100 * d.relative:+.2f} %" if parts["percent"] else f"{d.change:+.6g}"
-                yield f"{d.measure}, {d.subject}: {text} ({condition.strip()})"
+        matched = self._matched(parts["measure"], parts["place"])
+        yield from (_lost_line(d) for d in matched if math.isnan(d.after) and d.before == d.before)
+        known = [d for d in matched if math.isfinite(d.change)]
+        is_signed = bool(re.match("[+-]", parts["bound"]))
+        changes = [
+            relative_change(d.first, d.second) if parts["percent"] else d.estimate for d in known
+        ]
+        sign = 1 if parts["sign"] == ">" else -1
+        excesses = [_condition_excess(c, bound, sign, is_signed) for c in changes]
+        clear = exceeding(excesses, [c.degrees for c in changes]) if known else ()
+        for d, change_, excess, is_clear in zip(known, changes, excesses, clear, strict=True):
+            is_unknown = math.isnan(excess) and _beyond(change_.value, bound, sign, is_signed) > 0
+            if is_unknown or (is_clear and excess > 0):
+                text = d.text
+                if parts["percent"]:
+                    text = f"{number(100 * d.relative, 2, signed=True)} % ({text})"
+                note = ", error unknown" if is_unknown else ""
+                where = f"{d.measure}@{d.place}" if d.place else d.measure
+                yield f"{where}, {d.subject}: {text}{note} ({condition.strip()})"
+
+    def _matched(self, measure: str, place: str | None) -> list[Difference]:
+        names = list(dict.fromkeys(d.measure for d in self.differences))
+        matches = set(fnmatch.filter(names, measure))
+        if not matches:
+            hint = nearest(measure, names)
+            raise RequestError(f"--fail-if: no shared measure matches '{measure}'{hint}")
+        networks = [d for d in self.differences if d.measure in matches]
+        if place is None:
+            return networks
+        places = [d for network in networks for d in network.places]
+        known = list(dict.fromkeys(d.place for d in places))
+        chosen = {name for name in known if name == place or fnmatch.fnmatchcase(name, place)}
+        if not chosen:
+            hint = nearest(place, known)
+            raise RequestError(f"--fail-if: no place of {measure} matches '{place}'{hint}")
+        return [d for d in places if d.place in chosen]
 
     def print(self, console: Console) -> None:
         """Print the differences between the cells and between the manifests."""
@@ -185,29 +283,7 @@ class Comparison:
             f"{self.names[0]} and {self.names[1]}: {count(len(self.differences), 'shared cell')}",
         )
         if self.differences:
-            head, rows = self._texts()
-            hidden = len(rows) - _MAX_ROWS
-            if hidden > 0:
-                rows = [rows[i] for i in self._largest(_MAX_ROWS)]
-            shown = len(head) if console.width >= _MIN_WIDE_COLUMNS else len(head) - 3
-            table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-            for place, name in enumerate(head[:shown]):
-                table.add_column(
-                    Text(name), justify="left" if place < 2 else "right", no_wrap=place > 0,
-                    overflow="fold",
-                )  # fmt: skip
-            for row in rows:
-                table.add_row(*(Text(text) for text in row[:shown]))
-            console.print()
-            console.print(table)
-            if hidden > 0:
-                _line(console, f"and {count(hidden, 'cell')} that changed less; -o FILE writes all")
-            if shown < len(head):
-                _line(
-                    console,
-                    "a wider terminal also shows intervals and the fractions of rises and falls",
-                )
-        console.print()
+            self._print_table(console)
         remarks = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
         remarks += [f"only in {run}: {cell}" for run, cell in self.alone]
         for remark in remarks[:_MAX_ROWS]:
@@ -225,28 +301,80 @@ class Comparison:
         else:
             _line(console, "the manifests do not differ")
 
-    def _largest(self, limit: int) -> list[int]:
-        """Return the indices of the largest relative changes, in the original order."""
-        changes = [d.relative if math.isfinite(d.relative) else d.change for d in self.differences]
-        order = sorted(range(len(changes)), key=lambda i: -abs(np.nan_to_num(changes[i])))
-        return sorted(order[:limit])
-
-    def _texts(self) -> tuple[list[str], list[list[str]]]:
-        """Return the header and the rows of the printed table."""
-        decimals = {
-            name: column_decimals(
-                [v for d in self.differences if d.measure == name for v in (d.before, d.after)]
+    def _print_table(self, console: Console) -> None:
+        rows = self._shown(_MAX_ROWS)
+        table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
+        head, texts = self._texts(rows)
+        columns = [i for i, name in enumerate(head) if name not in ("subject", "measure", "place")]
+        if console.width < _MIN_WIDE_COLUMNS:
+            columns.remove(head.index("relative"))
+        table.add_column(overflow="fold")
+        for i in columns:
+            table.add_column(Text(head[i]), justify="right", no_wrap=True)
+        is_single = len(self._subjects()) == 1
+        for d, row in zip(rows, texts, strict=True):
+            name = f"  {d.place}" if d.place else d.measure
+            if not d.place and not is_single:
+                name = f"{d.subject}: {name}"
+            table.add_row(
+                Text(one_line(name) if not d.place else f"  {one_line(d.place)}"),
+                *(Text(row[i]) for i in columns),
             )
-            for name in {d.measure for d in self.differences}
-        }
-        head = ["subject", "measure", self.names[0], self.names[1], "difference", "interval",
-                "rose at", "fell at"]  # fmt: skip
-        return head, [_row(d, decimals[d.measure]) for d in self.differences]
+        console.print()
+        console.print(table)
+        console.print()
+        hidden = sum(1 for _ in self.rows()) - len(rows)
+        if hidden:
+            _line(console, f"and {count(hidden, 'value')} that changed less; -o FILE writes all")
+        for line in self.sentences()[:_MAX_ROWS]:
+            _line(console, line)
+        if any(d.error > 0 for d in rows):
+            _line(console, f"{ERROR_LEGEND}; changed: beyond it, by Holm's method at 5 %")
+
+    def sentences(self) -> list[str]:
+        """Describe the change in each network that has errors, one line per measure."""
+        lines = []
+        for d in self.differences:
+            if has_relative(d.measure, self.measures) or math.isnan(d.error):
+                continue
+            text = d.sentence(self.measures.get(d.measure, {}))
+            if text:
+                lines.append(f"{d.subject}: {text}" if len(self._subjects()) > 1 else text)
+        return lines
+
+    def _subjects(self) -> set[str]:
+        return {d.subject for d in self.differences}
+
+    def _shown(self, limit: int) -> list[Difference]:
+        """Return up to `limit` rows in order: networks and the places that changed most."""
+        rows = list(self.rows())
+        order = sorted(range(len(rows)), key=lambda i: (bool(rows[i].place), -_size(rows[i])))
+        return [rows[i] for i in sorted(order[:limit])]
+
+    def _texts(self, rows: Iterable[Difference]) -> tuple[list[str], list[list[str]]]:
+        """Return the header and the rows of the printed table."""
+        head = ["measure", "place", *self.names, "difference", "relative", "changed"]
+        texts = []
+        for d in rows:
+            values = [_value_text(estimate) for estimate in (d.first, d.second)]
+            relative = number(100 * d.relative, 1, signed=True)
+            relative = "–" if math.isnan(d.relative) else f"{relative} %"
+            place = d.place or "network"
+            texts.append([d.measure, place, *values, d.text, relative, d.verdict.partition(";")[0]])
+        if len(self._subjects()) > 1:
+            head.insert(0, "subject")
+            for d, line in zip(rows, texts, strict=True):
+                line.insert(0, d.subject)
+        return head, [[one_line(text) for text in line] for line in texts]
 
     def markdown(self) -> str:
         """Return the comparison as Markdown."""
-        head, rows = self._texts()
-        parts = [f"# {self.names[0]} and {self.names[1]}", markdown_table(head, rows).rstrip()]
+        head, rows = self._texts(list(self.rows()))
+        parts = [f"# {self.names[0]} and {self.names[1]}"]
+        sentences = self.sentences()
+        if sentences:
+            parts.append("\n".join(f"- {one_line(line)}" for line in sentences))
+        parts.append(markdown_table(head, rows).rstrip())
         notes = [f"- {d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
         notes += [f"- only in {run}: {cell}" for run, cell in self.alone]
         if notes:
@@ -258,18 +386,34 @@ class Comparison:
 
     def html(self) -> str:
         """Return the comparison as an HTML page."""
-        head, rows = self._texts()
+        head, rows = self._texts(list(self.rows()))
+        drawn = [d for d in self.differences if sum(p.change == p.change for p in d.places) > 1]
+        has_errors = any(d.error > 0 for d in self.rows())
         return (
             environment()
             .get_template("compare.html.j2")
             .render(
                 names=self.names,
-                cells=Table(tuple(head), tuple(map(tuple, rows)), 2, True),
+                legend=ERROR_LEGEND if has_errors else "",
+                sentences=self.sentences(),
+                panels=[self._panel(d) for d in drawn[:_MAX_DRAWN]],
+                undrawn=len(drawn) - _MAX_DRAWN,
+                cells=Table(tuple(head), tuple(map(tuple, rows)), len(head) - 5, True),
+                shared=len(self.differences),
                 notes=[(d.measure, d.subject, d.note) for d in self.differences if d.note],
                 alone=self.alone,
                 explanations=Table(("entry", *self.names), self.explanations),
             )
         )
+
+    def _panel(self, d: Difference) -> dict[str, Any]:
+        info = self.measures.get(d.measure, {})
+        return {
+            "title": d.measure if len(self._subjects()) == 1 else f"{d.measure}, {d.subject}",
+            "plot": draw_dumbbells(d, self.names, info),
+            "strips": draw_strips(d, self.names, info),
+            "verdict": d.verdict,
+        }
 
     def write(self, output: Path) -> Path:
         """Write the comparison in the format given by the file's suffix.
@@ -294,21 +438,30 @@ def _line(console: Console, text: str) -> None:
     console.print(Text(lead + one_line(text)), soft_wrap=True)
 
 
-def _row(d: Difference, decimals: int | None) -> list[str]:
-    def text(value: float, sign: bool = False) -> str:
-        if math.isnan(value):
-            return "–"
-        plus = "+" if sign and value > 0 else ""
-        return plus + number(value, decimals)
+def _value_text(estimate: Estimate) -> str:
+    return "–" if math.isnan(estimate.value) else plus_minus(estimate.value, estimate.error)
 
-    change = text(d.change, True)
-    if not math.isnan(d.relative):
-        change += f" ({100 * d.relative:+.1f} %)"
-    interval = f"{text(d.low, True)} to {text(d.high, True)}" if math.isfinite(d.low) else "–"
-    n = d.share.n
-    shares = [f"{100 * s:.0f} % of {n}" if n else "–" for s in (d.share.value, d.fall_share)]
-    return [one_line(d.subject), one_line(d.measure), text(d.before), text(d.after), change,
-            interval, *shares]  # fmt: skip
+
+def _size(d: Difference) -> float:
+    """Return the size of a change for sorting: relative to the value, if possible."""
+    size = abs(d.relative if math.isfinite(d.relative) else d.change)
+    return size if math.isfinite(size) else 0.0
+
+
+def _lost_line(d: Difference) -> str:
+    where = f"{d.measure}@{d.place}" if d.place else d.measure
+    return f"{where}, {d.subject}: no longer has a value: {d.note}"
+
+
+def _beyond(value: float, bound: float, sign: int, is_signed: bool) -> float:
+    """Return by how much a change exceeds the bound of a condition; NaN relative to zero."""
+    return sign * ((value if is_signed else abs(value)) - bound)
+
+
+def _condition_excess(found: Change, bound: float, sign: int, is_signed: bool) -> float:
+    """Return by how many standard errors a change exceeds the bound of a condition."""
+    size = found if is_signed or found.value >= 0 else replace(found, value=-found.value)
+    return sign * size.excess(bound)
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
@@ -326,8 +479,10 @@ def compare_runs(first: Run, second: Run) -> Comparison:
         If the runs have no cell in common.
     """
     names = _names(first, second)
+    described = [with_relative(run.manifest.get("measures") or {}) for run in (first, second)]
     before, after = (
-        Scores.of_records(run.records, run.manifest.get("measures", {})) for run in (first, second)
+        Scores.of_records(run.records, known)
+        for run, known in zip((first, second), described, strict=True)
     )
     pairs = _match_checkpoints(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
@@ -352,7 +507,8 @@ def compare_runs(first: Run, second: Run) -> Comparison:
             (run, f"{m} of every subject") for m in scores.measures if m not in others.measures
         ]
     explanations = tuple(_explanations(first, second))
-    return Comparison(names, tuple(differences), explanations, tuple(alone))
+    tested = tuple(mark_significant(differences))
+    return Comparison(names, tested, explanations, tuple(alone), before.describe(described[0]))
 
 
 def _names(first: Run, second: Run) -> tuple[str, str]:
@@ -389,55 +545,55 @@ def _label(before: TableSubject, after: TableSubject) -> str:
 
 
 def difference_of(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
-    """Compare two cells, paired over the places that they have in common."""
+    """Compare two cells and the places that they have in common, in the order of the second."""
     notes = [
         f"{word}: {cell.status}: {cell.reason}"
         for word, cell in (("first", before), ("second", after))
         if cell.status != "ok"
     ]
-    known = {place.name: place.value for place in before.places}
-    shared = [(known[p.name], p.value) for p in after.places if p.name in known]
-    pairs = np.array(shared, dtype=np.float64).reshape(-1, 2)
-    pairs = pairs[np.isfinite(pairs).all(axis=1)]
-    steps = pairs[:, 1] - pairs[:, 0]
-    low, high = mean_interval(steps, f"{subject}\0{measure}")
+    known = {place.name: place for place in before.places}
+    places = tuple(
+        Difference(
+            subject,
+            measure,
+            place.name,
+            before.place_estimate(known[place.name]),
+            after.place_estimate(place),
+            note=place.reason or known[place.name].reason,
+        )
+        for place in after.places
+        if place.name in known
+    )
+    shared = sum(math.isfinite(place.change) for place in places)
     counts = len(before.place_values), len(after.place_values)
-    if counts != (len(steps), len(steps)) and not notes:
-        # The values are means over different places; an interval over shared ones doesn't apply.
-        notes.append(f"{len(steps)} of {counts[0]} and {counts[1]} places are shared")
-        if len(steps) > 1:
-            mean = f"{steps.mean():+.4g} ({low:+.4g} to {high:+.4g})"
-            notes[0] += f"; their mean difference is {mean}"
-        low = high = math.nan
-    elif not _is_mean(steps, after.value - before.value):
-        low = high = math.nan
-    changes = _without_rounding(pairs)
-    rises, falls = rise_share(changes), rise_share(-changes)
-    values = before.value, after.value
-    return Difference(subject, measure, *values, low, high, rises, falls.value, "; ".join(notes))
+    if counts != (shared, shared) and not notes:
+        notes.append(f"{shared} of {counts[0]} and {counts[1]} places are shared")
+    return Difference(
+        subject,
+        measure,
+        "",
+        before.estimate,
+        after.estimate,
+        note="; ".join(notes),
+        places=() if before.unit == "paths" else places,  # a path has no error of its own
+    )
 
 
-_TIE_TOLERANCE = 1e-9
-"""Relative difference up to which two values are equal, as in the leaderboard's ranks."""
-
-
-def _without_rounding(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the second value minus the first of each pair, or 0 if they agree up to rounding.
-
-    A value that cancels to almost zero has the rounding of the other places.
-    """
-    steps = pairs[:, 1] - pairs[:, 0]
-    largest = np.abs(pairs).max(axis=1, initial=0.0)
-    tolerance = np.maximum(_TIE_TOLERANCE * largest, 1e-12 * largest.max(initial=0.0))
-    return np.where(np.abs(steps) <= tolerance, 0.0, steps)
-
-
-def _is_mean(steps: NDArray[np.float64], change: float) -> bool:
-    """Return True if the change in the summary is the mean change over places."""
-    if not len(steps):
-        return False
-    tolerance = 1e-9 * float(np.abs(steps).max())
-    return math.isclose(float(steps.mean()), change, rel_tol=1e-6, abs_tol=tolerance)
+def mark_significant(differences: Sequence[Difference]) -> list[Difference]:
+    """Mark the networks and places that changed beyond their errors, by Holm's method over all."""
+    flat = [row for d in differences for row in (d, *d.places)]
+    changes = [row.estimate for row in flat]
+    marks = exceeding([c.excess() for c in changes], [c.degrees for c in changes])
+    marked = [
+        replace(row, is_significant=bool(mark)) for row, mark in zip(flat, marks, strict=True)
+    ]
+    result = []
+    position = 0
+    for d in differences:
+        end = position + 1 + len(d.places)
+        result.append(replace(marked[position], places=tuple(marked[position + 1 : end])))
+        position = end
+    return result
 
 
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:

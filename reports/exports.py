@@ -14,9 +14,9 @@ import pandas as pd
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
 
-from .leaderboard import Row, leaderboard, sense_of
-from .tables import Scores
-from .text import interval_decimals, number
+from .leaderboard import Measures, Row, leaderboard, sense_of
+from .tables import read_run
+from .text import number, plus_minus, uncertain_decimals
 from .views import ranks_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "–": "--", "±": r"$\pm$", "∞": r"$\infty$", "·": r"$\cdot$",
+    "–": "--", "−": "$-$", "±": r"$\pm$", "∞": r"$\infty$", "·": r"$\cdot$",
 }  # fmt: skip
 
 
@@ -97,36 +97,86 @@ def latex_text(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in without_controls(text))
 
 
-def to_latex(run: Run, *, ranks: bool = True) -> str:
+def to_latex(run: Run, *, ranks: bool = True, error: bool = False) -> str:
     r"""Convert a run's leaderboard to a LaTeX table with booktabs rules.
+
+    Arrows in the head point to the more nonlinear end; the caption says what ± is.
 
     Parameters
     ----------
     ranks : bool
         Add the interval for the rank to each value.
+    error : bool
+        Add the standard error to each value.
 
     Returns
     -------
     str
-        A ``tabular``, which requires ``\usepackage{booktabs}``.
+        A ``table``, which requires ``\usepackage{booktabs}``.
     """
-    head, rows = _texts(run, ranks)
-    lines = [
-        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-        r"  \toprule",
-        *(f"  {' & '.join(map(latex_text, line))} \\\\" for line in [head]),
-        r"  \midrule",
-        *(f"  {' & '.join(map(latex_text, line))} \\\\" for line in rows),
-        r"  \bottomrule",
-        r"\end{tabular}",
+    scores, measures = read_run(run)
+    return latex_table(leaderboard(scores, measures), measures, ranks=ranks, error=error)
+
+
+def latex_table(
+    rows: Sequence[Row], measures: Measures, *, ranks: bool = False, error: bool = True
+) -> str:
+    """Convert a leaderboard to a LaTeX table; see `to_latex`."""
+    head, lines = _texts(rows, ranks, error)
+    arrows = [_arrow(measures.get(name, {})) for name in head[1:]]
+    heads = [
+        latex_text(head[0]),
+        *(latex_text(n) + a for n, a in zip(head[1:], arrows, strict=True)),
     ]
-    return "\n".join(lines) + "\n"
+    return (
+        "\n".join(
+            [
+                r"\begin{table}",
+                r"  \centering",
+                rf"  \caption{{{latex_text(_caption(rows, measures, ranks, error))}}}",
+                rf"  \begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+                r"    \toprule",
+                f"    {' & '.join(heads)} \\\\",
+                r"    \midrule",
+                *(f"    {' & '.join(map(latex_text, line))} \\\\" for line in lines),
+                r"    \bottomrule",
+                r"  \end{tabular}",
+                r"\end{table}",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _arrow(info: Mapping[str, Any]) -> str:
+    arrows = {1: r" $\uparrow$", -1: r" $\downarrow$"}
+    return arrows.get(sense_of(info), "")
+
+
+def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) -> str:
+    """Say what the arrows, ± and the brackets mean, and on how many samples values are."""
+    entries = [e for row in rows for e in row.entries.values() if e.status == "ok"]
+    parts = ["Nonlinearity; arrows point to the more nonlinear end."]
+    units = dict.fromkeys(e.over for e in entries if error and e.error > 0)
+    if units:
+        parts.append(f"± is the standard error over {', '.join(units)}.")
+    if ranks and any(e.best is not None for e in entries) and len(rows) > 1:
+        parts.append("In brackets: interval of the rank.")
+    scales = {n: str(info.get("scale") or "") for n, info in measures.items() if info.get("scale")}
+    parts += [
+        f"{name} {scale}." for name, scale in scales.items() if rows and name in rows[0].entries
+    ]
+    samples = sorted({e.n for e in entries if e.over == "samples"})
+    if samples:
+        low = f"{samples[0]:,} to " if len(samples) > 1 else ""
+        parts.append(f"n = {low}{samples[-1]:,} samples.")
+    return " ".join(parts)
 
 
 def to_markdown(run: Run, *, ranks: bool = True) -> str:
     """Convert a run's leaderboard to a Markdown table; see `to_latex`."""
-    head, rows = _texts(run, ranks)
-    return markdown_table(head, rows)
+    scores, measures = read_run(run)
+    return markdown_table(*_texts(leaderboard(scores, measures), ranks, True))
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -142,22 +192,24 @@ def _markdown_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def _texts(run: Run, ranks: bool) -> tuple[list[str], list[list[str]]]:
-    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
-    scores = Scores(run.scores, measures)
-    rows = leaderboard(scores, measures)
-    columns = [_column(rows, name, measures.get(name, {}), ranks) for name in scores.measures]
+def _texts(rows: Sequence[Row], ranks: bool, error: bool) -> tuple[list[str], list[list[str]]]:
+    names = list(rows[0].entries) if rows else []
+    columns = [_column(rows, name, ranks, error) for name in names]
     lines = [[row.label, *(c[i] for c in columns)] for i, row in enumerate(rows)]
-    return ["network", *scores.measures], lines
+    return ["network", *names], lines
 
 
-def _column(rows: Sequence[Row], name: str, info: Mapping[str, Any], ranks: bool) -> list[str]:
+def _column(rows: Sequence[Row], name: str, ranks: bool, error: bool) -> list[str]:
     entries = [row.entries[name] for row in rows]
-    decimals = interval_decimals(entries)
+    decimals = uncertain_decimals((e.value for e in entries), (e.error for e in entries))
     texts = []
     for entry in entries:
-        text = number(entry.value, decimals) if entry.status == "ok" else entry.status
-        interval = ranks_text(entry.best, entry.worst) if sense_of(info) and len(rows) > 1 else ""
-        has_rank = ranks and interval and entry.status == "ok"
-        texts.append(f"{text} ({interval})" if has_rank else text)
+        if entry.status != "ok":
+            texts.append(entry.status)
+            continue
+        text = number(entry.value, decimals)
+        if error and entry.error > 0:
+            text = plus_minus(entry.value, entry.error)
+        interval = ranks_text(entry.best, entry.worst) if len(rows) > 1 else ""
+        texts.append(f"{text} ({interval})" if ranks and interval else text)
     return texts

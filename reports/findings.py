@@ -9,11 +9,19 @@ from typing import Any
 from nlbench.errors import one_line
 
 from .agreement import Correlation
-from .leaderboard import Measures, Row, is_training, sense_of, sort_measure
-from .population import comparable_value, population_of
+from .estimates import change, exceeding
+from .leaderboard import (
+    Measures,
+    Row,
+    compared_measures,
+    is_training,
+    sense_of,
+    sort_measure,
+)
+from .population import population_of, reference_share
 from .remarks import Gap, group_remarks
 from .tables import Scores, TableCell, mean_cell
-from .text import count, number, place_noun, place_text, short_decimals
+from .text import count, place_noun, place_text, plus_minus, range_text
 from .training import training_findings, training_runs
 
 _MAX_NAMED = 3
@@ -47,52 +55,103 @@ def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
     return names[:best], [name for name, _ in finite if name not in names[:best]]
 
 
+def are_clearly_first(cell: TableCell, names: Sequence[str], sense: int) -> bool:
+    """Return True if places are more nonlinear than all others by more than the error."""
+    first = [place for place in cell.places if place.name in names]
+    others = [p for p in cell.places if p.name not in names and math.isfinite(p.value)]
+    changes = [
+        change(cell.place_estimate(other), cell.place_estimate(place))
+        for place in first
+        for other in others
+    ]
+    excesses = [sense * c.excess() for c in changes]
+    clear = exceeding(excesses, [c.degrees for c in changes])
+    return bool(changes) and bool(clear.all()) and min(excesses) > 0
+
+
 def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
     """Describe one network: the places that stand out and its rank among reference networks."""
     sentences = []
-    for measure in scores.measures:
-        info = measures.get(measure, {})
+    compared = compared_measures(measures, scores.measures)
+    for measure in compared:
         cell = mean_cell([scores[subject.label, measure] for subject in row.subjects])
-        sense = sense_of(info)
-        if info.get("probe") == "sites" and sense and len(cell.place_values) > 2:
-            sentences.append(_places_sentence(measure, cell, info))
+        if measures[measure].get("probe") == "sites" and len(cell.place_values) > 2:
+            sentences.append(_places_sentence(measure, cell, measures[measure]))
             break
-    for measure in scores.measures:
-        info = measures.get(measure, {})
+    shares = {}
+    for measure in compared:
+        info = measures[measure]
         population = population_of(measure, info)
-        value = comparable_value(row, scores, measure)
-        if population is None or not math.isfinite(value):
+        entry = row.entries[measure]
+        if population is None or not math.isfinite(entry.value):
             continue
-        name = "absdev relative to its range" if measure == "absdev" else measure
-        place = population.sentence(value)
-        sentences.append(f"By {name} ({number(value)}), it is {place[0].lower()}{place[1:]}.")
-    return sentences
+        shares[measure] = reference_share(row, measure, info)
+        place = population.sentence(entry.value)
+        value = plus_minus(entry.value, entry.error)
+        sentences.append(f"By {measure} ({value}), it is {place[0].lower()}{place[1:]}.")
+    return sentences + _disagreement(shares, measures)
+
+
+_VIEWS = {
+    "sites": "at each activation",
+    "lines": "at the whole function along paths",
+    "function": "at the whole function",
+    "graph": "at the connections between units",
+}
+_DISAGREEMENT = 0.4
+"""Difference of two fractions of reference networks from which two measures disagree."""
+
+
+def _disagreement(shares: Mapping[str, float], measures: Measures) -> list[str]:
+    """Explain why measures place a network differently among the reference networks."""
+    if not shares:
+        return []
+    low, high = (pick(shares, key=shares.__getitem__) for pick in (min, max))
+    if shares[high] - shares[low] < _DISAGREEMENT:
+        return []
+    views = [_VIEWS.get(str(measures[name].get("probe")), "") for name in (high, low)]
+    start = "The two disagree" if len(shares) == 2 else f"{high} and {low} disagree"
+    if views[0] == views[1] or not all(views):
+        return [f"{start}: they measure different things, on different reference networks."]
+    return [
+        f"{start}: {high} looks {views[0]}, {low} {views[1]}, and their reference networks differ."
+    ]
 
 
 def _places_sentence(measure: str, cell: TableCell, info: Mapping[str, Any]) -> str:
-    values = {place.name: place.value for place in cell.places}
-    sense, noun = sense_of(info), place_noun(info)
-    standout, others = standout_places(cell, sense)
-    rest = [values[name] for name in others]
-    decimals = short_decimals(rest)
+    """Describe the most nonlinear places, as far as the errors tell them apart."""
+    places = {place.name: place for place in cell.places}
+    sense = sense_of(info)
+    noun = place_noun(info)
 
     def named(name: str) -> str:
-        return f"{place_text(name)} ({number(values[name], decimals)})"
+        place = places[name]
+        error = cell.place_estimate(place).error
+        return f"{place_text(name)} ({plus_minus(place.value, error)})"
 
-    if not standout:
-        ordered = sorted(others, key=lambda name: -sense * values[name])
+    finite = [place for place in cell.places if math.isfinite(place.value)]
+    ordered = sorted(finite, key=lambda place: -sense * place.value)
+    standout, others = standout_places(cell, sense)
+    if standout and are_clearly_first(cell, standout, sense):
+        parts = (", ".join(map(named, standout[:-1])), named(standout[-1]))
+        names = " and ".join(part for part in parts if part)
+        verb = "stands" if len(standout) == 1 else "stand"
+        rest = range_text(places[name].value for name in others)
         return (
-            f"By {measure}, {named(ordered[0])} is the most nonlinear of "
-            f"{count(len(others), noun)} and {named(ordered[-1])} the least."
+            f"By {measure}, {names} {verb} out as the most nonlinear; the other "
+            f"{count(len(others), noun)} lie in {rest}."
         )
-    parts = (", ".join(map(named, standout[:-1])), named(standout[-1]))
-    names = " and ".join(part for part in parts if part)
-    verb = "stands" if len(standout) == 1 else "stand"
-    return (
-        f"By {measure}, {names} {verb} out as the most nonlinear; the other "
-        f"{count(len(rest), noun)} lie between {number(min(rest), decimals)} and "
-        f"{number(max(rest), decimals)}."
-    )
+    if are_clearly_first(cell, [ordered[0].name], sense):
+        least = are_clearly_first(cell, [ordered[-1].name], -sense)
+        end = f" and {named(ordered[-1].name)} the least" if least else ""
+        return (
+            f"By {measure}, {named(ordered[0].name)} is the most nonlinear of "
+            f"{count(len(finite), noun)}{end}."
+        )
+    text = f"By {measure}, {count(len(finite), noun)} lie in {range_text(p.value for p in finite)}"
+    if all(math.isfinite(cell.place_estimate(place).error) for place in ordered[:2]):
+        text += "; the errors do not tell which is the most nonlinear"
+    return f"{text}."
 
 
 def findings(
@@ -111,7 +170,7 @@ def findings(
     first = sort_measure(measures, scores.measures)
     ranked = [row for row in rows if first and row.entries[first].rank is not None]
     if len(ranked) > 1 and first and not is_training(rows):
-        sentences.append(_extremes(ranked, first, sense_of(measures[first])))
+        sentences.append(_extremes(ranked, first))
         top = ranked[0]
         cell = mean_cell([scores[subject.label, first] for subject in top.subjects])
         if measures[first].get("probe") == "sites" and len(cell.place_values) > 2:
@@ -119,26 +178,36 @@ def findings(
             sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")
     against = [pair for pair, c in spearman.items() if math.isfinite(c.high) and c.high < 0]
     for a, b in against[:_MAX_NAMED]:
-        rho = spearman[a, b].text
+        rho = spearman[a, b].text.replace("-", "−")
         sentences.append(f"{a} and {b} rank the networks in opposite order (ρ {rho}).")
     sentences += _missing_sentences(missing)
     return sentences
 
 
-def _extremes(ranked: Sequence[Row], measure: str, sense: int) -> str:
+def _extremes(ranked: Sequence[Row], measure: str) -> str:
+    """Name the most and the least nonlinear networks, as far as the errors tell them apart."""
     top, last = ranked[0], ranked[-1]
+    entries = [row.entries[measure] for row in ranked]
+    if not all(math.isfinite(entry.error) for entry in (entries[0], entries[-1])):
+        return f"By {measure}, networks range from {_value_text(top, measure)} to " + (
+            f"{_value_text(last, measure)}; their errors are unknown."
+        )
+    first = sum(entry.best == 1 for entry in entries)
+    if first == len(entries):
+        values = range_text(entry.value for entry in entries)
+        return f"By {measure}, the networks ({values}) do not differ beyond their errors."
     text = f"By {measure}, {_value_text(top, measure)} is the most nonlinear"
-    text += f" and {_value_text(last, measure)} the least"
-    near, far = (row.entries[measure] for row in (top, last))
-    ends = (near.low, far.high) if sense > 0 else (far.low, near.high)
-    if all(map(math.isfinite, ends)) and ends[0] <= ends[1]:
-        return f"{text}; their intervals overlap."
-    beyond = sum(entry.rank == 1 for entry in (row.entries[measure] for row in ranked))
-    return f"{text}." if beyond < 2 else f"{text}; {beyond - 1} more may be equally nonlinear."
+    if first > 1:
+        text = f"By {measure}, {first} networks are the most nonlinear within the error, led by "
+        text += _value_text(top, measure)
+    if entries[-1].best == len(entries):
+        text += f"{',' if first > 1 else ''} and {_value_text(last, measure)} the least"
+    return f"{text}."
 
 
 def _value_text(row: Row, measure: str) -> str:
-    return f"{row.label} ({number(row.entries[measure].value, 3)})"
+    entry = row.entries[measure]
+    return f"{row.label} ({plus_minus(entry.value, entry.error)})"
 
 
 def _missing_sentences(missing: Sequence[Gap]) -> list[str]:

@@ -27,6 +27,8 @@ class NamedRun:
         Facts about each subject from the manifest.
     remarks : mapping of (model, weights, data, seed) to sequence of str
         The probes' notes on a subject.
+    replicates : mapping of Identity to CellReplicates
+        See `nlbench.reports.tables`; the run's name is empty.
     planes : tuple of (str, str)
         Data URL and caption for each plane through input space that was drawn for the run.
     """
@@ -39,6 +41,7 @@ class NamedRun:
     cells: Mapping[tuple[str, str, str, int, str], Mapping[str, Any]] = field(default_factory=dict)
     subjects: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Mapping[Identity, tuple[str, ...]] = field(default_factory=dict)
+    replicates: Mapping[Any, Any] = field(default_factory=dict)
     planes: tuple[tuple[str, str], ...] = ()
 
 

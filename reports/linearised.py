@@ -12,7 +12,7 @@ import numpy as np
 from nlbench.errors import one_line
 
 from .layout import NamedRun, Table
-from .text import count
+from .text import count, number
 
 MODES = {
     "post-training": "linearised after training",
@@ -192,14 +192,21 @@ def _curves(family: LinearisedFamily) -> list[dict[str, Any]]:
     return [
         {
             "mode": mode,
-            "groups": [
-                [omega, [[n.length, 100 * n.accuracy] for n in group]]
-                for omega, group in family.groups(mode)
-            ],
+            "groups": [_packed_group(omega, group) for omega, group in family.groups(mode)],
         }
         for mode in MODES
         if family.groups(mode)
     ]
+
+
+def _packed_group(omega: float, group: Sequence[Network]) -> list[Any]:
+    """Return the points of a group, their means and standard deviations, and these as text."""
+    points = [[network.length, 100 * network.accuracy] for network in group]
+    columns = list(zip(*points, strict=True))
+    means = [statistics.fmean(column) for column in columns]
+    stds = [statistics.pstdev(column) for column in columns]
+    text = f"path length {number(means[0])}, accuracy {number(means[1], 1)} %"
+    return [omega, points, means, stds, text]
 
 
 def _shape(family: LinearisedFamily) -> dict[str, Any]:
@@ -213,17 +220,16 @@ def _shape(family: LinearisedFamily) -> dict[str, Any]:
     layers = groups[0][1][0].layers if groups else {}
     return {
         "layers": [[name, int(units)] for name, (_, units) in layers.items()],
-        "groups": [
-            [
-                omega,
-                [
-                    statistics.fmean(n.layers[layer][0] / n.layers[layer][1] for n in group)
-                    for layer in layers
-                ],
-            ]
-            for omega, group in groups
-        ],
+        "groups": [[omega, *_shares(group, list(layers))] for omega, group in groups],
     }
+
+
+def _shares(group: Sequence[Network], layers: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return the fraction of nonlinear units in each layer, averaged over networks, and as text."""
+    shares = [
+        statistics.fmean(n.layers[layer][0] / n.layers[layer][1] for n in group) for layer in layers
+    ]
+    return shares, [f"{number(100 * share, 1)} %" for share in shares]
 
 
 def _table(family: LinearisedFamily) -> Table:

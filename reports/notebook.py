@@ -18,12 +18,12 @@ from nlbench.errors import RequestError, nearest, one_line
 
 from .agreement import agreement, agreement_frame
 from .figures import figure_of
-from .fingerprint import Scale, strip
+from .fingerprint import strip
 from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
 from .notebook_figure import STYLE, NotebookFigure
-from .population import reference_share
-from .tables import Scores, mean_cell
-from .text import interval_decimals, number
+from .population import ColourScale, colour_scale, reference_share
+from .tables import Scores, mean_cell, read_run
+from .text import number, plus_minus
 from .views import ranks_text
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3878b0", "#23639e",
            "#10457e", "#05234f")  # fmt: skip
 _MAX_ROWS = 30
-
-
-def _load_scores(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
-    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
-    return Scores(run.scores, measures), measures
 
 
 def leaderboard_of(
@@ -58,17 +53,16 @@ def leaderboard_of(
     """
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
-    scores, known = _load_scores(run)
+    scores, known = read_run(run)
     names = list(scores.measures) if measures is None else list(measures)
     for name in names:
         _check_name(name, scores.measures, "measure")
-    table = run.scores[run.scores["measure"].isin(names)]
-    rows = leaderboard(Scores(table, names), known, together=seeds == "together")
+    rows = leaderboard(scores.of_measures(names), known, together=seeds == "together")
     frame = leaderboard_frame(rows, names, full=full)
     if reference:
         for name in names:
             info = known.get(name, {})
-            frame[name, "reference"] = [reference_share(r, scores, name, info) for r in rows]
+            frame[name, "reference"] = [reference_share(r, name, info) for r in rows]
     return frame[names]
 
 
@@ -82,7 +76,7 @@ def agreement_of(run: Run) -> pd.DataFrame:
         Kendall's are over networks, Pearson's over sites within networks, all oriented so that
         larger values mean more nonlinear.
     """
-    scores, measures = _load_scores(run)
+    scores, measures = read_run(run)
     return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
 
 
@@ -102,7 +96,7 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
     nlbench.RequestError
         If the subject or measure is unknown or ambiguous.
     """
-    scores, measures = _load_scores(run)
+    scores, measures = read_run(run)
     name = _site_measure(scores, measures, measure)
     chosen = _subject(scores, subject)
     for record in run.records:
@@ -162,17 +156,18 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
     nlbench.RequestError
         If no site has a value.
     """
-    scores, measures = _load_scores(run)
+    scores, measures = read_run(run)
     name = _site_measure(scores, measures, measure)
-    rows = leaderboard(Scores(run.scores[run.scores["measure"] == name], [name]), measures)
+    rows = leaderboard(scores.of_measures([name]), measures)
     drawn = [
         (row.label, mean_cell([scores[s.label, name] for s in row.subjects]).places) for row in rows
     ]
     drawn = [(label, places) for label, places in drawn if places]
     values = [place.value for _, places in drawn for place in places]
-    scale = Scale.of(values, sense_of(measures.get(name, {})), clip=True)
-    if scale is None:
+    colouring = colour_scale(name, measures.get(name, {}), values)
+    if colouring is None:
         raise RequestError(f"{name} has no value at any site; expected at least one")
+    scale = colouring.scale
     colours = LinearSegmentedColormap.from_list("nonlinear", COLOURS)
     with matplotlib.style.context(["default", STYLE]):
         figure = NotebookFigure(figsize=(7.2, 0.9 + 0.28 * len(drawn)), layout="constrained")
@@ -191,10 +186,10 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
         axes.set_xlabel("relative depth: input to output")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        ends = [scale.low, scale.high] if scale.sense > 0 else [scale.high, scale.low]
+        legend = colouring.legend()
         mappable = matplotlib.cm.ScalarMappable(Normalize(0, 1), colours)
         bar = figure.colorbar(mappable, ax=axes, ticks=[0, 1], aspect=max(8, 4 * len(drawn)))
-        bar.ax.set_yticklabels([number(end) for end in ends])
+        bar.ax.set_yticklabels([legend["least"], legend["most"]])
         bar.set_label(
             f"{name}, darker: {'more nonlinear' if sense_of(measures.get(name, {})) else 'more'}"
         )
@@ -209,7 +204,7 @@ def plot_of(run: Run, measure: str) -> Figure:
     nlbench.RequestError
         If the run has no value of the measure or too many subjects.
     """
-    scores, measures = _load_scores(run)
+    scores, measures = read_run(run)
     _check_name(measure, scores.measures, "measure")
     return figure_of(run.scores, measures, measure)
 
@@ -220,20 +215,18 @@ def html_of(shown: Run | Result) -> str:
 
 
 def _run_html(run: Any) -> Markup:
-    scores, measures = _load_scores(run)
+    scores, measures = read_run(run)
     rows = leaderboard(scores, measures)
     if not rows:
         return Markup("<p>{}: no scores have been recorded</p>").format(run.name)
     try:
         name = _site_measure(scores, measures, None)
         places = [p.value for s in scores.subjects for p in scores[s.label, name].places]
-        scale = Scale.of(places, sense_of(measures.get(name, {})), clip=True)
+        colours = colour_scale(name, measures.get(name, {}), places)
     except RequestError:
-        name, scale = "", None
-    head = ["network", *([f"fingerprint ({name})"] if scale else []), *scores.measures]
-    decimals = {m: interval_decimals([row.entries[m] for row in rows]) for m in scores.measures}
-    is_ranked = len(rows) > 1
-    body = [_row_html(row, scores, name, scale, decimals, is_ranked) for row in rows[:_MAX_ROWS]]
+        name, colours = "", None
+    head = ["network", *([f"fingerprint ({name})"] if colours else []), *scores.measures]
+    body = [_row_html(row, scores, name, colours, len(rows) > 1) for row in rows[:_MAX_ROWS]]
     more = len(rows) - len(body)
     note = Markup("<p>and {} more: run.leaderboard()</p>").format(more) if more > 0 else ""
     return _table_html(head, body) + note
@@ -243,15 +236,14 @@ def _row_html(
     row: Row,
     scores: Scores,
     name: str,
-    scale: Scale | None,
-    decimals: Mapping[str, int | None],
+    colours: ColourScale | None,
     is_ranked: bool,
 ) -> list[Markup]:
     cells = [Markup("<b>{}</b>").format(row.label)]
-    if scale:
+    if colours:
         mean = mean_cell([scores[subject.label, name] for subject in row.subjects])
         values = [place.value for place in mean.places]
-        drawn = strip(values, scale, title=row.label, colours=dict(enumerate(COLOURS)))
+        drawn = strip(values, colours.scale, title=row.label, colours=dict(enumerate(COLOURS)))
         cells.append(Markup('<div style="width:200px">{}</div>').format(drawn))
     for measure in scores.measures:
         entry = row.entries[measure]
@@ -260,7 +252,7 @@ def _row_html(
             continue
         ranks = ranks_text(entry.best, entry.worst) if is_ranked else ""
         text = Markup('<span title="{!r}">{}</span>').format(
-            entry.value, number(entry.value, decimals[measure])
+            entry.value, plus_minus(entry.value, entry.error)
         )
         cells.append(text + Markup(" <small>({})</small>").format(ranks) if ranks else text)
     return cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ from nlbench.serialization.files import (
 from .agreement import agreement
 from .embedded import SCORES_SCRIPT, pack, places_left_out, to_script
 from .environment import environment
+from .exports import latex_table
 from .findings import findings
 from .layout import NamedRun
 from .leaderboard import (
@@ -36,12 +37,12 @@ from .leaderboard import (
     leaderboard,
     sense_of,
     sort_measure,
-    student_half_width,
 )
 from .linearised import tradeoffs
 from .manifest import manifest_lines
 from .planes import planes_of
-from .population import population_of
+from .population import colour_scale, population_of
+from .relative import with_relative
 from .remarks import (
     describe_scope,
     differences,
@@ -52,8 +53,8 @@ from .remarks import (
 )
 from .signatures import signature_maps
 from .single import cards, cite_sentence, strip_fields
-from .tables import Scores, labelled, mean_cell
-from .text import place_noun
+from .tables import CellReplicates, Identity, Scores, labelled, mean_cell, replicates_by_cell
+from .text import ERROR_LEGEND, place_noun
 from .training import change_table, training_runs
 from .views import board_view, heatmaps, meanings
 
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
 _GENERATOR = '<meta name="generator" content="nlbench">'
 _SOURCE = '<meta name="nlbench-source" content="{}">'
 _HEAD_BYTES = 4096
-MAX_SUBJECTS = 1000
+MAX_SUBJECTS = 800
 """Maximum number of subjects on one page; with more, it would exceed 5 MB."""
 MAX_MANIFEST_LINES = 200
+MAX_LATEX_ROWS = 100
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
@@ -196,7 +198,7 @@ def _index_row(run: NamedRun) -> dict[str, Any]:
     """Return a run's row in the index."""
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures") or {}
     scores = Scores(labelled(run.scores), measures)
-    rows = leaderboard(scores, measures, repeats=1)
+    rows = leaderboard(scores, measures)
     first = sort_measure(measures, scores.measures)
     top = rows[0] if rows and first and rows[0].entries[first].status == "ok" else None
     cells = [scores[s.label, name].status for s in scores.subjects for name in scores.measures]
@@ -223,9 +225,12 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     """
     named = named_runs(runs)
     table, measures = concatenate_scores(named)
+    measures = with_relative(measures)
     probes = list(dict.fromkeys(info.get("probe") for info in measures.values()))
     measures = dict(sorted(measures.items(), key=lambda item: probes.index(item[1].get("probe"))))
-    scores = Scores(labelled(table), measures)
+    replicates = {key: r for run in named for key, r in _replicates(run, len(named) > 1)}
+    scores = Scores(labelled(table), measures, replicates)
+    measures = scores.describe(measures)
     all_rows = leaderboard(scores, measures)
     missing = gaps(named, scores)
     rows, left_out = _limit_rows(all_rows, len(scores.subjects))
@@ -239,7 +244,6 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         "single": is_single,
         "kindOrder": _kinds(named),
         "confidence": CONFIDENCE,
-        "student": [round(student_half_width(n), 6) for n in range(2, 200)],
         "maps": maps,
         "trainings": [],
         "tradeoffs": [tradeoff.content for tradeoff in linearised],
@@ -263,6 +267,8 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             single=_single_view(rows[0], shown, measures) if is_single else None,
             trainings=changed,
             cite=_citation(named, all_rows, measures),
+            latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
+            error_legend=ERROR_LEGEND,
             left_out=[*left_out, *places_left_out(content)],
             confidence=f"{100 * CONFIDENCE:g}",
             unfinished=unfinished(named),
@@ -294,10 +300,12 @@ def _single_view(
     ]
     first = next((n for n in sites if sense_of(measures[n])), sites[0] if sites else "")
     cell = mean_cell([scores[s.label, first] for s in row.subjects]) if first else None
+    colours = colour_scale(first, measures[first], cell.place_values) if cell else None
     return {
         "strip_measure": first,
         "noun": place_noun(measures[first]) if first else "",
-        "fields": strip_fields(cell, sense_of(measures[first])) if cell else [],
+        "fields": strip_fields(cell, colours) if cell else [],
+        "colours": colours.legend() if colours else None,
         "cards": cards(row, scores, measures),
         "references": any(population_of(n, measures.get(n, {})) for n in scores.measures),
     }
@@ -319,7 +327,7 @@ def _citation(
         row,
         measures,
         (
-            f"{samples:,} samples" if isinstance(samples, int) else "",
+            f"n = {samples:,} samples" if isinstance(samples, int) else "",
             f"weights {hashed}" if hashed else "",
             f"nlbench {run.manifest.get('nlbench', '')}".strip(),
             f"run {run.name} of {str(run.manifest.get('created') or '')[:10]}",
@@ -385,6 +393,7 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
             if {"model", "weights", "data", "seed"} <= s.keys()
         }
         facts = _record_facts(run)
+        facts["replicates"] = replicates_by_cell(run.records)
         named.append(NamedRun(name, run.scores, manifest, subjects=subjects, **facts))
     return named
 
@@ -419,6 +428,12 @@ def _record_facts(run: Run) -> dict[str, Any]:
         "remarks": {subject: tuple(notes) for subject, notes in remarks.items()},
         "planes": planes_of(run.path) if run.path else (),
     }
+
+
+def _replicates(run: NamedRun, several: bool) -> Iterator[tuple[Identity, CellReplicates]]:
+    """Yield a run's replicates, under the name that its cells have in the page's table."""
+    for key, replicates in run.replicates.items():
+        yield (run.name if several else "", *key[1:]), replicates
 
 
 def _manifest_lines(run: NamedRun) -> list[tuple[str, str]]:

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .fingerprint import Scale
 from .leaderboard import Row, sense_of
-from .tables import Scores
+from .relative import RELATIVE
+from .text import number, short_decimals
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
 
 FILE = Path(__file__).parent / "reference_networks.json"
-STATISTICS = {"absdev": "over_range"}
-"""Statistic for comparing networks, for measures whose ``value`` is not comparable."""
 AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
 """Value of an affine network, or of an activation that acts as an affine map."""
+_STATISTICS = dict(RELATIVE.values())
+"""Statistic for comparing networks, for measures whose value depends on units."""
 MIN_NETWORKS = 5
 _DIGITS = 5
 
@@ -35,6 +37,8 @@ class Population:
     Parameters
     ----------
     values : array of shape (n,)
+    trained : int
+        Number of networks that are trained; the others are initialised.
     affine : float
         Value of an affine network; NaN if unknown.
     sense : int
@@ -44,6 +48,7 @@ class Population:
     values: NDArray[np.float64]
     affine: float
     sense: int
+    trained: int = 0
 
     def share_below(self, value: float) -> float:
         """Return the fraction of reference networks that are less nonlinear."""
@@ -55,45 +60,98 @@ class Population:
         Examples
         --------
         >>> Population(np.array([0.8, 0.9, 0.9, 1.0]), 1.0, -1).sentence(0.85)
-        'More nonlinear than 75 % of 4 reference networks (0.8 to 1)'
+        'More nonlinear than 75 % of 4 reference networks (4 initialised; 0.8 to 1)'
         """
         below, n = self.share_below(value), len(self.values)
         share = {0.0: "none", 1.0: "all"}.get(below, f"{100 * below:.0f} %")
         low, high = float(self.values.min()), float(self.values.max())
-        return f"More nonlinear than {share} of {n} reference networks ({low:.3g} to {high:.3g})"
+        return (
+            f"More nonlinear than {share} of {n} reference networks "
+            f"({self.composition}; {low:.3g} to {high:.3g})"
+        )
+
+    @property
+    def composition(self) -> str:
+        """How many of the networks are trained, and how many initialised."""
+        counts = {"trained": self.trained, "initialised": len(self.values) - self.trained}
+        return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
 
 
-def comparable_value(row: Row, scores: Scores, measure: str) -> float:
-    """Return the mean over seeds of the statistic for comparing networks; NaN without a value."""
-    statistic = STATISTICS.get(measure, "value")
-    values = [scores[s.label, measure].statistics.get(statistic, math.nan) for s in row.subjects]
-    finite = [value for value in values if math.isfinite(value)]
-    return float(np.mean(finite)) if finite and row.entries[measure].status == "ok" else math.nan
+@dataclass(frozen=True)
+class ColourScale:
+    """A scale of colours that is the same on every page, and where it comes from."""
+
+    scale: Scale
+    source: str
+    is_cut: bool
+
+    def legend(self) -> dict[str, str]:
+        """Return the texts at both ends of the scale and its source."""
+        ends = [self.scale.low, self.scale.high]
+        least, most = ends if self.scale.sense > 0 else ends[::-1]
+        beyond = (" and above" if self.scale.sense > 0 else " and below") if self.is_cut else ""
+        decimals = short_decimals(ends)
+        most_text = number(most, decimals) + beyond
+        return {"least": number(least, decimals), "most": most_text, "source": self.source}
 
 
-def reference_share(row: Row, scores: Scores, measure: str, info: Mapping[str, Any]) -> float:
+def colour_scale(
+    measure: str, info: Mapping[str, Any], values: Iterable[float]
+) -> ColourScale | None:
+    """Return the scale of colours for a measure; None if there is no value.
+
+    It extends from an affine network to the most nonlinear reference network, over the bounds of a
+    measure without reference networks, or else over the values.
+    """
+    sense = sense_of(info)
+    population = population_of(measure, info)
+    fitted = Scale.of(values, sense, clip=True)
+    if fitted is None:
+        return None
+    if population is not None:
+        numbers = population.values
+        affine = population.affine
+        low, high = float(numbers.min()), float(numbers.max())
+        if math.isfinite(affine):
+            low, high = (affine, high) if sense > 0 else (low, affine)
+        source = f"range of {len(numbers)} reference networks"
+        return ColourScale(Scale(low, high, False, sense), source, True)
+    least, greatest = info.get("bounds") or (None, None)
+    if least is not None and greatest is not None and math.isfinite(greatest - least):
+        scale = Scale(float(least), float(greatest), False, -1 if sense < 0 else 1)
+        return ColourScale(scale, "bounds of the measure", False)
+    return ColourScale(fitted, "values on this page", False)
+
+
+def reference_share(row: Row, measure: str, info: Mapping[str, Any]) -> float:
     """Return the fraction of reference networks that are less nonlinear than a row's network.
 
     The result is NaN if the row has no value or the measure has no reference population.
     """
-    population, value = population_of(measure, info), comparable_value(row, scores, measure)
+    population = population_of(measure, info)
+    value = row.entries[measure].value
     return population.share_below(value) if population and math.isfinite(value) else math.nan
 
 
 def population_of(measure: str, info: Mapping[str, Any]) -> Population | None:
     """Return the reference population for a measure.
 
-    The result is None if there are too few networks, if the measure has no direction, or if its
-    version or options differ from those used for the reference networks.
+    The result is None if the measure depends on units or has no direction, if there are too few
+    networks, or if its version or options differ from those used for the reference networks.
     """
-    entry = _load().get(measure)
+    base = str(info.get("base") or measure)
+    entry = _load().get(base)
     sense = sense_of(info)
     if entry is None or not sense or len(entry["values"]) < MIN_NETWORKS:
+        return None
+    if base == measure and measure in _STATISTICS:
         return None
     if any(entry[key] != info.get(key) for key in ("version", "options")):
         return None
     values = np.array(list(entry["values"].values()), dtype=np.float64)
-    return Population(values, AFFINE.get(measure, math.nan), sense)
+    # Networks of installed packages are trained, unless their name says otherwise.
+    trained = sum(not name.endswith(" init") for name in entry["values"])
+    return Population(values, AFFINE.get(base, math.nan), sense, trained)
 
 
 @functools.cache
@@ -125,7 +183,7 @@ def build_population(runs: Iterable[Run]) -> dict[str, Any]:
             entry = population.setdefault(measure, {**settings, "values": {}})
             if any(entry[key] != settings[key] for key in settings):
                 raise ValueError(f"{measure} has a different version or options in {run.name}")
-            statistic = STATISTICS.get(measure, "value")
+            statistic = _STATISTICS.get(measure, "value")
             selected = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
             columns = (selected[name] for name in ("model", "weights", "value"))
             for model, weights, value in zip(*columns, strict=True):

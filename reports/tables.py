@@ -1,13 +1,12 @@
-"""The tidy table of scores, indexed by subject, measure and place."""
+"""The tidy table of scores, indexed by subject, measure and place, with replicates."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +15,16 @@ from numpy.typing import NDArray
 from nlbench.errors import RequestError
 
 from .checkpoints import Checkpoint, parse_checkpoint, split_seed
+from .estimates import Estimate, over_seeds
+from .relative import RELATIVE, relative_cell, with_relative
 
 if TYPE_CHECKING:
     from nlbench.measure import Result
     from nlbench.store.record import Record
 
 _SUBJECT = ("run", "model", "weights", "data", "seed")
+Identity = tuple[str, str, str, str, int, str]
+"""Run, model, weights, data, seed and measure of a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Place:
     ----------
     statistics : mapping of str to float
         Empty if there is no value.
+    replicates : tuple of float
+        The value without each group of samples; empty if its error is unknown.
     """
 
     name: str
@@ -39,11 +44,17 @@ class Place:
     n: int
     status: str
     reason: str
+    replicates: tuple[float, ...] = ()
 
     @property
     def value(self) -> float:
         """The statistic ``value``; NaN if there is none."""
         return _value(self.statistics, self.status)
+
+    @property
+    def numerical_error(self) -> float:
+        """Bound for the error of the method; 0 if there is none."""
+        return self.statistics.get("numerical_error", 0.0)
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,13 @@ class TableCell:
         Statistics for the subject as a whole; ``value`` is the summary.
     status, reason : str
         The status is ``absent`` if nothing is recorded.
+    replicates : tuple of float
+        The summary without each group of samples; empty if its error is unknown.
+    key : str
+        Identifies the samples and their groups.
+    unit : str
+        What the groups consist of: ``samples``, ``paths`` or ``seeds``; ``exact`` if the value
+        doesn't depend on samples.
     """
 
     statistics: Mapping[str, float]
@@ -129,6 +147,9 @@ class TableCell:
     status: str
     reason: str
     places: tuple[Place, ...] = ()
+    replicates: tuple[float, ...] = ()
+    key: str = ""
+    unit: str = ""
 
     @property
     def value(self) -> float:
@@ -141,11 +162,27 @@ class TableCell:
         values = np.array([place.value for place in self.places], dtype=np.float64)
         return values[np.isfinite(values)]
 
+    @property
+    def estimate(self) -> Estimate:
+        """The summary with its replicates."""
+        return self._estimate(self.value, self.replicates, self.statistics)
+
+    def place_estimate(self, place: Place) -> Estimate:
+        """Return the value at one of the cell's places with its replicates."""
+        return self._estimate(place.value, place.replicates, place.statistics)
+
+    def _estimate(
+        self, value: float, replicates: tuple[float, ...], statistics: Mapping[str, float]
+    ) -> Estimate:
+        unit = self.unit if replicates or self.unit == "exact" else ""
+        numerical_error = statistics.get("numerical_error", 0.0)
+        return Estimate(value, replicates, self.key, unit, numerical_error)
+
 
 def mean_cell(cells: Sequence[TableCell]) -> TableCell:
     """Return the first seed's cell, with the mean over seeds at each place if they all share it.
 
-    Seeds without a recorded cell are left out.
+    Seeds without a recorded cell are left out. The replicates of a mean leave out one seed each.
     """
     cells = [cell for cell in cells if cell.status != "absent"] or cells
     first = cells[0]
@@ -155,16 +192,50 @@ def mean_cell(cells: Sequence[TableCell]) -> TableCell:
     places = []
     for group in zip(*(cell.places for cell in cells), strict=True):
         values = [place.value for place in group if math.isfinite(place.value)]
-        mean = {"value": fmean(values)} if values else {}
+        mean = over_seeds(values, range(len(values))) if values else Estimate(math.nan)
+        statistics = {"value": mean.value} if values else {}
+        if math.isfinite(mean.error):
+            statistics["error"] = mean.error
         places.append(
-            replace(group[0], statistics=mean, status="ok" if values else group[0].status)
+            replace(
+                group[0],
+                statistics=statistics,
+                status="ok" if values else group[0].status,
+                replicates=mean.replicates,
+            )
         )
-    return replace(first, places=tuple(places))
+    return replace(first, places=tuple(places), unit="seeds", key="")
 
 
 def _value(statistics: Mapping[str, float], status: str) -> float:
     value = statistics.get("value", math.nan) if status == "ok" else math.nan
     return value if math.isfinite(value) else math.nan
+
+
+@dataclass(frozen=True)
+class CellReplicates:
+    """Replicates of a cell's summary and of its places; see `TableCell`."""
+
+    summary: tuple[float, ...] = ()
+    places: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    key: str = ""
+    unit: str = ""
+
+    @classmethod
+    def of(cls, record: Record) -> CellReplicates:
+        """Return the replicates in a record."""
+        result = record.result
+        probe = record.probe
+        paths = str(probe.facts.get("paths_hash") or "")
+        hashes = [part for part in (record.subject.sample_hash, paths) if part]
+        unit = "exact" if record.measure.exact else "paths" if probe.name == "lines" else "samples"
+        places = {value.place: value.replicates for value in result.values if value.replicates}
+        return cls(result.replicates, places, " ".join(hashes), unit)
+
+
+def replicates_by_cell(records: Iterable[Record], run: str = "") -> dict[Identity, CellReplicates]:
+    """Collect the replicates of a run's records."""
+    return {(run, *record.identity): CellReplicates.of(record) for record in records}
 
 
 _ABSENT = TableCell({}, 0, "absent", "nothing is recorded")
@@ -179,6 +250,10 @@ class Scores:
         A table that `labelled` accepts.
     measures : iterable of str
         Names in the desired order; other measures in the table follow.
+    replicates : mapping of Identity to CellReplicates
+        By default, all errors are unknown.
+
+    The measures in `RELATIVE` are followed by their base; see `nlbench.reports.relative`.
 
     Examples
     --------
@@ -190,7 +265,12 @@ class Scores:
     (0.9, 1)
     """
 
-    def __init__(self, table: pd.DataFrame, measures: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        table: pd.DataFrame,
+        measures: Iterable[str] = (),
+        replicates: Mapping[Identity, CellReplicates] | None = None,
+    ) -> None:
         table = labelled(table)
         runs = table["run"] if "run" in table.columns else [""] * len(table)
         self._cells: dict[tuple[str, str], _CellBuilder] = {}
@@ -212,9 +292,13 @@ class Scores:
             if cell is None:
                 cell = self._cells[label, measure] = _CellBuilder()
             cell.add(place, statistic, value, n, status, reason)
+        for (label, name), cell in self._cells.items():
+            subject = subjects[label]
+            known = (replicates or {}).get((subject.run, *subject.identity, name))
+            cell.replicates = known or cell.replicates
         self.subjects = tuple(subjects.values())
-        self.measures = tuple(names)
         self._done: dict[tuple[str, str], TableCell] = {}
+        self.measures = self._with_relative(names)
 
     @classmethod
     def of_records(cls, records: Sequence[Record], measures: Iterable[str] = ()) -> Scores:
@@ -225,18 +309,39 @@ class Scores:
                    if i == 0 or len(set(column)) > 1]  # fmt: skip
         labels = dict(zip(names, _labels(names, varying), strict=True))
         scores.subjects = tuple(TableSubject(label, "", *name) for name, label in labels.items())
-        scores.measures = tuple(
-            dict.fromkeys([*measures, *(record.measure.name for record in records)])
-        )
-        scores._cells, scores._done = {}, {}
+        scores._cells = {}
+        scores._done = {}
         for record in records:
             key = labels[record.subject.identity], record.measure.name
             if key in scores._done:
                 raise RequestError(f"two records for {', '.join(key)}; expected one")
-            scores._done[key] = cell = _cell_of(record.result)
+            scores._done[key] = cell = _cell_of(record.result, CellReplicates.of(record))
             if len({place.name for place in cell.places}) < len(cell.places):
                 raise RequestError(f"the record for {', '.join(key)} contains a place twice")
+        shown = dict.fromkeys([*measures, *(record.measure.name for record in records)])
+        scores.measures = scores._with_relative(shown)
         return scores
+
+    def _with_relative(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Insert relative measures before those that they are computed from."""
+        bases = {base: name for name, (base, _) in RELATIVE.items()}
+        shown: list[str] = []
+        for name in names:
+            if name in RELATIVE:
+                continue
+            if name in bases and self._has_relative(bases[name]):
+                shown.append(bases[name])
+            shown.append(name)
+        return tuple(shown)
+
+    def _has_relative(self, name: str) -> bool:
+        base, statistic = RELATIVE[name]
+        numbers: Iterable[Mapping[str, float]] = (
+            *(cell.statistics.get("", {}) for key, cell in self._cells.items() if key[1] == base),
+            *(cell.statistics for key, cell in self._done.items() if key[1] == base),
+        )
+        # If the measure itself was normalised, the two are the same.
+        return any(statistic in each and each[statistic] != each["value"] for each in numbers)
 
     def subset(self, subjects: Iterable[TableSubject]) -> Scores:
         """Return the scores of some subjects, in the given order."""
@@ -244,28 +349,57 @@ class Scores:
         part.__dict__.update(vars(self), subjects=tuple(subjects))
         return part
 
+    def describe(self, measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+        """Leave out the metadata of derived measures that have no value."""
+        return {n: info for n, info in measures.items() if n not in RELATIVE or n in self.measures}
+
+    def of_measures(self, names: Iterable[str]) -> Scores:
+        """Return the scores of some measures, in order, with the subjects that have one."""
+        part = Scores.__new__(Scores)
+        chosen = tuple(names)
+        subjects = tuple(
+            s
+            for s in self.subjects
+            if any(self[s.label, name].status != "absent" for name in chosen)
+        )
+        part.__dict__.update(vars(self), measures=chosen, subjects=subjects)
+        return part
+
     def __getitem__(self, key: tuple[str, str]) -> TableCell:
         """Return the cell for a subject's label and a measure."""
+        if key not in self._done and key[1] in RELATIVE and key not in self._cells:
+            base, statistic = RELATIVE[key[1]]
+            self._done[key] = relative_cell(self[key[0], base], statistic)
         if key not in self._done:
             self._done[key] = self._cells.pop(key).build() if key in self._cells else _ABSENT
         return self._done[key]
 
 
-def _cell_of(result: Result) -> TableCell:
+def _cell_of(result: Result, replicates: CellReplicates = CellReplicates()) -> TableCell:
     places = tuple(
-        Place(v.place, v.numbers if v.status == "ok" else {}, v.n, v.status, v.reason)
+        Place(v.place, v.numbers if v.status == "ok" else {}, v.n, v.status, v.reason, v.replicates)
         for v in result.values
     )
     numbers = result.numbers if result.status == "ok" else {}
-    return TableCell(numbers, result.n, result.status, result.reason, places)
+    return TableCell(
+        numbers,
+        result.n,
+        result.status,
+        result.reason,
+        places,
+        result.replicates,
+        replicates.key,
+        replicates.unit,
+    )
 
 
 class _CellBuilder:
     """Builder for a cell from its rows in the table."""
 
-    __slots__ = ("states", "statistics")
+    __slots__ = ("replicates", "states", "statistics")
 
     def __init__(self) -> None:
+        self.replicates = CellReplicates()
         self.statistics: dict[str, dict[str, float]] = {}
         self.states: dict[str, tuple[int, str, str]] = {}
 
@@ -279,14 +413,17 @@ class _CellBuilder:
             self.states[place] = (int(n), status, reason)
 
     def build(self) -> TableCell:
+        known = self.replicates
         places = tuple(
-            Place(name, statistics, *self.states[name])
+            Place(name, statistics, *self.states[name], known.places.get(name, ()))
             for name, statistics in self.statistics.items()
             if name != ""
         )
         if "" not in self.statistics:
             return replace(_ABSENT, places=places)
-        return TableCell(self.statistics[""], *self.states[""], places)
+        return TableCell(
+            self.statistics[""], *self.states[""], places, known.summary, known.key, known.unit
+        )
 
 
 def labelled(scores: pd.DataFrame) -> pd.DataFrame:
@@ -374,3 +511,10 @@ def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
         Series(subject.label, cells[subject.label, measure].places) for subject in cells.subjects
     )
     return [entry for entry in series if entry.places]
+
+
+def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
+    """Return a run's scores with replicates, and the metadata of its measures."""
+    measures = with_relative(run.manifest.get("measures") or {})
+    scores = Scores(run.scores, measures, replicates_by_cell(run.records))
+    return scores, scores.describe(measures)

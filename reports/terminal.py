@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,15 @@ from nlbench.errors import one_line
 
 from .leaderboard import Row, Standing, is_training, leaderboard, sort_measure
 from .remarks import gpus_of, remarks_of
-from .tables import Scores
+from .tables import read_run
 from .text import (
+    ERROR_LEGEND,
     count,
     direction,
-    interval_decimals,
     number,
     plus_minus,
+    uncertain_decimals,
+    value_text,
 )
 from .views import ranks_text
 
@@ -36,8 +37,7 @@ _MAX_REMARKS = 12
 
 def print_leaderboard(run: Run, console: Console) -> None:
     """Print a run's leaderboard with as many measures as fit into the console's width."""
-    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
-    scores = Scores(run.scores, measures)
+    scores, measures = read_run(run)
     rows = leaderboard(scores, measures)
     size = f"{count(len(rows), 'network')}, {count(len(scores.measures), 'measure')}"
     _line(console, f"{run.name}: {size}")
@@ -47,26 +47,14 @@ def print_leaderboard(run: Run, console: Console) -> None:
     subjects, constant = _varying(rows)
     if constant:
         _line(console, constant)
-    columns = {name: _column(name, rows, measures.get(name, {})) for name in scores.measures}
-    shown = _fitting_measures(columns, subjects, console.width)
-    picked = _pick_rows(len(rows))
-    console.print()
-    console.print(_table(subjects, {name: columns[name] for name in shown}, picked))
-    console.print()
-    first = sort_measure(measures, scores.measures)
-    if first is not None and len(rows) > 1:
-        order = f"sorted by {first}, most nonlinear first"
-        order = "checkpoints by step" if is_training(rows) else order
-        _line(console, f"{order}; rank intervals in brackets")
-    units = dict.fromkeys(
-        f"{name} over {rows[0].entries[name].over}"
-        for name in shown
-        if len(rows) == 1 and math.isfinite(rows[0].entries[name].error_of_mean)
-    )
-    if units:
-        _line(console, f"± is the standard error: {', '.join(units)}")
-    for hidden in _hidden(scores.measures, shown, len(rows), len(picked)):
-        _line(console, hidden)
+    if len(rows) == 1:
+        console.print()
+        console.print(_network_table(rows[0], measures))
+        console.print()
+    else:
+        _print_board(console, rows, measures, subjects)
+    if any(entry.error > 0 for row in rows for entry in row.entries.values()):
+        _line(console, ERROR_LEGEND)
     gpus = gpus_of(run.manifest)
     if len(gpus) > 1:
         _line(console, f"measured on GPUs whose rounding may differ: {', '.join(gpus)}")
@@ -77,6 +65,43 @@ def print_leaderboard(run: Run, console: Console) -> None:
     if len(remarks) > _MAX_REMARKS:
         more = count(len(remarks) - _MAX_REMARKS, "more remark")
         _line(console, f"and {more}, in scores.csv and on the page")
+
+
+def _print_board(
+    console: Console,
+    rows: Sequence[Row],
+    measures: Mapping[str, Mapping[str, Any]],
+    subjects: Mapping[str, Sequence[str]],
+) -> None:
+    """Print several networks by measures."""
+    names = list(rows[0].entries)
+    columns = {name: _column(name, rows, measures.get(name, {})) for name in names}
+    shown = _fitting_measures(columns, subjects, console.width)
+    picked = _pick_rows(len(rows))
+    console.print()
+    console.print(_table(subjects, {name: columns[name] for name in shown}, picked))
+    console.print()
+    first = sort_measure(measures, names)
+    if first is not None:
+        order = f"sorted by {first}, most nonlinear first"
+        order = "checkpoints by step" if is_training(rows) else order
+        has_ranks = any(e.best is not None for row in rows for e in row.entries.values())
+        _line(console, f"{order}; rank intervals in brackets" if has_ranks else order)
+    for hidden in _hidden(names, shown, len(rows), len(picked)):
+        _line(console, hidden)
+
+
+def _network_table(row: Row, measures: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a table with one line per measure of a network."""
+    table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for name, entry in row.entries.items():
+        info = measures.get(name, {})
+        notes = direction(info.get("more_means", "neither"), str(info.get("scale") or ""))
+        table.add_row(Text(one_line(name)), Text(value_text(entry, info)), Text(notes))
+    return table
 
 
 def _line(console: Console, text: str) -> None:
@@ -104,12 +129,11 @@ def _seeds(row: Row) -> str:
 def _column(name: str, rows: Sequence[Row], info: Mapping[str, Any]) -> list[str]:
     """Return the header and the cells for a measure's column."""
     entries = [row.entries[name] for row in rows]
-    head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'))}"
-    if len(rows) == 1:  # a rank of one is meaningless: show the standard error
-        [entry] = entries
-        text = plus_minus(entry.value, entry.error_of_mean)
-        return [head, text if entry.status == "ok" else entry.status]
-    decimals = interval_decimals(entries)
+    scale = str(info.get("scale") or "")
+    head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'), scale)}"
+    decimals = uncertain_decimals(
+        (entry.value for entry in entries), (entry.error for entry in entries)
+    )
     return [head, *(_text(entry, decimals) for entry in entries)]
 
 
@@ -117,7 +141,10 @@ def _text(entry: Standing, decimals: int | None) -> str:
     if entry.status != "ok":
         return entry.status
     ranks = ranks_text(entry.best, entry.worst)
-    return f"{number(entry.value, decimals)} ({ranks})" if ranks else number(entry.value, decimals)
+    text = number(entry.value, decimals)
+    if entry.error > 0:
+        text = plus_minus(entry.value, entry.error)
+    return f"{text} ({ranks})" if ranks else text
 
 
 def _width(texts: Sequence[str]) -> int:

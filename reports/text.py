@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .leaderboard import Standing
 
+_SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
+ERROR_LEGEND = "± is how much a value would change with other samples of the same distribution"
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
 
@@ -64,44 +66,62 @@ def short_decimals(values: Iterable[float]) -> int | None:
     return next((d for d in known if low == high or number(low, d) != number(high, d)), limit)
 
 
-def interval_decimals(entries: Sequence[Standing]) -> int | None:
-    """Return the number of decimals for a leaderboard column, limited by its intervals.
-
-    It is at most the result of `column_decimals`, and at most the number with which half the width
-    of the median interval has two significant digits.
+def error_decimals(error: float) -> int:
+    """Return the decimals at which a standard error has one significant digit, or two from 1 to 2.
 
     Examples
     --------
-    >>> from .leaderboard import Standing
-    >>> interval_decimals([Standing(0.8012, 0.0, 0.74, 0.86, 8, "seeds", "ok", "")])
-    3
+    >>> error_decimals(0.00051), error_decimals(0.0014), error_decimals(27.0)
+    (4, 4, 0)
     """
-    limit = column_decimals(entry.value for entry in entries)
-    halves = [(entry.high - entry.low) / 2 for entry in entries]
-    widths = [half for half in halves if math.isfinite(half) and half > 0]
-    if limit is None or not widths:
+    digits = f"{abs(error):.1e}"
+    return max(0, -int(digits.partition("e")[2]) + (digits[0] == "1"))
+
+
+def uncertain_decimals(values: Iterable[float], errors: Iterable[float]) -> int | None:
+    """Return the number of decimals for a column of values with standard errors.
+
+    It is at most the result of `column_decimals`, and at most that of the median error.
+
+    Examples
+    --------
+    >>> uncertain_decimals([0.8012, 0.75], [0.03, 0.04]), uncertain_decimals([0.8012], [])
+    (2, 4)
+    """
+    limit = column_decimals(values)
+    known = [error for error in errors if math.isfinite(error) and error > 0]
+    if limit is None or not known:
         return limit
-    return min(limit, max(0, 1 - math.floor(math.log10(median(widths)))))
+    return min(limit, error_decimals(median(known)))
 
 
 def _decimals(size: float) -> int:
-    return max(0, SIGNIFICANT - 1 - math.floor(math.log10(size)))
+    return max(0, SIGNIFICANT - 1 - int(f"{size:.{SIGNIFICANT - 1}e}".partition("e")[2]))
 
 
-def number(value: float, decimals: int | None = None) -> str:
-    """Format a number.
+def number(value: float, decimals: int | None = None, *, signed: bool = False) -> str:
+    """Format a number, with a true minus sign.
 
     Parameters
     ----------
     decimals : int, optional
         Digits after the decimal point, from `column_decimals`; by default four significant digits.
         A number that would round to zero is shown with one significant digit.
+    signed : bool
+        Write a plus sign before positive numbers.
 
     Examples
     --------
-    >>> number(0.84531), number(174116.0), number(2.5e-6), number(3e-5, 3)
-    ('0.8453', '174,116', '2.500e-06', '3e-05')
+    >>> number(0.84531), number(-174116.0), number(2.5e-6), number(3e-5, 3)
+    ('0.8453', '−174,116', '2.500e−06', '3e−05')
+    >>> number(0.25, 2, signed=True)
+    '+0.25'
     """
+    text = _ascii_number(value, decimals).replace("-", "−")
+    return f"+{text}" if signed and value > 0 else text
+
+
+def _ascii_number(value: float, decimals: int | None) -> str:
     if math.isnan(value):
         return "nan"
     if math.isinf(value):
@@ -118,20 +138,71 @@ def number(value: float, decimals: int | None = None) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def plus_minus(value: float, error: float) -> str:
-    """Format a value with its standard error, to two significant digits of the error.
+def plus_minus(value: float, error: float = math.nan, *, signed: bool = False) -> str:
+    """Format a value with its standard error, which determines the digits of both.
 
     Examples
     --------
-    >>> plus_minus(0.84531, 0.0712), plus_minus(13.0, float("nan"))
-    ('0.845 ± 0.071', '13')
+    >>> plus_minus(0.80089, 0.00051), plus_minus(0.84531, 0.0712), plus_minus(13.0)
+    ('0.8009 ± 0.0005', '0.85 ± 0.07', '13')
+    >>> plus_minus(-0.1689, 0.0021, signed=True)
+    '−0.169 ± 0.002'
     """
     if not math.isfinite(error) or error == 0:
-        return number(value, column_decimals([value]))
-    if column_decimals([value]) is None:
-        return f"{number(value)} ± {number(error)}"
-    decimals = max(0, 1 - math.floor(math.log10(error)))
-    return f"{number(value, decimals)} ± {number(error, decimals)}"
+        is_count = math.isfinite(value) and value.is_integer() and abs(value) < LARGEST_PLAIN
+        return number(value, 0 if is_count else None, signed=signed)
+    size = abs(value)
+    if size >= LARGEST_PLAIN or max(size, error) < _SMALLEST_WITH_ERROR:
+        return _exponent(value, error, signed)
+    decimals = error_decimals(error)
+    # A value that rounds to 0 is within its error: 0.000 ± 0.002.
+    shown = value if round(size, decimals) else 0.0
+    return f"{number(shown, decimals, signed=signed)} ± {number(error, decimals)}"
+
+
+def _exponent(value: float, error: float, signed: bool) -> str:
+    """Format a value and its standard error with a common exponent."""
+    power = math.floor(math.log10(max(abs(value), error)))
+    scale = 10.0**power
+    if scale == 0 or not math.isfinite(value / scale):
+        return f"{number(value, signed=signed)} ± {number(error)}"
+    decimals = error_decimals(error / scale)
+    texts = number(value / scale, decimals, signed=signed), number(error / scale, decimals)
+    return f"({texts[0]} ± {texts[1]})e{power:+03d}".replace("e-", "e−")
+
+
+def range_text(values: Iterable[float], decimals: int | None = None) -> str:
+    """Format the range of values; empty if none is finite.
+
+    Examples
+    --------
+    >>> range_text([0.95, 0.55, 0.7]), range_text([-0.5, 2.0]), range_text([0.25])
+    ('0.55–0.95', '−0.50 to 2.00', '0.25')
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    decimals = short_decimals(finite) if decimals is None else decimals
+    ends = number(min(finite), decimals), number(max(finite), decimals)
+    if ends[0] == ends[1]:
+        return ends[0]
+    return f"{ends[0]}–{ends[1]}" if min(finite) >= 0 else f"{ends[0]} to {ends[1]}"
+
+
+def interval_text(low: float, high: float, error: float) -> str:
+    """Format a confidence interval; empty if it is unknown.
+
+    Examples
+    --------
+    >>> interval_text(0.7988, 0.8012, 0.0005)
+    '0.7988 to 0.8012'
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    decimals = None if error == 0 else error_decimals(error)
+    if max(abs(low), abs(high)) >= LARGEST_PLAIN or error < SMALLEST_PLAIN**2:
+        decimals = None
+    return f"{number(low, decimals)} to {number(high, decimals)}"
 
 
 def place_noun(info: Mapping[str, Any]) -> str:
@@ -146,6 +217,18 @@ def place_noun(info: Mapping[str, Any]) -> str:
     return nouns.get(str(info.get("probe")), "place")
 
 
+def range_noun(info: Mapping[str, Any]) -> str:
+    """Return the noun for the range over a measure's places.
+
+    Examples
+    --------
+    >>> range_noun({"probe": "sites", "of": "activation"}), range_noun({"probe": "lines"})
+    ('layers', 'paths')
+    """
+    noun = place_noun(info)
+    return "layers" if noun in ("activation", "place") else f"{noun}s"
+
+
 def place_text(name: str) -> str:
     """Return the name of a place for use in a sentence.
 
@@ -157,14 +240,44 @@ def place_text(name: str) -> str:
     return name if any(map(str.isalpha, name)) else f"activation {name}"
 
 
-def direction(more_means: str) -> str:
-    """Return a measure's direction as text.
+def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
+    """Format a value with its standard error and its range over places or seeds.
+
+    Examples
+    --------
+    >>> from .estimates import Estimate
+    >>> from .leaderboard import Standing
+    >>> replicates = tuple(0.8 + 0.0005 * k for k in (-1, 0, 1, 0))
+    >>> estimate = Estimate(0.8009, replicates, "a", "samples")
+    >>> entry = Standing(estimate, 0.79, 0.81, 0.55, 0.95, 512, "samples", "ok", "")
+    >>> value_text(entry, {"probe": "sites"})
+    '0.8009 ± 0.0006 · layers 0.55–0.95'
+    """
+    if entry.status != "ok":
+        return entry.status
+    parts = [plus_minus(entry.value, entry.error)]
+    if entry.over == "exact":
+        parts[0] += " (exact)"
+    elif entry.over.endswith("seeds"):
+        parts[0] += f" ({entry.over})"
+    if math.isfinite(entry.least) and entry.least < entry.greatest:
+        noun = "seeds" if entry.over.endswith("seeds") else range_noun(info)
+        parts.append(f"{noun} {range_text([entry.least, entry.greatest])}")
+    return " · ".join(parts)
+
+
+def direction(more_means: str, scale: str = "") -> str:
+    """Return a measure's direction as text, or how it depends on units.
 
     Examples
     --------
     >>> direction("less nonlinear"), direction("neither")
     ('↓ more nonlinear', 'no direction')
+    >>> direction("more nonlinear", "grows with the logits")
+    'grows with the logits'
     """
+    if scale:
+        return scale
     arrows = {"more nonlinear": "↑ more nonlinear", "less nonlinear": "↓ more nonlinear"}
     return arrows.get(more_means, "no direction")
 

@@ -4,75 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from .compare import difference_of
+from .compare import Difference, difference_of, mark_significant
+from .estimates import over_seeds
 from .layout import Table
-from .leaderboard import CONFIDENCE, Row, is_training, mean_interval, sense_of
-from .tables import Scores, TableCell
-from .text import column_decimals, count, number, place_noun, place_text
+from .leaderboard import Row, compared_measures, is_training
+from .tables import Scores, TableCell, mean_cell
+from .text import place_text, plus_minus, range_noun
 
 Measures = Mapping[str, Mapping[str, Any]]
 
 _MAX_PLACES = 3
-
-
-@dataclass(frozen=True)
-class Change:
-    """Change in a measure from the first step to the last, as a mean over seeds.
-
-    Parameters
-    ----------
-    place : str
-        Empty for the whole network.
-    low, high : float
-        Interval for the difference, paired by seed (or by place for one seed); NaN if undefined.
-    over : str
-        Number of pairs with its unit, such as ``3 seeds``.
-    """
-
-    measure: str
-    place: str
-    before: float
-    after: float
-    low: float = math.nan
-    high: float = math.nan
-    over: str = ""
-
-    @property
-    def is_clear(self) -> bool:
-        """True if the interval excludes zero."""
-        return self.low > 0 or self.high < 0
-
-    @property
-    def values(self) -> str:
-        """The formatted values before and after."""
-        decimals = self._decimals
-        return f"{number(self.before, decimals)} → {number(self.after, decimals)}"
-
-    @property
-    def interval(self) -> str:
-        """The formatted interval for the difference; empty if undefined."""
-        if not math.isfinite(self.low):
-            return ""
-        ends = (self._format_signed(self.low), self._format_signed(self.high))
-        return f"{ends[0]} to {ends[1]}"
-
-    @property
-    def difference(self) -> str:
-        """The formatted difference, with its sign."""
-        return self._format_signed(self.after - self.before)
-
-    @property
-    def _decimals(self) -> int | None:
-        decimals = column_decimals([self.before, self.after])
-        return decimals and max(0, decimals - 1)
-
-    def _format_signed(self, value: float) -> str:
-        return ("+" if value > 0 else "") + number(value, self._decimals).replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -88,29 +32,25 @@ class TrainingRun:
     label: str
     rows: tuple[Row, ...]
 
-    def changes(self, scores: Scores, measures: Measures) -> dict[str, list[Change]]:
-        """Compare the last step with the first for each measure.
+    def changes(self, scores: Scores, measures: Measures) -> dict[str, Difference]:
+        """Compare the last step with the first for each measure, paired by seed or by sample.
 
         Returns
         -------
-        dict of str to list of Change
-            Keyed by measure. The whole network comes first, then the places that changed, in order
-            of decreasing change. Paths are omitted, since they are not places in a network.
+        dict of str to Difference
+            Keyed by measure; those with a value at both steps.
         """
-        changes = {}
+        found = []
         for name in scores.measures:
             pairs = self._pairs(scores, name)
-            if not pairs:
-                continue
-            changes[name] = [_network_change(name, pairs, measures)]
-            if measures.get(name, {}).get("probe") != "lines" and len(pairs[0][0].places) > 1:
-                changes[name] += sorted(
-                    _place_changes(name, pairs), key=lambda c: -abs(c.after - c.before)
-                )
-        return changes
+            if pairs:
+                difference = _difference(name, pairs)
+                has_paths = measures.get(name, {}).get("probe") == "lines"
+                found.append(replace(difference, places=()) if has_paths else difference)
+        return {d.measure: d for d in mark_significant(found)}
 
     def packed(
-        self, positions: Mapping[str, int], changes: Mapping[str, Sequence[Change]]
+        self, positions: Mapping[str, int], changes: Mapping[str, Difference]
     ) -> dict[str, Any]:
         """Return the data for the curves on the page, without the rows that the page omits."""
         rows = [row for row in self.rows if row.label in positions]
@@ -120,7 +60,9 @@ class TrainingRun:
             "unit": checkpoint.unit if checkpoint else "",
             "rows": [positions[row.label] for row in rows],
             "steps": [_step(row) for row in rows],
-            "top": {name: entries[1].place for name, entries in changes.items() if entries[1:]},
+            "top": {
+                name: places[0].place for name, d in changes.items() if (places := most_changed(d))
+            },
         }
 
     def _pairs(self, scores: Scores, measure: str) -> list[tuple[TableCell, TableCell]]:
@@ -157,68 +99,62 @@ def _step(row: Row) -> int:
     return checkpoint.step if checkpoint else 0
 
 
-def _network_change(
-    measure: str, pairs: Sequence[tuple[TableCell, TableCell]], measures: Measures
-) -> Change:
-    if len(pairs) > 1:
-        return _mean_change(measure, "", [(a.value, b.value) for a, b in pairs])
-    [(first, last)] = pairs
-    paired = difference_of("", measure, first, last)
-    noun = place_noun(measures.get(measure, {}))
-    over = count(paired.share.n, noun) if math.isfinite(paired.low) else ""
-    return Change(measure, "", first.value, last.value, paired.low, paired.high, over)
+def _difference(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Difference:
+    """Compare two steps; with several seeds, their means."""
+    if len(pairs) == 1:
+        return difference_of("", measure, *pairs[0])
+    seeds = range(len(pairs))
+    first, last = (replace(mean_cell(cells), key="seeds") for cells in zip(*pairs, strict=True))
+    ends = (over_seeds((cell.value for cell in cells), seeds) for cells in zip(*pairs, strict=True))
+    before, after = ends
+    places = difference_of("", measure, first, last).places
+    return Difference("", measure, "", before, after, places=places)
 
 
-def _place_changes(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Iterator[Change]:
-    values = [
-        [{place.name: place.value for place in cell.places} for cell in pair] for pair in pairs
-    ]
-    for name in values[0][0]:
-        known = [(a.get(name, math.nan), b.get(name, math.nan)) for a, b in values]
-        finite = [pair for pair in known if all(map(math.isfinite, pair))]
-        if any(a != b for a, b in finite):
-            yield _mean_change(measure, name, finite)
+def most_changed(difference: Difference) -> list[Difference]:
+    """Return the places whose value differs, largest change first, clear changes before others."""
+    places = [d for d in difference.places if math.isfinite(d.change) and d.change]
+    return sorted(places, key=lambda d: (not d.is_significant, -abs(d.change)))
 
 
-def _mean_change(measure: str, place: str, values: Sequence[tuple[float, float]]) -> Change:
-    before, after = np.mean(values, axis=0)
-    low, high = mean_interval([b - a for a, b in values], f"{place}\0{measure}")
-    over = count(len(values), "seed") if len(values) > 1 else ""
-    return Change(measure, place, float(before), float(after), low, high, over)
-
-
-def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
+def change_table(changes: Mapping[str, Difference]) -> Table:
     """Tabulate the changes in the whole network and in the places that changed most."""
-    head = ("measure", "place", "from", "to", "difference", "95 % interval", "over")
+    head = ("measure", "place", "from", "to", "difference", "changed")
     rows = []
-    for measure, entries in changes.items():
-        for change in entries[: 1 + _MAX_PLACES]:
-            before, after = change.values.split(" → ")
-            name = "" if change.place else measure
-            rows.append((name, change.place or "whole network", before, after, change.difference,
-                         change.interval or "–", change.over))  # fmt: skip
+    for measure, difference in changes.items():
+        for d in (difference, *most_changed(difference)[:_MAX_PLACES]):
+            ends = (plus_minus(e.value, e.error) for e in (d.first, d.second))
+            name = "" if d.place else measure
+            rows.append((name, d.place or "whole network", *ends, d.text, d.verdict))
     return Table(head, tuple(rows), 2, True)
 
 
 def training_findings(training: TrainingRun, scores: Scores, measures: Measures) -> Iterator[str]:
-    """Describe which place changed most, and which measures changed beyond their intervals."""
+    """Describe which place changed most, and which measures changed beyond their errors."""
     changes = training.changes(scores, measures)
     first, last = (row.subjects[0].checkpoint for row in (training.rows[0], training.rows[-1]))
-    span = f"between {first} and {last}"
     prefix = f"In {training.label}: by" if training.label else "By"
-    directed = [name for name in changes if sense_of(measures.get(name, {}))]
-    for name in directed:
-        places = changes[name][1:]
-        if len(places) > 1:
-            top = places[0]
-            paired = f" ({100 * CONFIDENCE:g} % interval for the difference: {top.interval})"
-            text = f"{place_text(top.place)} changed most: {top.values} {span}"
-            yield f"{prefix} {name}, {text}{paired if top.interval else ''}."
+    compared = compared_measures(measures, changes)
+    for name in compared:
+        clear = [d for d in most_changed(changes[name]) if d.is_significant]
+        if clear:
+            known = sum(math.isfinite(d.error) for d in changes[name].places)
+            noun = range_noun(measures.get(name, {}))
+            text = f"{place_text(clear[0].place)} changed most ({clear[0].text})"
+            yield (
+                f"{prefix} {name}, {text} between {first} and {last}; "
+                f"{len(clear)} of {known} {noun} changed."
+            )
             break
-    whole = [changes[name][0] for name in directed]
-    clear = [f"{c.measure} ({c.values})" for c in whole if c.is_clear]
-    unclear = [f"{c.measure} ({c.values})" for c in whole if c.low < 0 < c.high]
-    texts = [f"The whole network changed clearly in {', '.join(clear)}."] if clear else []
+    clear_texts, unclear = [], []
+    for name in compared:
+        d = changes[name]
+        ends = " → ".join(plus_minus(e.value, e.error) for e in (d.first, d.second))
+        if d.is_significant:
+            clear_texts.append(f"{name} ({ends}, {d.text})")
+        elif math.isfinite(d.error):
+            unclear.append(f"{name} ({ends})")
+    texts = [f"The whole network changed in {', '.join(clear_texts)}."] if clear_texts else []
     texts += [f"No clear overall change in {', '.join(unclear)}."] if unclear else []
     if texts:
         yield " ".join(texts)

@@ -12,11 +12,19 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from .agreement import Correlation
+from .embedded import entry_texts
 from .fingerprint import Scale, strip
 from .leaderboard import Measures, Row, Standing, is_training, sort_measure
 from .remarks import remarks_of
 from .tables import Scores, mean_cell
-from .text import bounds_text, direction, number, settings_text
+from .text import (
+    bounds_text,
+    direction,
+    number,
+    range_text,
+    settings_text,
+    uncertain_decimals,
+)
 
 _GROUPS = {
     "sites": "Activations",
@@ -31,6 +39,8 @@ _COEFFICIENTS = {
 }
 
 _MARKS = "abcdefgh"  # for remarks; further remarks are only in the cells' records
+MIN_NETWORKS = 5
+"""Number of networks below which a correlation has no colour."""
 _DENSE = 7  # with more measures, a heatmap shows intervals only in tooltips
 
 
@@ -45,6 +55,7 @@ def meanings(measures: Measures) -> list[dict[str, str]]:
                 "description": str(info.get("description", "")).strip(),
                 "probe": str(info.get("probe", "")),
                 "direction": direction(info.get("more_means", "neither")),
+                "scale": str(info.get("scale") or ""),
                 "bounds": bounds_text(info.get("bounds") or (None, None)),
                 "options": settings_text(info.get("options") or {}),
                 "citation": source.get("citation", ""),
@@ -65,8 +76,8 @@ class BoardCell:
         The value, rounded to its interval.
     exact : str
         The value at full precision.
-    ranks : str
-        Interval for the rank.
+    small : str
+        Standard error and interval for the rank.
     place : str
         CSS variables that position the mark and its interval.
     note : str
@@ -76,7 +87,7 @@ class BoardCell:
     status: str
     text: str = ""
     exact: str = ""
-    ranks: str = ""
+    small: str = ""
     place: str = ""
     remark: str = ""
     note: str = ""
@@ -105,13 +116,19 @@ def board_view(
     columns = [
         {
             "name": name,
-            "direction": directions[sense],
+            "direction": packed[i]["scale"] or directions[sense],
             "first": i in starts,
             "sorted": ("descending" if sense > 0 else "ascending") if name == first else "",
         }
         for i, name in enumerate(names)
         for sense in [packed[i]["sense"]]
     ]
+    decimals = {
+        name: uncertain_decimals(
+            (row.entries[name].value for row in rows), (row.entries[name].error for row in rows)
+        )
+        for name in names
+    }
     marks = [Scale(**m["mark"]) if m["mark"] else None for m in packed]
     remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"]
     noted = {cell: m for m, r in zip(_MARKS, remarks, strict=False) for cell in r.cells}
@@ -126,14 +143,14 @@ def board_view(
             else _strip(row, scores, strips, content, content["rows"][index]["subjects"][0]),
             "cells": [
                 _board_cell(
-                    row.entries[name], packed[i], marks[i], noted.get((row.label, name), "†")
+                    row.entries[name], decimals[name], marks[i], noted.get((row.label, name), "†")
                 )
                 for i, name in enumerate(names)
             ],
         }
         for index, row in enumerate(rows)
     ]
-    over = {entry.over for row in rows for entry in row.entries.values() if entry.over}
+    entries = [entry for row in rows for entry in row.entries.values()]
     return {
         "columns": columns,
         "groups": [
@@ -145,8 +162,8 @@ def board_view(
         "strip_name": "" if strips is None else names[strips],
         "ramp": _ramp(packed[strips]) if strips is not None else {},
         "kinds": _kinds(content["kindOrder"]),
-        "drawn": " or ".join(o for o in ("seeds", "sites", "paths", "places") if o in over)
-        or "places",
+        "has_errors": any(entry.error > 0 for entry in entries),
+        "over_seeds": any(entry.over.endswith("seeds") for entry in entries),
         "remarks": [
             {"mark": mark, "text": f"{remark.measures}: {remark.text}"}
             for mark, remark in zip(_MARKS, remarks, strict=False)
@@ -191,19 +208,20 @@ def _strip(
         return Markup("")
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
-    finite = [value for value in values if math.isfinite(value)]
     title = f"{row.label}: {info['name']} at {len(values)} sites in call order"
-    if finite:
-        title += f", from {number(min(finite))} to {number(max(finite))}"
-    return strip(values, Scale(**info["strip"]), kinds, title=title)
+    if spread := range_text(values):
+        title += f", range {spread}"
+    scale = {key: info["strip"][key] for key in ("low", "high", "log", "sense")}
+    return strip(values, Scale(**scale), kinds, title=title)
 
 
 def _ramp(info: Mapping[str, Any]) -> dict[str, str]:
     scale = info["strip"]
-    ends = [scale["low"], scale["high"]]
-    least, most = ends if scale["sense"] > 0 else ends[::-1]
     word = "more nonlinear" if info["sense"] else "more"
-    return {"least": f"{info['name']} {number(least)}", "most": f"{number(most)}, {word}"}
+    return {
+        "least": f"{info['name']} {scale['least']}",
+        "most": f"{scale['most']}, {word} ({scale['source']})",
+    }
 
 
 def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
@@ -217,9 +235,7 @@ def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
     return shown
 
 
-def _board_cell(
-    entry: Standing, info: Mapping[str, Any], mark: Scale | None, note: str
-) -> BoardCell:
+def _board_cell(entry: Standing, decimals: int | None, mark: Scale | None, note: str) -> BoardCell:
     if entry.status != "ok" or not math.isfinite(entry.value):
         status = entry.status if entry.status != "ok" else "undefined"
         return BoardCell(status, remark=entry.reason or "no finite number")
@@ -228,14 +244,10 @@ def _board_cell(
         ends = [mark.position(entry.low), mark.position(entry.high)]
         ends = sorted(end for end in ends if math.isfinite(end)) or [mark.position(entry.value)] * 2
         place = f"--p:{mark.position(entry.value):.3f};--a:{ends[0]:.3f};--z:{ends[-1]:.3f}"
+    value, error, _, _ = entry_texts(entry, decimals)
+    small = " · ".join(part for part in (error, ranks_text(entry.best, entry.worst)) if part)
     return BoardCell(
-        "ok",
-        number(entry.value, info["decimals"]),
-        repr(entry.value),
-        ranks_text(entry.best, entry.worst),
-        place,
-        entry.reason,
-        note if entry.reason else "",
+        "ok", value, repr(entry.value), small, place, entry.reason, note if entry.reason else ""
     )
 
 
@@ -296,12 +308,19 @@ def _heat_cell(
     if not math.isfinite(c.value):
         reason = "too few" if c.n < 3 else "constant"
         return HeatCell(pair, "–", (size, reason), "empty", f"{name}: {size}, {reason}")
-    level = min(5, math.ceil(abs(c.value) * 5 - 1e-9))
-    title = f"{name}: {c.value:+.3f}, {size}"
+    few = (c.groups or c.n) < MIN_NETWORKS
+    level = 0 if few else min(5, math.ceil(abs(c.value) * 5 - 1e-9))
+    title = f"{name}: {_signed(c.value, 3)}, {size}"
+    if few:
+        title += f", fewer than {MIN_NETWORKS} networks"
     small = [size]
     if math.isfinite(c.low):
         if len(names) <= _DENSE:
-            small.insert(0, f"{c.low:+.2f} to {c.high:+.2f}")
-        title += f", interval {c.low:+.3f} to {c.high:+.3f}"
+            small.insert(0, f"{_signed(c.low, 2)} to {_signed(c.high, 2)}")
+        title += f", interval {_signed(c.low, 3)} to {_signed(c.high, 3)}"
     colour = "" if level == 0 else f"{'p' if c.value > 0 else 'n'}{level}"
-    return HeatCell(pair, f"{c.value:+.2f}", tuple(small), colour, title)
+    return HeatCell(pair, _signed(c.value, 2), tuple(small), "few" if few else colour, title)
+
+
+def _signed(value: float, decimals: int) -> str:
+    return number(value, decimals, signed=True)

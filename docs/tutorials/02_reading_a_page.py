@@ -29,8 +29,9 @@ run.report("runs/vgg8.html")
 #   paths, and grey dots for the reference networks.
 # - What has **no value** is listed with its reason.
 #
-# ± is a standard error everywhere. The value of ``affinity`` is a mean over activations, so its
-# error says how much activations differ; ``absdev`` is a mean over paths.
+# ± is how much a value would change with other samples, or paths, of the same distribution. How
+# much activations differ is a range. ``absdev`` grows with the logits, so networks are compared by
+# ``absdev.relative``.
 
 run
 

@@ -19,12 +19,14 @@ def compare(
         list[str] | None,
         typer.Option(
             "--fail-if",
-            help="Exit with status 1 if a measure changed by more than this: 'absdev > 5%', "
-            "'affinity > 0.01', 'density > +10%' (increase), 'r2 < -0.1' (decrease). Repeatable.",
+            help="Exit with status 1 if a measure changed by more than this, beyond its error: "
+            "'absdev.relative > 5%', 'affinity > 0.01', 'density > +10%' (increase), "
+            "'r2 < -0.1' (decrease), 'affinity@* > 0.05' (any place), "
+            "'affinity@features.13 > 5%' (one place). Repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Show the differences between two runs, cell by cell, and what could explain them."""
+    """Show the differences between two runs, place by place, and what could explain them."""
     from rich.console import Console
 
     from nlbench.reporting import load_reports

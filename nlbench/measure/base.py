@@ -116,6 +116,14 @@ class Measure(ABC):
         return cls.bounds
 
     @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units, such as ``grows with the logits``.
+
+        By default empty: the value has no units. Reports print the note with the value.
+        """
+        return ""
+
+    @classmethod
     def exact_of(cls, options: Mapping[str, OptionValue]) -> bool:
         """Return True if the value doesn't depend on samples or paths, for resolved options."""
         return cls.exact

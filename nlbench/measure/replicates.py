@@ -13,7 +13,6 @@ References
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -65,8 +64,9 @@ def standard_error(replicates: Sequence[float]) -> float | None:
     """
     if len(replicates) < 2 or not all(map(math.isfinite, replicates)):
         return None
-    scale = math.sqrt(len(replicates) - 1)
-    return scale * statistics.pstdev(replicates)
+    mean = math.fsum(number / len(replicates) for number in replicates)
+    deviations = (number - mean for number in replicates)
+    return math.sqrt(1 - 1 / len(replicates)) * math.hypot(*deviations)
 
 
 def interval(

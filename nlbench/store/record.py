@@ -38,6 +38,8 @@ class RecordedMeasure:
         Kind of replicates; None in records of format 1, which have none.
     exact : bool or None
         True if the value doesn't depend on samples or paths; None if unknown.
+    scale : str or None
+        How the value depends on units, such as ``grows with the logits``.
     rest : mapping
         Unknown fields in the record's file.
     """
@@ -52,6 +54,7 @@ class RecordedMeasure:
     source: Source | None = None
     errors: str | None = None
     exact: bool | None = None
+    scale: str | None = None
     rest: Mapping[str, Any] = extra_fields()
 
     @classmethod
@@ -74,6 +77,7 @@ class RecordedMeasure:
             source=measure.source,
             errors=errors,
             exact=measure.exact_of(options) or None,
+            scale=measure.scale_note(options) or None,
         )
 
 

@@ -137,18 +137,18 @@ class Run:
         seeds : {"together", "apart"}
             Pool the seeds of a network into one row, or list them separately.
         full : bool
-            Add the fields ``std, tied, best, worst, quantile, n, over, status, reason``, and
-            add the run, weights, data and seeds to the index.
+            Add the fields ``least, greatest, tied, best, worst, quantile, n, over, status,
+            reason``, and add the run, weights, data and seeds to the index.
         reference : bool
             Add the field ``reference``: the fraction of the reference networks that are less
-            nonlinear; NaN for a measure without reference networks. For this comparison, the
-            absolute deviation is divided by the range of the outputs.
+            nonlinear; NaN for a measure without reference networks, and for ``absdev``, which
+            depends on units: see ``absdev.relative``.
 
         Returns
         -------
         DataFrame
             One row per subject; the columns are ``(measure, field)``, where ``field`` is
-            ``value``, ``low``, ``high`` or ``rank``.
+            ``value``, ``error``, ``low``, ``high`` or ``rank``.
         """
         board: pd.DataFrame = load_reports().leaderboard_of(
             self, measures, seeds=seeds, full=full, reference=reference
@@ -175,9 +175,9 @@ class Run:
         figure: Figure = load_reports().plot_of(self, measure)
         return figure
 
-    def to_latex(self, *, ranks: bool = True) -> str:
-        """Return the leaderboard as a LaTeX table with booktabs rules."""
-        table: str = load_reports().to_latex(self, ranks=ranks)
+    def to_latex(self, *, ranks: bool = True, error: bool = False) -> str:
+        """Return the leaderboard as a LaTeX table with booktabs rules, with errors on request."""
+        table: str = load_reports().to_latex(self, ranks=ranks, error=error)
         return table
 
     def to_markdown(self, *, ranks: bool = True) -> str:
@@ -205,7 +205,9 @@ def compare(first: Run, second: Run) -> Any:
     Returns
     -------
     nlbench.reports.compare.Comparison
-        ``frame()`` returns a table of the differences and intervals; ``write(path)`` saves it.
+        ``frame()`` returns a table of the differences by place, with their errors;
+        ``broken(["affinity@* > 0.05"])`` lists the changes beyond a bound; ``write(path)`` saves
+        the comparison.
 
     Raises
     ------
@@ -217,8 +219,8 @@ def compare(first: Run, second: Run) -> Any:
     >>> import torch, nlbench
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
     >>> run = nlbench.evaluate(model, torch.randn(64, 4), measures=["r2"])
-    >>> nlbench.compare(run, run).frame()["difference"].tolist()
-    [0.0]
+    >>> nlbench.compare(run, run).frame()[["place", "difference"]].values.tolist()
+    [['', 0.0], ['1', 0.0]]
     """
     return load_reports().compare_runs(first, second)
 

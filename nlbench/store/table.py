@@ -40,7 +40,9 @@ def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
 
 def _rows(record: Record) -> Iterator[tuple[object, ...]]:
     identity, result = record.identity, record.result
-    summary = Value("", result.summary, result.n, result.status, result.reason, result.parts)
+    summary = Value(
+        "", result.summary, result.n, result.status, result.reason, result.parts, result.replicates
+    )
     for value in (summary, *result.values):
         numbers = value.numbers or {"value": math.nan}
         for statistic, number in numbers.items():

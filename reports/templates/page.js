@@ -1,6 +1,6 @@
 "use strict";
 /* Sorts and filters the page's tables, draws figures from the embedded data, and stores the state
-   of the view in the URL. */
+   of the view in the URL. Python has formatted all numbers but those at the axes of figures. */
 const D = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -20,74 +20,23 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/* Number formatting as in nlbench.reports.text. */
 const num = value => (value === null || value === undefined ? NaN : Number(value));
-const commas = text => { const [whole, part] = text.split("."); return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part === undefined ? "" : "." + part); };
-function exponent(value, digits) {
-  let text = value.toExponential(digits);
-  const rest = value.toExponential(digits + 25).split("e")[0].slice(-25), [mantissa, power] = text.split("e");
-  if (rest[0] === "5" && !/[1-9]/.test(rest.slice(1)) && "13579".includes(mantissa.slice(-1))) text = (value - Math.sign(value) * 10 ** (power - digits) / 2).toExponential(digits);
-  return text.replace(/e([+-])(\d)$/, "e$10$2");
-}
-/* Rounds half to even, as Python does; toFixed rounds half up. */
-function fixed(value, decimals) {
-  const text = value.toFixed(decimals);
-  const rest = value.toFixed(decimals + 25).slice(-25);
-  if (rest[0] !== "5" || /[1-9]/.test(rest.slice(1)) || "02468".includes(text.slice(-1))) return text;
-  return (value - Math.sign(value) * 10 ** -decimals / 2).toFixed(decimals);
-}
-function fmt(value, decimals) {
-  if (Number.isNaN(value)) return "nan";
-  if (!Number.isFinite(value)) return value > 0 ? "∞" : "-∞";
-  const size = Math.abs(value);
-  if (value === 0) return (0).toFixed(decimals || 0);
-  if (decimals === null || decimals === undefined) {
-    if (size >= 1e7 || size < 1e-3) return exponent(value, 3);
-    return commas(fixed(value, Math.max(0, 3 - Math.floor(Math.log10(size)))));
-  }
-  if (Number(fixed(size, decimals)) === 0) return exponent(value, 0);
-  return size >= 1e21 ? exponent(value, 3) : commas(fixed(value, decimals));
-}
-const signed = (value, decimals) => (value > 0 ? "+" : value === 0 ? "±" : "") + fmt(value, decimals);
 
 /* The packed data: indices into the entries of rows, and accessors for the cells of subjects. */
-const VALUE = 0, STD = 1, LOW = 2, HIGH = 3, RANK = 4, TIED = 5, BEST = 6, WORST = 7, QUANTILE = 8, N = 9, OVER = 10, STATUS = 11, REASON = 12;
+const VALUE = 0, LOW = 1, HIGH = 2, RANK = 3, TIED = 4, BEST = 5, WORST = 6, QUANTILE = 7, N = 8, OVER = 9, STATUS = 10, REASON = 11, TEXT = 12, ERROR = 13, INTERVAL = 14, RANGE = 15;
 const M = D.measures, ROWS = D.rows, SUBJECTS = D.subjects;
 const siteMeasures = M.map((m, i) => i).filter(i => M[i].probe === "sites" && M[i].strip);
 const lineMeasures = M.map((m, i) => i).filter(i => M[i].probe === "lines" && M[i].strip);
 const cellOf = (subject, measure) => D.cells[subject][measure];
-/* The cell for a row: if all seeds have the same places, with the mean over seeds at each place. */
-const rowCells = new Map();
-function rowCell(row, measure) {
-  const key = row + " " + measure;
-  if (!rowCells.has(key)) rowCells.set(key, meanCell(ROWS[row].subjects.map(subject => cellOf(subject, measure))));
-  return rowCells.get(key);
-}
-function meanCell(cells) {
-  const [first] = cells;
-  if (cells.length < 2 || !cells.every(cell => cell.p === first.p && cell.c && cell.c.value)) return first;
-  const all = cells.map(placeValues);
-  const columns = places(first).map((_, site) => all.map(values => values[site]).filter(Number.isFinite));
-  const value = columns.map(column => (column.length ? mean(column) : NaN));
-  const std = columns.map((column, site) => (column.length > 1 ? Math.sqrt(column.reduce((sum, v) => sum + (v - value[site]) ** 2, 0) / (column.length - 1)) : NaN));
-  return {...first, c: {value, std}, t: {}, seeds: cells.length};
-}
-const mean = values => values.reduce((sum, v) => sum + v, 0) / values.length;
+/* The cell for a row: the mean over seeds at each place, or else that of the first seed. */
+const rowCell = (row, measure) => ROWS[row].means[measure] || cellOf(ROWS[row].subjects[0], measure);
 const places = cell => ("p" in cell ? D.names[cell.p] : []);
 const placeValues = cell => ("c" in cell && cell.c.value ? cell.c.value.map(num) : []);
+const placeTexts = cell => cell.f || [];
+const halves = cell => (cell.h && cell.c.error ? cell.c.error.map(error => cell.h * num(error)) : []);
+const countText = n => D.counts[n] || String(n);
 const kindsOf = cell => ("p" in cell ? D.kinds[cell.p] : []);
 const remarkOf = (cell, index) => (cell.m || []).find(([place]) => place === index);
-function position(scale, value) {
-  if (!scale || !Number.isFinite(value)) return NaN;
-  let {low, high} = scale;
-  if (scale.log) [low, high, value] = [Math.log(low), Math.log(high), Math.log(Math.max(value, 1e-300))];
-  if (!(high > low)) return 0.5;
-  const share = Math.min(1, Math.max(0, (value - low) / (high - low)));
-  return scale.sense > 0 ? share : 1 - share;
-}
-const LEVELS = 10;
-const level = p => Math.min(LEVELS - 1, Math.floor(p * LEVELS));
-
 /* The state of the view, stored in the URL's fragment. */
 const firstSorted = $("th[aria-sort]"), firstSites = M.find(m => m.probe === "sites" && m.strip);
 const START = {
@@ -151,39 +100,18 @@ const searchCache = ROWS.map(row => row.subjects.map(s => [SUBJECTS[s].label, SU
 
 const rangeText = entry => (entry[BEST] === null ? "" : entry[BEST] === entry[WORST] ? String(entry[BEST]) : entry[BEST] + "–" + entry[WORST]);
 function cellTexts(row, measure) {
-  const entry = ROWS[row].cells[measure], m = M[measure];
+  const entry = ROWS[row].cells[measure];
   const value = num(entry[VALUE]);
   if (entry[STATUS] !== "ok" || !Number.isFinite(value)) return null;
-  const ranks = rangeText(entry);
   const base = state.base === "" ? -1 : ROWS.findIndex(r => r.label === state.base);
-  let text;
-  if (state.show === "ranks") text = entry[RANK] === null ? "–" : (entry[TIED] ? "=" : "") + entry[RANK];
-  else if (state.show === "quantiles") text = entry[QUANTILE] === null ? "–" : Math.round(100 * entry[QUANTILE]) + " %";
-  else if (base >= 0 && base !== row) {
-    const other = num(ROWS[base].cells[measure][VALUE]);
-    text = Number.isFinite(other) ? signed(value - other, m.decimals) : "–";
-  } else text = fmt(value, m.decimals);
-  let small = ranks;
-  if (state.show === "values" && base >= 0 && base !== row) small = pairedInterval(row, base, measure);
-  else if (state.spread && state.show === "values") {
-    const {subjects} = ROWS[row];
-    const values = (subjects.length > 1 ? subjects.map(s => num((cellOf(s, measure).t || {}).value)) : placeValues(cellOf(subjects[0], measure))).filter(Number.isFinite);
-    small = values.length > 1 ? fmt(Math.min(...values), m.decimals) + " to " + fmt(Math.max(...values), m.decimals) : "";
+  const shown = D.differences[base];
+  if (state.show === "ranks") return [entry[RANK] === null ? "–" : (entry[TIED] ? "=" : "") + entry[RANK], rangeText(entry)];
+  if (state.show === "quantiles") return [entry[QUANTILE] || "–", rangeText(entry)];
+  if (shown && base !== row) {
+    const [change, error] = (shown[row][measure] || "–").split(" ± ");
+    return [change, error ? "± " + error : ""];
   }
-  return [text, small];
-}
-/* Student's t interval for the mean difference over shared places, if that is the difference shown. */
-function pairedInterval(row, base, measure) {
-  const [mine, other] = [row, base].map(index => rowCell(index, measure));
-  const known = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
-  const steps = places(mine).map((name, i) => placeValues(mine)[i] - known.get(name)).filter(Number.isFinite);
-  const change = num(ROWS[row].cells[measure][VALUE]) - num(ROWS[base].cells[measure][VALUE]);
-  const counts = [mine, other].map(cell => placeValues(cell).filter(Number.isFinite).length);
-  if (steps.length < 2 || counts.some(n => n !== steps.length)) return "";
-  const middle = mean(steps);
-  if (Math.abs(middle - change) > 1e-6 * Math.max(Math.abs(change), Math.abs(middle)) + 1e-12) return "";
-  const half = (D.student[steps.length - 2] || 1.96) * Math.sqrt(steps.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (steps.length - 1) / steps.length);
-  return `${signed(middle - half, M[measure].decimals)} to ${signed(middle + half, M[measure].decimals)}`;
+  return [entry[TEXT], state.spread ? entry[RANGE] : [entry[ERROR], rangeText(entry)].filter(Boolean).join(" · ")];
 }
 function drawCells() {
   lines.forEach((line, row) => {
@@ -278,31 +206,30 @@ function openSeeds() {
     const seedLines = row.subjects.map(subject => {
       const line = h("tr", {class: "seed", "data-subject": subject}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
       if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(cellOf(subject, measureIndex(state.strip)), SUBJECTS[subject].label, measureIndex(state.strip)) || ""));
-      M.forEach((m, measure) => {
+      M.forEach((_, measure) => {
         const cell = cellOf(subject, measure), value = num((cell.t || {}).value);
         const fine = cell.s === "ok" && Number.isFinite(value);
-        line.append(fine ? h("td", {class: "num", "data-v": value}, h("b", {}, fmt(value, m.decimals)), h("small")) : missing(cell.s, cell.r));
+        line.append(fine ? h("td", {class: "num", "data-v": value}, ...valueParts(cell.v)) : missing(cell.s, cell.r));
       });
       return line;
     });
     lines[index].after(...seedLines);
   });
 }
+const valueParts = text => { const [value, error] = text.split(" ± "); return [h("b", {}, value), h("small", {}, error ? h("span", {}, "± " + error) : null)]; };
 const missing = (status, reason) => h("td", {class: "num none " + status}, h("b", {}, status), h("small", {}, reason || ""));
 
 /* ---- Strips ---- */
 function path(d, name) { const element = document.createElementNS(SVG, "path"); element.setAttribute("d", d); element.setAttribute("class", name); return element; }
 const kindIndex = kind => Math.max(0, Math.min(4, D.kindOrder.indexOf(kind)));
 function stripOf(cell, label, measure) {
-  const values = placeValues(cell);
-  if (!values.length && !places(cell).length) return null;
+  if (!places(cell).length) return null;
   const count = places(cell).length, kinds = kindsOf(cell);
   const width = 1000 / count, gap = count < 24 ? 4.5 : count < 90 ? 1.5 : 0;
   const boxes = {}, marks = {};
   for (let site = 0; site < count; site++) {
-    const p = position(M[measure].strip, values[site] === undefined ? NaN : values[site]);
     const x = (site * width).toFixed(1);
-    const name = Number.isNaN(p) ? "qx" : "q" + level(p);
+    const name = "q" + (cell.l || "")[site];
     boxes[name] = (boxes[name] || "") + `M${x} 0h${Math.max(width - gap, width / 2).toFixed(1)}v20H${x}z`;
     const kind = kinds.length ? kindIndex(kinds[site]) : 0;
     if (kind) {
@@ -335,10 +262,9 @@ function drawStrips() {
   lines.forEach((line, row) => { if (!line.hidden) refreshStrip(row); });
   $("#strip-measure").textContent = state.strip;
   const scale = M[measure].strip;
-  const ends = scale.sense > 0 ? [scale.low, scale.high] : [scale.high, scale.low];
   const ramp = $("#ramp").children;
-  ramp[0].textContent = M[measure].name + " " + fmt(ends[0]);
-  ramp[2].textContent = fmt(ends[1]) + (M[measure].sense ? ", more nonlinear" : ", more");
+  ramp[0].textContent = M[measure].name + " " + scale.least;
+  ramp[2].textContent = scale.most + (M[measure].sense ? ", more nonlinear" : ", more") + ` (${scale.source})`;
   drawnState.open = null;
 }
 
@@ -354,16 +280,13 @@ function showTip(text, event) {
 function describe(row, measure) {
   const entry = ROWS[row].cells[measure], m = M[measure];
   if (entry[STATUS] !== "ok") return `${m.name}, ${ROWS[row].label}: ${entry[STATUS]}: ${entry[REASON]}`;
-  const parts = [`${m.name} ${fmt(num(entry[VALUE]), m.all)}`];
-  if (entry[OVER]) {
-    const half = fmt(num(entry[LOW]), m.all) + " to " + fmt(num(entry[HIGH]), m.all);
-    parts.push(`${Math.round(100 * D.confidence)} % interval over ${entry[OVER]} ${half}`);
-  }
-  if (Number.isFinite(num(entry[STD]))) parts.push("standard deviation " + fmt(num(entry[STD]), m.all));
-  if (entry[RANK] !== null) parts.push(`${entry[RANK] - 1} clearly more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
-  const below = num(ROWS[row].reference[measure]);
-  if (Number.isFinite(below)) parts.push(`more nonlinear than ${Math.round(100 * below)} % of the reference networks`);
-  if (entry[N]) parts.push(`${entry[N].toLocaleString("en")} samples`);
+  const parts = [`${m.name} ${[entry[TEXT], entry[ERROR]].filter(Boolean).join(" ")}${m.scale ? `, ${m.scale}` : ""}`];
+  if (entry[INTERVAL]) parts.push(`${Math.round(100 * D.confidence)} % interval ${entry[INTERVAL]}`);
+  if (entry[OVER] && entry[OVER] !== "exact") parts.push("± over " + entry[OVER]);
+  if (entry[RANGE]) parts.push("range " + entry[RANGE]);
+  if (entry[BEST] !== null) parts.push(`${entry[RANK] - 1} clearly more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
+  if (ROWS[row].reference[measure]) parts.push(`more nonlinear than ${ROWS[row].reference[measure]} of the reference networks`);
+  if (entry[N]) parts.push(`${countText(entry[N])} samples`);
   if (entry[REASON]) parts.push(entry[REASON]);
   return parts.join("; ");
 }
@@ -378,10 +301,9 @@ function stripSite(event) {
   return siteText(cell, site, measureIndex(state.strip));
 }
 function siteText(cell, site, measure) {
-  const value = placeValues(cell)[site];
   const remark = remarkOf(cell, site);
   const kind = kindsOf(cell)[site];
-  const text = Number.isFinite(value) ? fmt(value) : remark ? `${remark[1]}: ${remark[2]}` : "no value";
+  const text = placeTexts(cell)[site] || (remark ? `${remark[1]}: ${remark[2]}` : "no value");
   return `${places(cell)[site]}${kind ? ` (${kind})` : ""}: ${M[measure].name} ${text}`;
 }
 if (body) {
@@ -425,8 +347,8 @@ function showRecord(subjects, measure, summary) {
   const m = M[measure], dialog = $("#record"), alone = subjects.length === 1;
   const parts = subjects.flatMap((subject, place) => {
     const cell = cellOf(subject, measure), one = SUBJECTS[subject], value = num((cell.t || {}).value);
-    const facts = {value: Number.isFinite(value) ? String(value) : cell.s, [cell.s === "ok" ? "note" : "reason"]: cell.r, samples: cell.n ? cell.n.toLocaleString("en") : "", seconds: "sec" in cell ? String(cell.sec) : "",
-      "peak memory": "mem" in cell ? fmt(cell.mem / 2 ** 20) + " MiB" : "", options: place ? "" : D.settings[Math.max(0, D.runs.indexOf(one.run))][m.name], weights: one.facts.weights_hash, record: cell.i ? `cells/${cell.i}.json` : ""};
+    const facts = {value: Number.isFinite(value) ? `${cell.v} (${value})` : cell.s, [cell.s === "ok" ? "note" : "reason"]: cell.r, samples: cell.n ? countText(cell.n) : "", "own time": cell.sec || "", "shared pass": cell.pass || "",
+      "peak memory": cell.mem || "", options: place ? "" : (D.settings[Math.max(0, D.runs.indexOf(one.run))][m.name] || ""), weights: one.facts["weights hash"], record: cell.i ? `cells/${cell.i}.json` : ""};
     return [alone ? null : h("h4", {}, one.label),
       h("dl", {}, Object.entries(facts).filter(([, text]) => text).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {class: /weights|record/.test(name) ? "code" : null}, text)])),
       "tb" in cell ? h("pre", {tabindex: "0"}, D.traces[cell.tb]) : null];
@@ -464,8 +386,6 @@ const csvCell = value => {
 };
 const toCsv = rows => rows.map(row => row.map(csvCell).join(",")).join("\n") + "\n";
 const slash = text => String(text).replaceAll("\\", "\\\\").replaceAll("|", "\\|").replaceAll("\n", " ").replaceAll("<", "&lt;");
-const LATEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "–": "--", "±": "$\\pm$", "∞": "$\\infty$", "·": "$\\cdot$", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}"};
-const latex = text => String(text).replace(/[\\~^–±∞·<>|]|[&%$#_{}]/g, c => LATEX[c] || "\\" + c);
 function view() {
   const hidden = new Set(list("hide").map(measureIndex));
   const columns = M.map((_, i) => i).filter(i => !hidden.has(i));
@@ -483,11 +403,7 @@ function asMarkdown() {
   const line = row => "| " + row.map(slash).join(" | ") + " |";
   return [line(head), "| --- |" + " ---: |".repeat(head.length - 1), ...cells.map(line)].join("\n") + "\n";
 }
-function asLatex() {
-  const {head, cells} = view();
-  const line = row => "  " + row.map(latex).join(" & ") + " \\\\";
-  return ["\\begin{tabular}{l" + "r".repeat(head.length - 1) + "}", "  \\toprule", line(head), "  \\midrule", ...cells.map(line), "  \\bottomrule", "\\end{tabular}"].join("\n") + "\n";
-}
+const asLatex = () => $("#latex").content.textContent;
 function asCsv() {
   const {columns, order} = view();
   const head = ["run", "model", "weights", "data", "seeds", ...columns.flatMap(i => [M[i].name, M[i].name + " low", M[i].name + " high", M[i].name + " rank", M[i].name + " status"])];
@@ -503,7 +419,7 @@ function tidy() {
   const rows = [["run", "model", "weights", "data", "seed", "measure", "place", "statistic", "value", "n", "status", "reason"]];
   SUBJECTS.forEach((subject, s) => M.forEach((m, i) => {
     const cell = cellOf(s, i);
-    if (cell.s === "absent") return;
+    if (cell.s === "absent" || m.derived) return;
     const key = [subject.run, subject.model, subject.weights, subject.data, subject.seed, m.name];
     for (const [name, value] of Object.entries(cell.t || {value: "NaN"})) rows.push([...key, "", name, num(value), cell.n, cell.s, cell.r || ""]);
     places(cell).forEach((place, index) => {
@@ -596,7 +512,7 @@ function logTicks(low, high) {
   if (inside.length >= 2) return inside.filter((_, i) => i % Math.ceil(inside.length / 5) === 0);
   return [low, high].map(v => +v.toPrecision(2));
 }
-const tickText = v => (v !== 0 && (Math.abs(v) >= 1e6 || Math.abs(v) < 1e-3) ? v.toExponential(0).replace("e+", "e") : String(+v.toPrecision(6)));
+const tickText = v => (v !== 0 && (Math.abs(v) >= 1e6 || Math.abs(v) < 1e-3) ? v.toExponential(0).replace("e+", "e") : String(+v.toPrecision(6))).replaceAll("-", "−");
 /* Returns an axis: a function from values to coordinates between two ends. */
 function axis(values, from, to, {log = false, pad = 0.04, low = null, high = null} = {}) {
   const finite = values.filter(Number.isFinite);
@@ -638,7 +554,7 @@ function curves(measure) {
   if (!known.some(value => value !== known[0]) && !top) return null;
   const thin = alone && m.probe !== "lines" ? T[0].rows.map(row => { const cell = rowCell(row, measure); return new Map(places(cell).map((name, i) => [name, placeValues(cell)[i]])); }) : [];
   const names = thin.length && thin[0].size > 1 && thin[0].size <= MAX_CURVES ? [...thin[0].keys()] : [];
-  const band = row => { const entry = ROWS[row].cells[measure]; return entry[OVER] === "seeds" ? [num(entry[LOW]), num(entry[HIGH])] : [NaN, NaN]; };
+  const band = row => { const entry = ROWS[row].cells[measure]; return [num(entry[LOW]), num(entry[HIGH])]; };
   const width = 360, height = 200, left = 56, right = width - 10, above = 8, bottom = height - 38;
   const figure = new Figure(width, height, `${m.name} over training`);
   const values = T.flatMap(t => t.rows.flatMap(row => [valueAt(row), ...band(row)])).concat(thin.flatMap(map => names.map(name => map.get(name))));
@@ -673,18 +589,17 @@ function drawTradeoffs() {
 }
 function tradeoff(t) {
   const width = room(600), height = 340, [left, right, top, bottom] = [62, width - 30, 14, height - 42];
-  const figure = new Figure(width, height, `Accuracy vs. path length for ${t.label}`), points = t.modes.flatMap(mode => mode.groups.flatMap(([, group]) => group));
+  const figure = new Figure(width, height, `Accuracy vs. path length for ${t.label}`), points = t.modes.flatMap(mode => mode.groups.flatMap(([, group, [a, b], [da, db]]) => [...group, [a - da, b - db], [a + da, b + db]]));
   const x = axis(points.map(p => p[0]), left, right), y = axis([...points.map(p => p[1]), num(t.reference)], bottom, top);
   frame(figure, x, y, left, top, right, bottom, "average path length: active nonlinearities on a path", "test accuracy, %");
   figure.rows = [["mode", "ω", "path length", "accuracy, %"]];
   if (t.reference !== null) figure.line([[left, y(t.reference)], [right, y(t.reference)]], "quiet", {dash: 1}).text(left + 4, y(t.reference) - 4, "as trained, no linear units", {size: 9});
   t.modes.forEach(({mode, groups}, k) => {
     const colour = "c" + k;
-    const means = groups.map(([omega, group]) => {
-      const [a, b] = [0, 1].map(j => mean(group.map(p => p[j]))), [da, db] = [a, b].map((m, j) => Math.sqrt(mean(group.map(p => (p[j] - m) ** 2))));
+    const means = groups.map(([omega, group, [a, b], [da, db], text]) => {
       for (const p of group) { figure.rows.push([MODES[mode], omega, ...p]); figure.mark(x(p[0]), y(p[1]), k, colour, 2); }
       figure.line([[x(a - da), y(b)], [x(a + da), y(b)]], colour).line([[x(a), y(b - db)], [x(a), y(b + db)]], colour);
-      figure.mark(x(a), y(b), k, colour, 4.5, `${MODES[mode]}, ω ${omega}: path length ${fmt(a)}, accuracy ${fmt(b)} %`);
+      figure.mark(x(a), y(b), k, colour, 4.5, `${MODES[mode]}, ω ${omega}: ${text}`);
       if (mode !== "random") figure.text(x(a) + 6, y(b) + (k ? 14 : -6), "ω=" + omega, {size: 9, colour});
       return [x(a), y(b)];
     });
@@ -698,11 +613,11 @@ function coreShape(t) {
   if (!layers.length) return "";
   const figure = new Figure(width, 40 + row * layers.length, `Nonlinear units in each layer of ${t.label}`);
   figure.rows = [["ω", "layer", "units", "fraction of nonlinear units"]];
-  groups.forEach(([omega, shares], g) => {
+  groups.forEach(([omega, shares, texts], g) => {
     const start = left + g * panel;
     figure.text(start + most / 2, 12, "ω = " + omega, {anchor: "middle", colour: "ink"}).text(start, figure.height - 4, "0", {size: 9}).text(start + most, figure.height - 4, "100 %", {anchor: "end", size: 9});
     shares.forEach((share, k) => {
-      const y = 20 + row * k, bar = (w, fill) => figure.line([[start, y], [start + w, y], [start + w, y + row - 4], [start, y + row - 4]], fill, {fill, data: `${layers[k][0]}, ω ${omega}: ${(100 * share).toFixed(1)} % of ${layers[k][1]} units`});
+      const y = 20 + row * k, bar = (w, fill) => figure.line([[start, y], [start + w, y], [start + w, y + row - 4], [start, y + row - 4]], fill, {fill, data: `${layers[k][0]}, ω ${omega}: ${texts[k]} of ${layers[k][1]} units`});
       bar(most, "rule");
       bar(most * share, "c0");
       figure.rows.push([omega, ...layers[k], share]);
@@ -714,14 +629,14 @@ function coreShape(t) {
 
 /* ---- Where in the network: small multiples, and overlaid networks ---- */
 const signatureAxis = (measure, from, to) => {
-  const scale = M[measure].strip, [low, high] = M[measure].bounds;
-  const full = low !== null && high !== null && scale.high - scale.low > 0.25 * (high - low) && scale.high <= high * 1.001 + 1e-9;
-  return axis([scale.low, scale.high], from, to, full ? {low: Math.min(low < 0 ? scale.low : low, scale.low), high: Math.max(high, scale.high), pad: 0} : {log: scale.log});
+  const [low, high, log] = M[measure].axis, [least, greatest] = M[measure].bounds;
+  const full = least !== null && greatest !== null && high - low > 0.25 * (greatest - least);
+  return axis([low, high], from, to, full ? {low: Math.min(least < 0 ? low : least, low), high: Math.max(greatest, high), pad: 0} : {log});
 };
 const KINDCOLOURS = ["c0", "c1", "c2", "c3", "c4"];
 function signature(cell, label, measure, width = 300, height = 126) {
   const names = places(cell), values = placeValues(cell), kinds = kindsOf(cell);
-  const stds = (cell.c && cell.c.std ? cell.c.std : []).map(num);
+  const errors = halves(cell);
   const figure = new Figure(width, height, `${M[measure].name} of ${label}, site by site`);
   const named = width > 300 && names.length <= 40; // names don't fit into small multiples
   const left = named ? 60 : 38, right = width - 6, top = 6, bottom = height - (named ? 70 : 18);
@@ -730,33 +645,33 @@ function signature(cell, label, measure, width = 300, height = 126) {
   frame(figure, null, y, left, top, right, bottom);
   if (named) names.forEach((name, site) => figure.text(x(site) + 4, bottom + 10, short(name, 16), {anchor: "end", size: 9, turn: -40}));
   else figure.text(left, height - 4, "input").text(right, height - 4, "output", {anchor: "end"});
-  const fit = v => Math.min(bottom, Math.max(top, v));
   let band = [];
   const flush = () => { if (band.length > 1) figure.line([...band.map(([a, , b]) => [a, b]), ...band.map(([a, b]) => [a, b]).reverse()], "c0", {fill: "c0", alpha: 0.16}); band = []; };
   names.forEach((_, site) => {
-    if (Number.isFinite(values[site]) && stds[site] > 0) band.push([x(site), fit(y(values[site] - stds[site])), fit(y(values[site] + stds[site]))]);
+    if (Number.isFinite(values[site]) && errors[site] >= 0) band.push([x(site), y(values[site] - errors[site]), y(values[site] + errors[site])]);
     else flush();
   });
   flush();
-  figure.line(gaps(names.map((_, site) => (Number.isFinite(values[site]) ? [x(site), fit(y(values[site]))] : null))), "quiet", {width: 0.9});
+  figure.line(gaps(names.map((_, site) => (Number.isFinite(values[site]) ? [x(site), y(values[site])] : null))), "quiet", {width: 0.9});
   const size = names.length > 90 ? 1.3 : names.length > 40 ? 1.9 : 2.6;
-  figure.rows = [["site", "kind", M[measure].name, cell.seeds ? "std over seeds" : "std over batches", "status"]];
+  figure.rows = [["site", "kind", M[measure].name, "half of the interval", "status"]];
   names.forEach((name, site) => {
     const kind = kinds.length ? kindIndex(kinds[site]) : 0;
     const fine = Number.isFinite(values[site]);
-    figure.rows.push([name, kinds[site] || "", fine ? values[site] : NaN, Number.isFinite(stds[site]) ? stds[site] : NaN, fine ? "ok" : (remarkOf(cell, site) || [0, ""])[1]]);
-    figure.mark(x(site), fine ? fit(y(values[site])) : bottom, kind, fine ? KINDCOLOURS[kind] : "none", size, siteText(cell, site, measure), !fine);
+    figure.rows.push([name, kinds[site] || "", fine ? values[site] : NaN, Number.isFinite(errors[site]) ? errors[site] : NaN, fine ? "ok" : (remarkOf(cell, site) || [0, ""])[1]]);
+    figure.mark(x(site), fine ? y(values[site]) : bottom, kind, fine ? KINDCOLOURS[kind] : "none", size, siteText(cell, site, measure), !fine);
   });
   return figure;
 }
 /* Merges consecutive nulls; a null interrupts the line at sites without a value. */
 const gaps = points => points.filter((p, i) => p || (i && points[i - 1]));
-function statisticsText(cell, measure) {
-  const values = placeValues(cell).filter(Number.isFinite), decimals = M[measure].all === null ? null : Math.min(3, M[measure].all);
-  const parts = [`${places(cell).length} sites`];
-  if (values.length) parts.push(`mean ${fmt(mean(values), decimals)}`, `${fmt(Math.min(...values), decimals)} to ${fmt(Math.max(...values), decimals)}`);
-  return parts.join(" · ");
+/* The texts of the smallest and the largest of some values, whose numbers Python formatted. */
+function rangeOf(values, texts) {
+  const order = values.map((_, i) => i).filter(i => Number.isFinite(values[i])).sort((a, b) => values[a] - values[b]);
+  const ends = order.length ? [order[0], order[order.length - 1]].map(i => texts[i].split(" ± ")[0]) : [];
+  return ends.length && ends[0] !== ends[1] ? ends.join(" to ") : ends[0] || "no value";
 }
+const statisticsText = cell => `${places(cell).length} sites · ${rangeOf(placeValues(cell), placeTexts(cell))}`;
 const watcher = "IntersectionObserver" in window ? new IntersectionObserver(entries => entries.forEach(entry => { if (entry.isIntersecting) { watcher.unobserve(entry.target); entry.target.draw(); } }), {rootMargin: "600px"}) : null;
 function drawMulti() {
   const holder = $("#multi");
@@ -767,7 +682,7 @@ function drawMulti() {
   holder.replaceChildren(...wanted.map(row => {
     const cell = rowCell(row, measure);
     if (!places(cell).length) return h("figure", {}, h("figcaption", {}, h("b", {}, ROWS[row].label), h("span", {}, `${cell.s}${cell.r ? ": " + cell.r : ""}`)));
-    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell, measure) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
+    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
     const figure = h("figure", {"data-label": ROWS[row].label}, caption);
     figure.draw = () => { if (figure.children.length === 1) { const chart = signature(cell, ROWS[row].label, measure); figure.append(chart.element()); } };
     if (watcher) watcher.observe(figure); else figure.draw();
@@ -838,7 +753,7 @@ function distanceFigure(comparison) {
     figure.text(left - 6, tree + row * size + size / 2 + 3.5, short(label, 26), {anchor: "end", size: Math.min(10, size * 0.95), colour: "ink"});
     order.forEach((j, column) => {
       const d = between(order[row], j), x = left + column * size, y = tree + row * size;
-      figure.line([[x, y], [x + size - 0.6, y], [x + size - 0.6, y + size - 0.6], [x, y + size - 0.6]], "q", {fill: "q" + level(1 - d / most), data: row > column ? `${label} and ${labels[column]}: ${fmt(d)}` : null});
+      figure.line([[x, y], [x + size - 0.6, y], [x + size - 0.6, y + size - 0.6], [x, y + size - 0.6]], "q", {fill: "q" + Math.min(9, Math.floor(10 * (1 - d / most))), data: row > column ? `${label} and ${labels[column]}: ${d}` : null});
     });
   });
   const at = order.map((leaf, place) => [leaf, place]).sort((p, q) => p[0] - q[0]).map(([, place]) => [left + place * size + size / 2, tree - 3]);
@@ -848,7 +763,7 @@ function distanceFigure(comparison) {
     figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
     at.push([(p[0] + q[0]) / 2, y]);
   }
-  figure.text(left, height - 4, `higher contrast means closer; largest distance ${fmt(most)}`);
+  figure.text(left, height - 4, `higher contrast means closer; largest distance ${most}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
 /* ---- Agreement: scatter plots of any two measures ---- */
@@ -871,15 +786,15 @@ function drawAgreement() {
     if (!visible(index)) return;
     if (!byPlace) {
       const [x, y] = [a, b].map(m => num(row.cells[m][VALUE]));
-      if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: row.label, group: index});
+      if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: row.label, group: index, tip: [a, b].map(m => `${M[m].name} ${[row.cells[m][TEXT], row.cells[m][ERROR]].filter(Boolean).join(" ")}`).join(", ")});
       return;
     }
     for (const subject of row.subjects) {
       const [one, other] = [cellOf(subject, a), cellOf(subject, b)];
-      const otherValues = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
+      const otherPlaces = new Map(places(other).map((name, i) => [name, i])), values = [placeValues(one), placeValues(other)];
       places(one).forEach((name, i) => {
-        const [x, y] = [placeValues(one)[i], otherValues.get(name)];
-        if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: `${SUBJECTS[subject].label}, ${name}`, group: index, kind: kindsOf(one)[i]});
+        const k = otherPlaces.get(name), [x, y] = [values[0][i], k === undefined ? NaN : values[1][k]];
+        if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: `${SUBJECTS[subject].label}, ${name}`, group: index, kind: kindsOf(one)[i], tip: `${M[a].name} ${placeTexts(one)[i]}, ${M[b].name} ${placeTexts(other)[k]}`});
       });
     }
   });
@@ -899,7 +814,7 @@ function scatter(points, xname, yname, small) {
   const boxes = [];
   points.forEach(p => {
     figure.rows.push([p.label, p.x, p.y]);
-    figure.mark(x(p.x), y(p.y), p.kind ? kindIndex(p.kind) : 0, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${xname} ${fmt(p.x)}, ${yname} ${fmt(p.y)}`);
+    figure.mark(x(p.x), y(p.y), p.kind ? kindIndex(p.kind) : 0, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${p.tip}`);
     if (!few) return;
     const text = short(p.label, 34), wide = 5.4 * text.length;
     const end = x(p.x) + wide + 8 > right, at = [x(p.x) + (end ? -8 : 8), y(p.y) + 3.5];
@@ -961,30 +876,32 @@ function drawSubject() {
   if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
   const numbers = M.map((m, i) => {
     const entry = ROWS[whole >= 0 ? whole : ROWS.findIndex(r => r.subjects.length === 1 && r.subjects[0] === subject)];
-    const single = cellOf(subject, i), cell = whole >= 0 ? {s: entry.cells[i][STATUS], r: entry.cells[i][REASON], n: entry.cells[i][N], t: {value: entry.cells[i][VALUE], std: entry.cells[i][STD]}} : single;
-    const t = cell.t || {}, value = num(t.value);
-    const fine = cell.s === "ok" && Number.isFinite(value);
-    const more = Object.entries(t).filter(([name]) => name !== "value" && !name.includes(":") && !/\d$/.test(name)).map(([name, v]) => `${name} ${fmt(num(v), ["std", "min", "max", "median", "spread"].includes(name) ? m.all : null)}`).join(", ");
-    const ranked = entry && ROWS.length > 1 && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
-    const interval = entry && entry.cells[i][OVER] && num(entry.cells[i][LOW]) < num(entry.cells[i][HIGH]) ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
-    return [h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "sec" in single && whole < 0 ? single.sec + " s" : "")];
+    const single = cellOf(subject, i), mine = entry ? entry.cells[i] : [];
+    const fine = whole >= 0 ? mine[STATUS] === "ok" : single.s === "ok" && Number.isFinite(num((single.t || {}).value));
+    const value = num(whole >= 0 ? mine[VALUE] : (single.t || {}).value), text = whole >= 0 ? [mine[TEXT], mine[ERROR]].filter(Boolean).join(" ") : single.v;
+    const ranked = entry && ROWS.length > 1 && mine[BEST] !== null ? rangeText(mine) : "";
+    const status = whole >= 0 ? mine[STATUS] : single.s, reason = whole >= 0 ? mine[REASON] : single.r;
+    const n = whole >= 0 ? mine[N] : single.n;
+    const more = [whole >= 0 ? "" : single.o, m.scale].filter(Boolean).join("; ");
+    return [h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)),
+      fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, text) : h("td", {class: "missing"}, status), h("td", {class: "number"}, mine[INTERVAL] || ""), h("td", {class: "number"}, mine[RANGE] || ""), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : reason || ""), h("td", {class: "number"}, n ? countText(n) : ""), h("td", {class: "number"}, whole < 0 && single.sec || ""), h("td", {class: "number"}, whole < 0 && single.pass || "")];
   });
   const filled = numbers[0].map((_, k) => numbers.some(cells => cells[k].textContent));
-  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))));
+  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "range", "rank", "other statistics", "n", "own time", "shared pass"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 5 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
     const figure = signature(drawn, label, measure, room(920), 260);
-    parts.push(h("h3", {}, `Signature: ${M[measure].name}${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(drawn, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i))))));
+    parts.push(h("h3", {}, `Signature: ${M[measure].name}${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(drawn)), h("div", {}, h("h3", {}, "Sites"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i))))));
   }
   for (const i of M.keys()) parts.push(...coreNetwork(one.label, cellOf(subject, i), i), ...partsOf(one.label, cellOf(subject, i), i));
   const others = M.map((m, i) => i).filter(i => M[i].probe !== "sites" && places(cellOf(subject, i)).length > 1);
   for (const i of others) {
     const cell = cellOf(subject, i), stats = Object.keys(cell.c);
-    parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${places(cell).length} ${M[i].probe === "lines" ? "paths" : "places"}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map(s => h("td", {class: "number"}, cell.c[s][k] === null ? "" : fmt(num(cell.c[s][k]))))))))))) ;
+    parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${places(cell).length} ${M[i].probe === "lines" ? "paths" : "places"}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map((s, i) => h("td", {class: "number"}, s === "value" ? placeTexts(cell)[k] : ((cell.fs || [])[k] || [])[i] || ""))))))))) ;
   }
   if (one.drawing) parts.push(...drawnPath(one));
-  parts.push(h("h3", {}, "Facts"), h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {class: /hash/.test(name) ? "code" : null}, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? value.toLocaleString("en", {maximumFractionDigits: 4}) : String(value))])));
+  parts.push(h("h3", {}, "Facts"), h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {class: /hash/.test(name) ? "code" : null}, value)])));
   holder.replaceChildren(...parts);
   if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
 }
@@ -999,50 +916,53 @@ function bars(title, head, rows, label, scale = value => value) {
     const bar = (v, fill) => figure.line([[left, top], [end(v), top], [end(v), top + 11], [left, top + 11]], fill, {fill});
     if (whole !== undefined) bar(whole, "none");
     bar(value, "c0");
-    figure.text(left - 6, top + 9.5, short(name, 34), {anchor: "end"}).text(end(whole ?? value) + 6, top + 9.5, label(value, whole));
+    figure.text(left - 6, top + 9.5, short(name, 34), {anchor: "end"}).text(end(whole ?? value) + 6, top + 9.5, label(name));
   });
   return [figure.element(), figure.tools(title)];
 }
 /* Draws the number of active units in each layer, out of all its units. */
 function coreNetwork(label, cell, measure) {
   if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return [];
+  const units = Object.keys(cell.c).indexOf("units"), texts = new Map();
   const rows = places(cell).map((name, k) => [name, placeValues(cell)[k], num(cell.c.units[k])]);
-  const text = (active, units) => (active === units ? fmt(units, 0) : `${fmt(active, 0)} of ${fmt(units, 0)}`);
+  rows.forEach(([name, active, all], k) => { const whole = ((cell.fs || [])[k] || [])[units] || String(all); texts.set(name, active === all ? whole : `${placeTexts(cell)[k]} of ${whole}`); });
+  const text = name => texts.get(name);
   return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units in each layer, out of all its units. The length of a bar is proportional to the square root of the number."), ...bars(`core network of ${label}`, ["layer", "active units", "units"], rows, text, Math.sqrt)];
 }
 /* Draws the parts of a value by activation. */
 function partsOf(label, cell, measure) {
-  const parts = Object.entries(cell.t || {}).filter(([name]) => name.includes(":")).map(([name, value]) => [name.slice(name.indexOf(":") + 1), num(value)]);
-  if (!parts.length) return [];
-  const {name} = M[measure], total = parts.reduce((sum, [, v]) => sum + v, 0);
-  return [h("details", {}, h("summary", {}, `${name} by activation`), bars(`${name} of ${label} by activation`, ["site", name], parts, v => `${fmt(v)}${total > 0 ? `, ${(100 * v / total).toFixed(1)} %` : ""}`))];
+  if (!cell.parts) return [];
+  const {name} = M[measure], texts = new Map(cell.parts.map(([site, , text]) => [site, text])), parts = cell.parts.map(([site, value]) => [site, num(value)]);
+  return [h("details", {}, h("summary", {}, `${name} by activation`), bars(`${name} of ${label} by activation`, ["site", name], parts, site => texts.get(site)))];
 }
 function sitesTable(cellBy) {
   const columns = siteMeasures.filter(i => places(cellBy(i)).length);
   const first = cellBy(columns[0]);
   const names = places(first), kinds = kindsOf(first);
-  const siteMaps = columns.map(i => { const cell = cellBy(i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k), cell.seeds]])); });
+  const siteMaps = columns.map(i => { const cell = cellBy(i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k), cell.seeds, placeTexts(cell)[k]]])); });
   return h("div", {class: "wide", style: "max-height:34rem;overflow:auto", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "site"), kinds.length ? h("th", {scope: "col"}, "kind") : null, columns.map(i => h("th", {scope: "col", class: "number"}, M[i].name)))),
-    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, siteMaps.map(map => { const [value, remark, seeds] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": seeds ? null : value}, fmt(value)) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
+    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, siteMaps.map(map => { const [value, remark, seeds, text] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": seeds ? null : value}, text) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
 }
-function moduleTree(cell, measure) {
-  const values = placeValues(cell), scale = M[measure].strip;
-  const root = {children: new Map(), values: []};
+function moduleTree(cell) {
+  const values = placeValues(cell), texts = placeTexts(cell), colours = cell.l || "";
+  const root = {children: new Map(), sites: []};
   places(cell).forEach((name, site) => {
     let node = root;
     for (const part of name.split(/[./]/)) {
-      if (!node.children.has(part)) node.children.set(part, {children: new Map(), values: []});
+      if (!node.children.has(part)) node.children.set(part, {children: new Map(), sites: []});
       node = node.children.get(part);
-      node.values.push(values[site]);
+      node.sites.push(site);
     }
   });
   const write = (name, node) => {
-    while (node.children.size === 1 && node.values.length === [...node.children.values()][0].values.length) { const [[next, child]] = node.children; name += "." + next; node = child; }
-    const finite = node.values.filter(Number.isFinite), mean = finite.reduce((s, v) => s + v, 0) / finite.length;
-    const swatch = h("i", {style: finite.length ? `background:var(--q${level(position(scale, mean))})` : "background:var(--none)"});
-    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, finite.length ? fmt(mean, M[measure].all) + (node.children.size ? `, mean of ${finite.length}` : "") : "no value"));
+    while (node.children.size === 1 && node.sites.length === [...node.children.values()][0].sites.length) { const [[next, child]] = node.children; name += "." + next; node = child; }
+    const finite = node.sites.filter(site => Number.isFinite(values[site]));
+    const middle = [...finite].sort((a, b) => values[a] - values[b])[Math.floor(finite.length / 2)];
+    const swatch = h("i", {style: finite.length ? `background:var(--q${colours[middle]})` : "background:var(--none)"});
+    const text = node.children.size ? rangeOf(finite.map(site => values[site]), finite.map(site => texts[site])) : finite.length ? texts[middle] : "no value";
+    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, text + (node.children.size ? `, ${finite.length} sites` : "")));
     if (!node.children.size) return h("li", {}, line);
-    return h("li", {}, h("details", {open: node.values.length < 40}, h("summary", {}, line), h("ul", {}, [...node.children].map(([part, child]) => write(part, child)))));
+    return h("li", {}, h("details", {open: node.sites.length < 40}, h("summary", {}, line), h("ul", {}, [...node.children].map(([part, child]) => write(part, child)))));
   };
   return h("ul", {class: "tree"}, [...root.children].map(([part, child]) => write(part, child)));
 }
@@ -1084,7 +1004,7 @@ function drawnPath(one) {
         const points = [[left, top + row - 2]];
         counts.forEach((c, i) => points.push([left + i * step, top + row - 2 - (row - 4) * c / most], [left + (i + 1) * step, top + row - 2 - (row - 4) * c / most]));
         points.push([right, top + row - 2]);
-        figure.line(points, "quiet", {fill: "quiet"}).text(left - 6, top + row - 4, name.length > 24 ? name.slice(0, 11) + "…" + name.slice(-12) : name, {anchor: "end", size: 9}).text(right + 6, top + row - 4, fmt(counts.reduce((s, v) => s + v, 0), 0), {size: 9});
+        figure.line(points, "quiet", {fill: "quiet"}).text(left - 6, top + row - 4, name.length > 24 ? name.slice(0, 11) + "…" + name.slice(-12) : name, {anchor: "end", size: 9}).text(right + 6, top + row - 4, String(counts.reduce((s, v) => s + v, 0)), {size: 9});
         top += row;
       });
     }
@@ -1103,7 +1023,7 @@ function citing() {
   const act = (text, content) => h("button", {type: "button", class: "plain", onclick: async () => { await copy(content()); status.textContent = text + " copied"; }}, text);
   const bibtex = $("#bibtex");
   bar.append(act("Sentence", () => $("#cite-text").textContent), ...(bibtex ? [act("BibTeX", () => bibtex.textContent.trim() + "\n")] : []),
-    act("Markdown", asMarkdown), act("LaTeX", asLatex), act("Link", () => location.href), status);
+    act("Markdown", asMarkdown), ...($("#latex") ? [act("LaTeX", asLatex)] : []), act("Link", () => location.href), status);
 }
 
 /* ---- Controls ---- */
@@ -1118,10 +1038,10 @@ function controls() {
     h("input", {type: "search", id: "filter", placeholder: "Filter networks", "aria-label": "Filter networks", oninput: event => { state.q = event.target.value; update(); }}),
     ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
     segment("Cell content", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
-    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show ranges over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Range"),
+    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show ranges over places or seeds instead of errors and ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Range"),
     h("label", {class: "narrow"}, "measure", h("select", {id: "one", "aria-label": "Measure shown", onchange: event => { state.one = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)))),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
-    h("label", {}, "difference from", h("select", {id: "base", "aria-label": "Show differences from", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
+    D.differences.length ? h("label", {}, "difference from", h("select", {id: "base", "aria-label": "Show differences from", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.slice(0, D.differences.length).map(row => h("option", {value: row.label}, row.label)))) : null,
     h("span", {class: "status", id: "shown", role: "status"}),
     h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
   bar.hidden = false;
@@ -1169,7 +1089,7 @@ function showControls() {
   const filter = $("#filter");
   if (!filter) return;
   if (filter.value !== state.q) filter.value = state.q;
-  $("#base").value = state.base;
+  if ($("#base")) $("#base").value = state.base;
   $("#one").value = state.one;
   $("#spread").setAttribute("aria-pressed", String(!!state.spread));
   $$("[data-set]").forEach(button => button.setAttribute("aria-pressed", String(state[button.dataset.set] === button.dataset.value)));

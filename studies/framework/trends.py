@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from nlbench.reports.agreement import Correlation
-from nlbench.reports.leaderboard import mean_interval
+
+from .resampling import mean_interval
 
 SIGNIFICANCE = 0.05
 RESAMPLES = 4000
@@ -152,7 +153,7 @@ def bootstrap_mean(values: ArrayLike) -> Interval:
     """Compute a 95% bootstrap interval for a mean over networks; NaN for fewer than three.
 
     For normally distributed values it is as wide as a t interval; see
-    `nlbench.reports.leaderboard.resampled_means`. For equal values use `sign_test`: a width of zero
+    `nlbench.studies.framework.resampling`. For equal values use `sign_test`: a width of zero
     does not mean certainty.
 
     Examples

@@ -11,9 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nlbench.reports import page as page_module
 from nlbench.reports.embedded import read_page
+from nlbench.reports.estimates import change
+from nlbench.reports.exports import latex_table
+from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import write_page
-from nlbench.reports.text import number
+from nlbench.reports.tables import read_run
+from nlbench.reports.text import plus_minus
 from nlbench.serialization.files import spreadsheet_text
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
@@ -66,6 +71,12 @@ def _renamed(record):
         measure = replace(measure, name=FORMULA)
     subject = replace(record.subject, model=SCRIPT + record.subject.model)
     return replace(record, subject=subject, measure=measure)
+
+
+def board_of(run):
+    """The rows of a run's leaderboard and the metadata of its measures."""
+    scores, measures = read_run(run)
+    return leaderboard(scores, measures), measures
 
 
 class Seen:
@@ -143,9 +154,10 @@ def shown_values(page):
 
 
 def is_rounding(text, value):
-    """Whether a text is the number to the digits that it shows."""
-    read = float(text.replace(",", ""))
-    digits = re.sub(r"e.*", "", text.replace(",", "")).partition(".")[2]
+    """Whether a text is the number to the digits that it shows, before its error."""
+    text = text.partition(" ± ")[0].replace(",", "").replace("−", "-").lstrip("+")
+    read = float(text)
+    digits = re.sub(r"e.*", "", text).partition(".")[2]
     power = int(text.partition("e")[2] or 0)
     return abs(read - value) <= 0.500001 * 10.0 ** (power - len(digits))
 
@@ -171,20 +183,14 @@ def test_what_the_script_writes_is_what_python_wrote(eight):
     assert eight.page.locator("#board td.num b").all_inner_texts() == before
 
 
-def test_numbers_are_written_as_python_writes_them(eight):
-    random = np.random.default_rng(0)
-    values = [
-        *(random.normal(size=300) * 10.0 ** random.integers(-9, 12, 300)),
-        0.0,
-        -0.5,
-        1.0,
-        2.5,
-        0.125,
-        1.5,
-    ]
-    for decimals in (None, 0, 2, 5):
-        written = eight.page.evaluate("([all, d]) => all.map(v => fmt(v, d))", [values, decimals])
-        assert written == [number(float(value), decimals) for value in values]
+def test_the_script_formats_no_values():
+    script = (Path(page_module.__file__).parent / "templates" / "page.js").read_text()
+    # Coordinates and the numbers at axes are all that it rounds.
+    axes = script[script.index("function ticks(") : script.index("/* Returns an axis")]
+    rest = script.replace(axes, "")
+    assert "toPrecision" not in rest
+    assert "toLocaleString" not in rest
+    assert "toExponential" not in rest
 
 
 def test_a_header_sorts_by_mouse_and_by_keyboard(eight):
@@ -240,7 +246,7 @@ def test_differences_to_a_chosen_row(eight):
         if label == "vgg8":
             assert not text.startswith("+")
         else:
-            assert is_rounding(text.replace("±", "").rstrip("abcdefgh†"), value - base)
+            assert is_rounding(text.rstrip("abcdefgh†"), value - base)
 
 
 def test_seeds_open_under_their_network(eight):
@@ -286,8 +292,7 @@ def test_copies_are_what_is_shown(eight):
     first = page.locator("#board td.num b").first.inner_text()
     assert f"| {first} |" in markdown[2]
     latex = copied("LaTeX")
-    assert latex.startswith("\\begin{tabular}{l" + "r" * 12 + "}\n  \\toprule\n")
-    assert latex.count("\\\\") == 9
+    assert latex == latex_table(*board_of(make_run(8, seeds=2)))
     page.fill("#filter", "vgg")
     assert copied("Link").endswith("#q=vgg")
 
@@ -341,38 +346,39 @@ def test_a_network_of_two_seeds_has_one_value_everywhere(eight):
     board = row.locator("td.num").first.locator("b").inner_text()
     row.locator("th a").click()
     numbers = eight.page.locator("#subject table").first.locator("tr", has_text="affinity")
-    value, interval, rank = (numbers.locator("td").nth(i).inner_text() for i in range(3))
-    assert float(value) == pytest.approx(float(board), abs=0.006)
+    texts = [numbers.locator("td").nth(i).inner_text() for i in range(4)]
+    value, interval, spread, rank = texts
+    assert float(value.partition(" ± ")[0]) == float(board)
     assert " to " in interval
     assert rank
     low, high = map(float, interval.split(" to "))
-    assert low <= float(value) <= high
+    assert low <= float(board) <= high
+    assert "–" in spread
     assert "Mean of 2 seeds" in eight.page.locator("#subject").inner_text()
     curve = eight.page.locator("#multi figure", has_text=label).first
     curve.scroll_into_view_if_needed()
     eight.wait()
-    mean = re.search(r"mean ([\d.]+)", curve.inner_text())[1]
-    assert float(mean) == pytest.approx(float(value), abs=0.001)
+    least, most = re.search(r"([\d.]+) to ([\d.]+)", curve.inner_text()).groups()
+    assert float(least) <= float(board) <= float(most)
 
 
-def test_the_interval_of_a_difference_is_paired_and_contains_it(eight):
-    eight.open("#spread=1")
-    base = eight.page.locator("#board tbody tr[data-row] th a").first.inner_text()
-    options = eight.page.locator("#base option").all_inner_texts()
-    eight.page.select_option("#base", next(o for o in options if base in o))
-    shown = eight.page.eval_on_selector_all(
-        "#board tbody tr[data-row]:not(.base) td.num",
-        "cells => cells.filter(c => c.querySelector('b'))"
-        ".map(c => [c.querySelector('b').innerText, c.lastChild.innerText])",
-    )
-    paired = [(text, small) for text, small in shown if " to " in small]
-    assert paired
-    assert not any("±" in small for _, small in shown)
-    for text, small in paired:
-        change, low, high = (
-            float(x.replace(",", "").strip("±†abcdefgh")) for x in (text, *small.split(" to "))
-        )
-        assert low <= change <= high
+def test_differences_have_paired_errors(eight):
+    run = make_run(8, seeds=2)
+    rows, measures = board_of(run)
+    eight.page.select_option("#base", rows[0].label)
+    cells = "#board tr[data-row='{}'] td.num"
+    names = list(measures)
+    for index, row in enumerate(rows[1:], 1):
+        for column, name in enumerate(names):
+            entries = rows[0].entries[name], row.entries[name]
+            if any(entry.status != "ok" for entry in entries):
+                continue
+            found = change(*(entry.estimate for entry in entries))
+            texts = eight.page.locator(cells.format(index)).nth(column).inner_text()
+            shown = " ".join(texts.split()).replace("†", "")
+            expected = plus_minus(found.value, found.error, signed=True)
+            assert re.sub(r"(?<=\d)[a-h]", "", shown) == expected
+        break
 
 
 def test_networks_are_laid_over_each_other(eight):
@@ -460,7 +466,8 @@ def test_a_training_has_a_curve_of_each_measure(browser, tmp_path, conftest):
     assert "most changed: net.1" in figures.first.inner_text()
     tips = figures.locator("circle[data-tip]").evaluate_all("all => all.map(e => e.dataset.tip)")
     assert len(tips) == 3
-    assert "epoch 10: affinity 0.7025" in tips[-1]
+    assert "epoch 10: affinity 0.703 ± 0.003; 95 % interval 0.671 to 0.734" in tips[-1]
+    assert "± over 2 seeds" in tips[-1]
     assert seen.said == []
     seen.context.close()
 
@@ -515,7 +522,7 @@ def test_axe_finds_nothing(browser, files, page, scheme):
 def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
     run = make_run(1, measures=("pathlength",))
     seen = Seen(browser, write_page(run, tmp_path / "one.html"))
-    assert seen.page.locator(".gauge h3").inner_text().split() == ["pathlength", "8"]
+    assert seen.page.locator(".gauge h3").inner_text().split() == ["pathlength", "8", "(exact)"]
     assert not seen.page.locator("#board").count()
     assert seen.said == []
     seen.context.close()
@@ -531,7 +538,9 @@ def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
     sites = next(r for r in run.records if r.measure.name == "affinity").result.values
     assert seen.page.locator(".fields li").count() == len(sites)
     assert seen.page.locator(".gauge").count() == 4
-    assert "± is the standard error over" in seen.page.locator(".gauge").first.inner_text()
+    assert re.search(r"0\.\d+ ± 0\.\d+", seen.page.locator(".gauge h3").first.inner_text())
+    legend = "± is how much a value would change with other samples"
+    assert seen.page.locator("main").inner_text().count(legend) == 1
     assert seen.page.evaluate("document.documentElement.scrollWidth") == width
     for absent in ("difference from", "rank of", "Similar networks", "Do the measures agree"):
         assert absent not in seen.page.locator("main").inner_text()

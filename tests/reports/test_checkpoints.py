@@ -16,8 +16,8 @@ from nlbench.reports.compare import compare_runs
 from nlbench.reports.findings import findings
 from nlbench.reports.leaderboard import is_training, leaderboard
 from nlbench.reports.page import render_page
-from nlbench.reports.tables import Scores
-from nlbench.reports.training import change_table, training_runs
+from nlbench.reports.tables import CellReplicates, Scores
+from nlbench.reports.training import change_table, most_changed, training_runs
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_a_page_of_checkpoints_opens_with_the_place_that_changed_most(training):
     scores = Scores(run.scores, measures)
     rows = leaderboard(scores, measures)
     first, second, *rest = findings(rows, scores, measures, [], {})
-    assert first.startswith("By affinity, net.3 changed most: 0.91")
-    assert "between epoch 0 and epoch 10" in first
-    assert second.startswith("The whole network changed clearly in affinity (")
+    assert first.startswith("By affinity, net.3 changed most (−0.17")
+    assert "between epoch 0 and epoch 10; 2 of 3 layers changed." in first
+    assert second.startswith("The whole network changed in affinity (")
     assert rest == []
 
 
@@ -104,24 +104,49 @@ def test_changes_are_paired_by_seed(training):
     measures = run.manifest["measures"]
     scores = Scores(run.scores, measures)
     [found] = training_runs(leaderboard(scores, measures))
-    whole, top, *_ = found.changes(scores, measures)["affinity"]
+    whole = found.changes(scores, measures)["affinity"]
+    top, *_ = most_changed(whole)
     # The noise of a seed is the same at all steps, so that it is no part of a difference.
-    assert (top.place, top.over) == ("net.3", "3 seeds")
-    assert (top.low, top.high) == pytest.approx((-0.17, -0.17))
-    assert whole.after - whole.before == pytest.approx(-0.06)
-    assert [c.place for c in found.changes(scores, measures)["absdev"]] == [""]
+    assert (top.place, top.first.unit) == ("net.3", "seeds")
+    assert top.change == pytest.approx(-0.17)
+    assert top.error == pytest.approx(0, abs=1e-9)
+    assert top.is_significant
+    assert whole.change == pytest.approx(-0.06)
+    assert [d.place for d in found.changes(scores, measures)["absdev"].places] == []
 
 
-def test_one_seed_is_paired_by_place(training):
+def test_one_seed_without_replicates_has_no_error(training):
     run = training(seeds=(4,))
     measures = run.manifest["measures"]
     scores = Scores(run.scores, measures)
     [found] = training_runs(leaderboard(scores, measures))
     changes = found.changes(scores, measures)
-    assert changes["absdev"][0].over == "4 paths"
-    assert (changes["absdev"][0].low, changes["absdev"][0].high) == pytest.approx((10, 10))
-    assert math.isnan(changes["affinity"][1].low)
+    assert math.isnan(changes["affinity"].error)
+    assert changes["affinity"].verdict == "unknown"
     assert len(change_table(changes).rows) == 1 + 2 + 1  # net.1 did not change
+
+
+def test_one_seed_is_paired_over_its_samples(training):
+    run = training(seeds=(4,))
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 0.05, 8)
+    known = {}
+    for row in run.scores.query("measure == 'affinity'").itertuples():
+        if row.statistic == "value":
+            key = ("", row.model, row.weights, row.data, row.seed, "affinity")
+            cell = known.setdefault(key, CellReplicates((), {}, "same", "samples"))
+            numbers = tuple(row.value + noise + random.normal(0, 1e-5, 8))
+            if row.place:
+                cell.places[row.place] = numbers
+            else:
+                known[key] = CellReplicates(numbers, cell.places, "same", "samples")
+    measures = run.manifest["measures"]
+    scores = Scores(run.scores, measures, known)
+    [found] = training_runs(leaderboard(scores, measures))
+    whole = found.changes(scores, measures)["affinity"]
+    assert whole.first.error > 0.05 > 1e-3 > whole.error > 0
+    assert [d.place for d in whole.places if d.is_significant] == ["net.3", "net.5"]
+    assert whole.verdict == "yes; 2 of 3 layers"
 
 
 def test_trainings_of_one_page_are_apart(training):

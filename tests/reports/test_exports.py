@@ -53,10 +53,15 @@ def test_latex_prints_names_as_they_are() -> None:
 def test_latex_and_markdown_have_a_line_a_network_and_a_column_a_measure() -> None:
     run = make_run(4, measures=("affinity", "r2", "density"))
     latex = to_latex(run).splitlines()
-    assert latex[0] == r"\begin{tabular}{lrrr}"
-    rows = latex[4:-2]
+    assert latex[3].strip() == r"\begin{tabular}{lrrr}"
+    assert latex[5].split(" & ")[1] == r"affinity $\downarrow$"
+    rows = latex[7:-3]
     assert len(rows) == 4
     assert all(row.count("&") == 3 and row.endswith(r"\\") for row in rows)
+    assert not any(r"$\pm$" in row for row in rows)
+    errors = to_latex(run, error=True).splitlines()
+    assert all(r"$\pm$" in row for row in errors[7:-3])
+    assert "standard error over samples" in errors[2]
     markdown = to_markdown(run, ranks=False).splitlines()
     assert len(markdown) == 6
     assert "undefined" in "".join(markdown)

@@ -12,10 +12,11 @@ from nlbench import registry
 from nlbench.reports import population
 from nlbench.reports.agreement import Correlation, agreement
 from nlbench.reports.findings import findings, standout_places
-from nlbench.reports.leaderboard import leaderboard, standard_error
+from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.population import Population, build_population, population_of
+from nlbench.reports.relative import with_relative
 from nlbench.reports.remarks import Gap, gaps
-from nlbench.reports.tables import Place, Scores, TableCell
+from nlbench.reports.tables import CellReplicates, Place, Scores, TableCell
 
 MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
 LESS = {"probe": "sites", "more_means": "less nonlinear", "version": "1", "options": {}}
@@ -24,6 +25,17 @@ LESS = {"probe": "sites", "more_means": "less nonlinear", "version": "1", "optio
 def cell_of(values):
     places = tuple(Place(f"p{i}", {"value": v}, 8, "ok", "") for i, v in enumerate(values))
     return TableCell({"value": float(np.mean(values))}, 8, "ok", "", places)
+
+
+def replicates_of(values, error):
+    """Replicates of values with a standard error, and of their mean; groups are independent."""
+    random = np.random.default_rng(0)
+    drawn = {}
+    for name, value in values.items():
+        noise = random.normal(0, 1, 8)
+        noise -= noise.mean()
+        drawn[name] = tuple(value + error / 7 * noise / noise.std() * math.sqrt(7))
+    return CellReplicates(tuple(np.mean(list(drawn.values()), axis=0)), drawn, "k", "samples")
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12))
@@ -46,29 +58,58 @@ def test_evenly_spread_places_do_not_stand_out():
     assert standout_places(cell_of(np.linspace(0.5, 0.9, 9)), -1)[0] == []
 
 
-def test_a_single_network_is_described_by_its_layers(conftest):
-    rows = conftest.cell_rows(
-        ("vgg8", "trained", "digits", 0),
-        "affinity",
-        {"a": 0.9, "b": 0.5, "c": 0.93, "d": 0.95},
-    )
-    scores = Scores(conftest.frame(rows))
+def single_network_finding(conftest, places, error):
+    subject = ("n", "init", "d", 0)
+    table = conftest.frame(conftest.cell_rows(subject, "affinity", places))
+    known = {("", *subject, "affinity"): replicates_of(places, error)} if error else {}
+    scores = Scores(table, ["affinity"], known)
     measures = {"affinity": LESS}
-    board = leaderboard(scores, measures)
-    [sentence] = findings(board, scores, measures, [], {})
-    assert sentence == (
-        "By affinity, b (0.50) stands out as the most nonlinear; "
-        "the other 3 activations lie between 0.90 and 0.95."
+    [sentence] = findings(leaderboard(scores, measures), scores, measures, [], {})
+    return sentence
+
+
+def test_a_layer_stands_out_beyond_its_error(conftest):
+    places = {"a": 0.9, "b": 0.5, "c": 0.93, "d": 0.95}
+    assert single_network_finding(conftest, places, 0.004) == (
+        "By affinity, b (0.500 ± 0.004) stands out as the most nonlinear; "
+        "the other 3 activations lie in 0.90–0.95."
     )
 
 
-def test_without_a_place_that_stands_out_both_ends_are_named(conftest):
+def test_both_ends_are_named_beyond_their_errors(conftest):
     places = {"a": 0.6, "b": 0.5, "c": 0.9, "d": 0.8, "e": 0.7}
-    scores = Scores(conftest.frame(conftest.cell_rows(("n", "init", "d", 0), "affinity", places)))
-    board = leaderboard(scores, {"affinity": LESS})
-    assert findings(board, scores, {"affinity": LESS}, [], {}) == [
-        "By affinity, b (0.50) is the most nonlinear of 5 activations and c (0.90) the least."
-    ]
+    assert single_network_finding(conftest, places, 0.004) == (
+        "By affinity, b (0.500 ± 0.004) is the most nonlinear of 5 activations "
+        "and c (0.900 ± 0.004) the least."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "rest"),
+    [(0.2, "; the errors do not tell which is the most nonlinear."), (0, ".")],
+)
+def test_nothing_stands_out_within_its_error(conftest, error, rest):
+    for b in (0.5, 0.85):
+        places = {"a": 0.9, "b": b, "c": 0.93, "d": 0.95}
+        expected = f"By affinity, 4 activations lie in {b:.2f}–0.95{rest}"
+        assert single_network_finding(conftest, places, error) == expected
+
+
+def test_measures_that_disagree_say_why(conftest, monkeypatch):
+    values = {f"n{i}": i / 10 for i in range(10)}
+    entry = {"version": "1", "options": {}, "values": values}
+    monkeypatch.setattr(population, "_load", lambda: {"affinity": entry, "nlc": entry})
+    subject = ("n", "init", "d", 0)
+    rows = conftest.cell_rows(subject, "affinity", {"a": 0.05})
+    rows += conftest.cell_rows(subject, "nlc", {"a": 0.05})
+    measures = {"affinity": LESS, "nlc": {**MORE, "probe": "function"}}
+    scores = Scores(conftest.frame(rows), measures)
+    found = findings(leaderboard(scores, measures), scores, measures, [], {})
+    assert found[-1] == (
+        "The two disagree: affinity looks at each activation, nlc at the whole function, "
+        "and their reference networks differ."
+    )
+    assert "(10 trained; 0 to 0.9)" in found[0]
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.25, "0.2500"), (math.nan, None)])
@@ -82,11 +123,12 @@ def test_a_single_network_is_placed_among_the_reference_networks(
     rows.append((*subject, "absdev", "", "over_range", value, 8, "ok", ""))
     rows += conftest.cell_rows(subject, "unplaced", {"path0": 3.0})
     scores = Scores(conftest.frame(rows))
-    measures = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
+    given = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
+    measures = scores.describe(with_relative(given))
     sentences = findings(leaderboard(scores, measures), scores, measures, [], {})
     expected = (
-        f"By absdev relative to its range ({text}), it is more nonlinear than 60 % of 5 reference "
-        "networks (0 to 0.4)."
+        f"By absdev.relative ({text}), it is more nonlinear than 60 % of 5 reference "
+        "networks (5 trained; 0 to 0.4)."
     )
     assert sentences == ([expected] if text else [])
 
@@ -107,26 +149,43 @@ def test_without_a_file_there_is_no_population(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("about", [LESS, MORE])
 @pytest.mark.parametrize(
-    ("values", "rest"),
+    ("error", "middle", "expected"),
     [
-        # Four sites a network: the intervals of the first two networks overlap or do not.
-        ({"a": 0.1, "b": 0.3, "c": 0.8}, "."),
-        ({"a": 0.1, "b": 0.11, "c": 0.8}, "; 1 more may be equally nonlinear."),
-        ({"a": 0.1, "b": 0.11, "c": 0.12}, "; their intervals overlap."),
+        (
+            0.001,
+            0.3,
+            "By m, a ({a} ± 0.0010) is the most nonlinear and c ({c} ± 0.0010) the least.",
+        ),
+        (
+            0.02,
+            0.11,
+            "By m, 2 networks are the most nonlinear within the error, led by a ({a} ± 0.02), "
+            "and c ({c} ± 0.02) the least.",
+        ),
+        (0.9, 0.3, "By m, the networks ({range}) do not differ beyond their errors."),
+        (0.0, 0.3, "By m, networks range from a ({a}) to c ({c}); their errors are unknown."),
     ],
 )
-def test_extremes_of_several_networks(conftest, about, values, rest):
-    about = {**about, "probe": "lines"}
+def test_extremes_are_named_beyond_their_errors(conftest, about, error, middle, expected):
+    values = {"a": 0.1, "b": middle, "c": 0.8}
     if about["more_means"] == "more nonlinear":
         values = {name: 1 - value for name, value in values.items()}
     rows = []
+    known = {}
     for name, value in values.items():
-        places = {f"p{i}": value + 0.01 * by for i, by in enumerate((-1.5, -0.5, 0.5, 1.5))}
-        rows += conftest.cell_rows((name, "init", "d", 0), "m", places)
-    scores = Scores(conftest.frame(rows), {"m": about})
+        subject = (name, "init", "d", 0)
+        rows += conftest.cell_rows(subject, "m", {"p": value})
+        noise = np.random.default_rng(len(known)).normal(0, 1, 8)
+        noise -= noise.mean()
+        numbers = tuple(value + error * noise / noise.std() / math.sqrt(7))
+        if error:
+            known["", *subject, "m"] = CellReplicates(numbers, {}, "k", "samples")
+    scores = Scores(conftest.frame(rows), ["m"], known)
     sentence = findings(leaderboard(scores, {"m": about}), scores, {"m": about}, [], {})[0]
-    first, last = (f"{values[name]:.3f}" for name in ("a", "c"))
-    assert sentence == f"By m, a ({first}) is the most nonlinear and c ({last}) the least{rest}"
+    decimals = 4 if error in (0.0, 0.001) else 2
+    texts = {n: f"{values[n]:.{decimals}f}" for n in "ac"}
+    low, high = sorted(values.values())[:: len(values) - 1]
+    assert sentence == expected.format(**texts, range=f"{low:.2f}–{high:.2f}")
 
 
 def test_opposite_orders_and_gaps_are_findings(conftest):
@@ -142,7 +201,7 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
     }
     scores = Scores(conftest.frame([]))
     assert findings([], scores, {}, missing, spearman) == [
-        "a and b rank the networks in opposite order (ρ -0.90 (-0.99 to -0.50)).",
+        "a and b rank the networks in opposite order (ρ −0.90 (−0.99 to −0.50)).",
         "m is undefined for n0, n1, n2: 7–9 samples are too few.",
         "m is undefined for n3: constant.",
         "k is failed for n0: no memory.",
@@ -157,8 +216,8 @@ def test_several_networks_are_described_by_their_extremes_and_gaps(conftest):
     missing = gaps([], scores)
     spearman = agreement(board, scores, measures)["spearman"]
     text = " ".join(findings(board, scores, measures, missing, spearman))
-    assert f"By affinity, {board[0].label} (" in text
-    assert "is the most nonlinear" in text
+    assert f"By affinity, networks range from {board[0].label} (" in text
+    assert "their errors are unknown" in text
     assert "undefined for" in text
 
 
@@ -197,12 +256,6 @@ def test_the_population_is_collected_from_runs(conftest):
     )
     with pytest.raises(ValueError, match="different version"):
         build_population([run, other])
-
-
-@given(st.lists(st.floats(-3, 3), min_size=2, max_size=9))
-def test_the_standard_error_is_that_of_a_mean(values):
-    expected = np.std(values, ddof=1) / math.sqrt(len(values))
-    assert standard_error(cell_of(values)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_shipped_population_is_of_the_registered_measures():

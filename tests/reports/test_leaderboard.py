@@ -7,17 +7,9 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import t as student
 
-import nlbench.reports.leaderboard as leaderboard_module
-from nlbench.reports.leaderboard import (
-    family_of,
-    leaderboard,
-    leaderboard_frame,
-    rank_intervals,
-    resampled_means,
-)
-from nlbench.reports.tables import Scores, mean_cell
+from nlbench.reports.leaderboard import family_of, leaderboard, leaderboard_frame
+from nlbench.reports.tables import CellReplicates, Scores, mean_cell
 
 LESS, MORE = {"more_means": "less nonlinear"}, {"more_means": "more nonlinear"}
 
@@ -32,16 +24,35 @@ def scores_of(conftest, places, measure="m", seeds=(0,)):
     return conftest.frame(rows)
 
 
-def board(conftest, places, about, **kwargs):
-    rows = leaderboard(Scores(scores_of(conftest, places), {"m": about}), {"m": about}, **kwargs)
+def board(conftest, places, about, replicates=None, **kwargs):
+    """A leaderboard of one measure, with the replicates and key of each network."""
+    known = {
+        ("", model, "init", "d", 0, "m"): CellReplicates(tuple(numbers), {}, key, "samples")
+        for model, (key, numbers) in (replicates or {}).items()
+    }
+    scores = Scores(scores_of(conftest, places), {"m": about}, known)
+    rows = leaderboard(scores, {"m": about}, **kwargs)
     return {row.label: row.entries["m"] for row in rows}
+
+
+def leave_one_out(values):
+    values = np.asarray(values)
+    return (values.sum() - values) / (len(values) - 1)
+
+
+def sampled_board(conftest, groups, about=MORE, keys=None):
+    """A leaderboard of networks whose values are means over groups of samples."""
+    places = {name: [float(np.mean(values))] for name, values in groups.items()}
+    keys = keys or dict.fromkeys(groups, "shared")
+    replicates = {name: (keys[name], leave_one_out(v)) for name, v in groups.items()}
+    return board(conftest, places, about, replicates)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.booleans())
 @settings(max_examples=40)
 def test_the_most_nonlinear_comes_first(conftest, values, more_is_more) -> None:
     about = MORE if more_is_more else LESS
-    found = board(conftest, {f"m{i}": [v] for i, v in enumerate(values)}, about, repeats=2)
+    found = board(conftest, {f"m{i}": [v] for i, v in enumerate(values)}, about)
     expected = sorted(values, reverse=more_is_more)
     assert [entry.value for entry in found.values()] == expected
 
@@ -62,142 +73,76 @@ def test_what_has_no_number_comes_last_and_is_never_ranked(conftest, about) -> N
     assert {found["a"].rank, found["b"].rank} == {1, 2}
 
 
-def drawn_mean(values, random):
-    """Mean of values drawn again, as far from theirs as Student has it."""
-    n, middle = len(values), np.mean(values)
-    wider = student.ppf(0.975, n - 1) * np.sqrt(n / (n - 1)) / 1.959964
-    return middle + wider * (np.mean(random.choice(values, n)) - middle)
-
-
-def direct_bootstrap(samples, repeats, random):
-    """Ranks of the means of resampled places, the largest first, by plain loops."""
-    ranks = []
-    for _ in range(repeats):
-        resources = [drawn_mean(values, random) for values in samples]
-        ranks.append([1 + sum(other > mean for other in resources) for mean in resources])
-    return np.array(ranks)
-
-
-def test_rank_intervals_are_those_of_a_direct_bootstrap(conftest) -> None:
-    random = np.random.default_rng(3)
-    samples = {f"m{i}": random.normal(level, 1.0, 12) for i, level in enumerate((0, 0.4, 0.8, 3))}
-    found = board(conftest, samples, MORE, repeats=20000)
-    ranks = direct_bootstrap(list(samples.values()), 4000, random)
-    for index, name in enumerate(samples):
-        low, high = np.quantile(ranks[:, index], [0.025, 0.975])
-        assert (found[name].best, found[name].worst) == (low, high)
-
-
-def test_the_interval_of_a_number_is_that_of_a_direct_bootstrap(conftest) -> None:
-    random = np.random.default_rng(4)
-    values = random.gamma(3, 1, 30)
-    entry = board(conftest, {"a": values}, MORE, repeats=20000)["a"]
-    resources = [drawn_mean(values, random) for _ in range(20000)]
-    np.testing.assert_allclose(
-        [entry.low, entry.high], np.quantile(resources, [0.025, 0.975]), rtol=0.02
-    )
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 12])
-def test_intervals_of_few_values_hold_as_often_as_they_say(n) -> None:
-    random = np.random.default_rng(n)
-    held = 0
-    for number in range(800):
-        means = resampled_means(random.normal(0, 1, n), 300, str(number))
-        low, high = np.quantile(means, [0.025, 0.975])
-        held += low <= 0 <= high
-    # The plain bootstrap's hold 49, 73, 84 and 91 times in a hundred.
-    assert 0.92 <= held / 800 <= 0.97
-
-
 def test_an_interval_stays_within_the_bounds_of_its_measure(conftest) -> None:
-    entry = board(conftest, {"a": [0.7, 1.0]}, {**MORE, "bounds": [0.0, 1.0]})["a"]
-    assert (entry.low, entry.high) == (0.0, 1.0)
-    entry = board(conftest, {"a": [0.7, 1.0]}, {**MORE, "bounds": [None, None]})["a"]
-    assert entry.low < 0 < 1 < entry.high
+    groups = {"a": np.linspace(0.9, 1.0, 8)}
+    entry = sampled_board(conftest, groups, {**MORE, "bounds": [0.0, 0.96]})["a"]
+    assert entry.high == 0.96
+    entry = sampled_board(conftest, groups, {**MORE, "bounds": [None, None]})["a"]
+    assert entry.low < 0.94 < 0.96 < entry.high
+    assert (entry.over, entry.best, entry.worst) == ("samples", 1, 1)
 
 
-def test_equal_numbers_share_the_ranks_that_they_take_up(conftest) -> None:
-    found = board(conftest, {"a": [13.0], "b": [7.0], "c": [13.0], "d": [2.0]}, MORE)
-    assert [(e.rank, e.tied, e.best, e.worst) for e in found.values()] == [
+def test_values_without_replicates_have_no_error_and_no_rank_interval(conftest) -> None:
+    found = board(conftest, {"a": [1.0, 3.0], "b": [4.0, 5.0]}, MORE)
+    assert all(math.isnan(e.error) and math.isnan(e.low) for e in found.values())
+    assert [(e.rank, e.best, e.over) for e in found.values()] == [(1, None, ""), (2, None, "")]
+    assert (found["a"].least, found["a"].greatest) == (1.0, 3.0)
+
+
+def test_equal_exact_numbers_share_their_ranks(conftest) -> None:
+    values = {"a": 13.0, "b": 7.0, "c": 13.0, "d": 2.0}
+    known = {("", n, "init", "d", 0, "m"): CellReplicates(unit="exact") for n in values}
+    table = scores_of(conftest, {name: [value] for name, value in values.items()})
+    rows = leaderboard(Scores(table, ["m"], known), {"m": MORE})
+    found = [row.entries["m"] for row in rows]
+    assert [(e.rank, e.tied, e.best, e.worst) for e in found] == [
         (1, True, 1, 2), (1, True, 1, 2), (3, False, 3, 3), (4, False, 4, 4),
     ]  # fmt: skip
-    assert [e.quantile for e in found.values()] == [5 / 6, 5 / 6, 1 / 3, 0]
+    assert [e.quantile for e in found] == [5 / 6, 5 / 6, 1 / 3, 0]
+    assert {e.over for e in found} == {"exact"}
 
 
-def test_networks_whose_intervals_overlap_are_tied_and_others_are_not(conftest) -> None:
-    near = {"a": [1.0, 2.0, 3.0, 4.0], "b": [1.2, 2.2, 3.2, 4.2], "far": [90.0, 91.0, 92.0, 93.0]}
-    found = board(conftest, near, MORE)
-    assert (found["far"].rank, found["far"].tied) == (1, False)
-    assert [(found[n].rank, found[n].tied, found[n].best, found[n].worst) for n in "ab"] == [
-        (2, True, 2, 3), (2, True, 2, 3),
-    ]  # fmt: skip
-
-
-@given(st.lists(st.lists(st.floats(-5, 5), min_size=9, max_size=9), min_size=1, max_size=6))
-def test_the_best_rank_is_never_beyond_the_worst_and_all_are_possible(scores) -> None:
-    best, worst = rank_intervals(scores)
-    assert (best >= 1).all()
-    assert (best <= worst).all()
-    assert (worst <= len(scores)).all()
-
-
-@pytest.mark.parametrize("networks", [2, 6, 20])
-def test_equal_values_with_standard_errors_are_rarely_ordered(conftest, networks) -> None:
-    random, about = np.random.default_rng(networks), {"m": {**MORE, "probe": "function"}}
+@pytest.mark.parametrize("keys", [["shared"] * 20, [f"own {i}" for i in range(20)]])
+@pytest.mark.parametrize("networks", [2, 12])
+def test_equal_networks_are_rarely_ordered(conftest, networks, keys) -> None:
+    random = np.random.default_rng(networks)
     ordered = 0
-    for _ in range(100):
-        values = {f"m{i}": [random.normal(5.0, 0.1)] for i in range(networks)}
-        table = scores_of(conftest, values)
-        stated = table[table["statistic"] == "value"].assign(statistic="error", value=0.1)
-        table = pd.concat([table, stated[stated["place"] == ""]]).assign(n=200)
-        entries = [row.entries["m"] for row in leaderboard(Scores(table, about), about)]
-        ordered += any((e.rank, e.best, e.worst) != (1, 1, networks) for e in entries)
-    assert ordered <= 10
+    for _ in range(40):
+        groups = {f"m{i}": random.normal(5.0, 0.1, 8) for i in range(networks)}
+        found = sampled_board(conftest, groups, keys=dict(zip(groups, keys, strict=False)))
+        ordered += any((e.rank, e.best, e.worst) != (1, 1, networks) for e in found.values())
+    assert ordered <= 0.05 * 40 + 3 * math.sqrt(0.05 * 0.95 * 40)
 
 
 def test_values_many_standard_errors_apart_are_ordered(conftest) -> None:
-    table = scores_of(conftest, {"a": [4.0], "b": [3.9], "c": [1.0]})
-    stated = table[table["statistic"] == "value"].assign(statistic="error", value=0.1)
-    table = pd.concat([table, stated[stated["place"] == ""]]).assign(n=200)
-    about = {"m": {**MORE, "probe": "function"}}
-    entries = [row.entries["m"] for row in leaderboard(Scores(table, about), about)]
-    assert [(e.rank, e.best, e.worst) for e in entries] == [(1, 1, 2), (1, 1, 2), (3, 3, 3)]
+    noise = np.random.default_rng(0).normal(0, 0.1, (3, 8))
+    noise -= noise.mean(axis=1, keepdims=True)
+    groups = {"a": 4.0 + noise[0], "b": 3.99 + noise[1], "c": 1.0 + noise[2]}
+    found = sampled_board(conftest, groups)
+    assert [(e.rank, e.best, e.worst) for e in found.values()] == [(1, 1, 2), (1, 1, 2), (3, 3, 3)]
+
+
+def test_networks_on_the_same_samples_are_compared_in_pairs(conftest) -> None:
+    # One is above the other in every group by little: on other samples they would be tied.
+    level = np.array([1.0, 5.0, 20.0, 80.0, 3.0, 4.0, 30.0, 9.0])
+    groups = {"a": level, "b": level + np.linspace(0.4, 0.6, 8)}
+    paired = sampled_board(conftest, groups)
+    assert [(e.best, e.worst) for e in paired.values()] == [(1, 1), (2, 2)]
+    apart = sampled_board(conftest, groups, keys={"a": "one", "b": "other"})
+    assert [(e.best, e.worst) for e in apart.values()] == [(1, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(("error", "ranks"), [(0.0, [1, 2, 3]), (0.6, [1, 1, 3]), (2.0, [1, 1, 1])])
-def test_an_estimate_within_its_error_of_another_is_not_marked_as_different(
-    conftest, error, ranks
-) -> None:
+def test_values_within_the_error_of_the_method_are_tied(conftest, error, ranks) -> None:
     table = scores_of(conftest, {"a": [4.0], "b": [3.0], "c": [1.0]})
-    stated = table[table["statistic"] == "value"].assign(statistic="error", value=error)
+    stated = table[table["statistic"] == "value"].assign(statistic="numerical_error", value=error)
     table = pd.concat([table, stated[stated["place"] == ""]])
-    about = {"m": {**MORE, "probe": "lines"}}
-    entries = [row.entries["m"] for row in leaderboard(Scores(table, about), about)]
+    known = {("", n, "init", "d", 0, "m"): CellReplicates(unit="exact") for n in "abc"}
+    rows = leaderboard(Scores(table, ["m"], known), {"m": MORE})
+    entries = [row.entries["m"] for row in rows]
     assert [entry.rank for entry in entries] == ranks
     assert [entry.best for entry in entries] == ranks
     assert entries[0].worst == ranks.count(1)
-
-
-def test_a_number_that_is_not_the_mean_of_its_places_is_not_drawn_again(conftest) -> None:
-    scores = scores_of(conftest, {"a": [1.0, 3.0]})
-    scores.loc[(scores["place"] == "") & (scores["statistic"] == "value"), "value"] = 7.0
-    (row,) = leaderboard(Scores(scores), {"m": MORE})
-    entry = row.entries["m"]
-    assert entry.value == 7.0
-    assert entry.over == ""
-    assert math.isnan(entry.low)
-    assert (entry.best, entry.worst) == (1, 1)
-
-
-def test_paths_that_networks_share_are_drawn_together(conftest) -> None:
-    # One is above the other on every path by little: apart from each other they would be tied.
-    level = np.array([1.0, 5.0, 20.0, 80.0])
-    about = {**MORE, "probe": "lines"}
-    found = board(conftest, {"a": level, "b": level + 0.5}, about)
-    assert [(e.best, e.worst) for e in found.values()] == [(1, 1), (2, 2)]
-    apart = board(conftest, {"a": level, "b": level + 0.5}, {**MORE, "probe": "sites"})
-    assert [(e.best, e.worst) for e in apart.values()] == [(1, 2), (1, 2)]
 
 
 def test_seeds_make_one_row_with_their_mean_and_an_interval_over_them(conftest) -> None:
@@ -208,8 +153,9 @@ def test_seeds_make_one_row_with_their_mean_and_an_interval_over_them(conftest) 
     entry = row.entries["m"]
     assert row.label == "a"
     assert len(row.subjects) == 3
-    assert (entry.value, entry.over) == (3.0, "seeds")
-    assert entry.std == pytest.approx(np.std([1, 2, 6], ddof=1))
+    assert (entry.value, entry.over) == (3.0, "3 seeds")
+    assert entry.error == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
+    assert (entry.least, entry.greatest) == (1.0, 6.0)
     assert entry.low < 1 < 6 < entry.high
     apart = leaderboard(Scores(conftest.frame(rows)), {"m": MORE}, together=False)
     assert [r.label for r in apart] == ["a · seed 2", "a · seed 1", "a · seed 0"]
@@ -244,13 +190,6 @@ def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, statu
     entry = row.entries["m"]
     assert (entry.status, entry.reason) == (status, reason)
     assert math.isnan(entry.value)
-
-
-def test_draws_depend_on_seed_and_number_alone() -> None:
-    first, again = (resampled_means([1.0, 2.0, 5.0], 50, "a") for _ in range(2))
-    np.testing.assert_array_equal(first, again)
-    np.testing.assert_allclose(resampled_means([11.0, 12.0, 15.0], 50, "a"), first + 10)
-    assert (resampled_means([1.0, 2.0, 5.0], 50, "b") != first).any()
 
 
 def test_every_summary_of_the_scores_is_on_the_leaderboard(run) -> None:
@@ -298,50 +237,6 @@ def test_weights_named_after_their_seed_are_of_one_network(conftest) -> None:
     }
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 7).flatmap(
-        lambda n: st.tuples(
-            st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=n, max_size=n),
-            st.lists(st.integers(0, 2), min_size=n, max_size=n),
-        )
-    )
-)
-def test_rank_intervals_equal_counts_of_pairs(drawn):
-    numbers, errors = np.array(drawn[0], dtype=float), np.array(drawn[1], dtype=float)
-    best, worst = rank_intervals(numbers, 0.999, errors)
-    for i in range(len(numbers)):
-        above = [
-            sum(numbers[j, r] - errors[j] > numbers[i, r] + errors[i] for j in range(len(numbers)))
-            for r in range(3)
-        ]
-        below = [
-            sum(numbers[j, r] + errors[j] < numbers[i, r] - errors[i] for j in range(len(numbers)))
-            for r in range(3)
-        ]
-        assert best[i] == 1 + min(above)
-        assert worst[i] == len(numbers) - min(below)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("largest", [1.0, 1.7e308])
-def test_moments_of_the_largest_floats_do_not_overflow(largest):
-    values = largest * np.array([0.5, 0.75, 1.0, 1.0])
-    mean, std = leaderboard_module._mean_and_std(values)
-    assert mean == pytest.approx(largest * 0.8125, rel=1e-12)
-    assert std == pytest.approx(largest * np.std([0.5, 0.75, 1.0, 1.0], ddof=1), rel=1e-12)
-    means = leaderboard_module.resampled_means(values, 100, "a")
-    ordinary = leaderboard_module.resampled_means(values / largest, 100, "a")
-    finite = np.isfinite(means)
-    assert means[finite] == pytest.approx(largest * ordinary[finite], rel=1e-12)
-
-
-def test_moments_of_ordinary_values_are_those_of_numpy():
-    values = np.random.default_rng(0).normal(size=50) * 1e140
-    mean, std = leaderboard_module._mean_and_std(values)
-    assert (mean, std) == (values.mean(), values.std(ddof=1))
-
-
 def test_a_further_seed_with_some_measures_keeps_the_values(conftest) -> None:
     rows = [
         row
@@ -353,7 +248,7 @@ def test_a_further_seed_with_some_measures_keeps_the_values(conftest) -> None:
     scores = Scores(conftest.frame(rows))
     (row,) = leaderboard(scores, {"m": MORE})
     entry = row.entries["m"]
-    assert (entry.value, entry.status, entry.over) == (2.5, "ok", "seeds")
+    assert (entry.value, entry.status, entry.over) == (2.5, "ok", "2 seeds")
     assert "seed 2" in entry.reason
     assert "nothing is recorded" in entry.reason
     for seeds in ((0, 1, 2), (2, 0, 1)):

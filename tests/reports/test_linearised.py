@@ -97,8 +97,8 @@ def test_figures_name_the_layers_and_every_omega():
     (shown,) = tradeoffs([run([*REFERENCE, *POST])])
     assert ["relu1", 4] in shown.content["shape"]["layers"]
     [curve] = shown.content["modes"]
-    assert [omega for omega, _ in curve["groups"]] == [0.1, 1.0]
-    assert [omega for omega, _ in shown.content["shape"]["groups"]] == [0.1, 1.0]
+    assert [omega for omega, *_ in curve["groups"]] == [0.1, 1.0]
+    assert [omega for omega, *_ in shown.content["shape"]["groups"]] == [0.1, 1.0]
 
 
 def test_a_run_of_another_kind_has_no_such_section():

@@ -32,7 +32,7 @@ def test_the_leaderboard_is_a_frame_with_ranks(run):
     assert list(frame.columns.unique("measure")) == ["affinity", "r2", "absdev"]
     values = frame["affinity", "value"].tolist()
     assert values == sorted(values)
-    assert list(frame.columns.unique("field")) == ["value", "low", "high", "rank"]
+    assert list(frame.columns.unique("field")) == ["value", "error", "low", "high", "rank"]
     full = run.leaderboard(full=True)
     assert (full["affinity", "best"] <= full["affinity", "worst"]).all()
     assert full.index.get_level_values("subject").tolist() == frame.index.tolist()
@@ -61,9 +61,10 @@ def test_the_leaderboard_places_values_among_the_reference_networks(run):
         assert frame["affinity", "reference"][row] == pytest.approx(share)
     ranges = list(reference["absdev"]["values"].values())
     share = sum(v < 0.2 for v in ranges) / len(ranges)
-    assert frame["absdev", "reference"].tolist() == pytest.approx([share] * len(frame))
+    assert frame["absdev", "reference"].isna().all()  # it grows with the logits
+    assert frame["absdev.relative", "reference"].tolist() == pytest.approx([share] * len(frame))
     assert frame["r2", "reference"].isna().all()  # another version
-    fields = ["value", "low", "high", "rank", "reference"]
+    fields = ["value", "error", "low", "high", "rank", "reference"]
     assert [field for name, field in frame.columns if name == "r2"] == fields
 
 

@@ -8,7 +8,7 @@ from made_runs import make_run
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
-from nlbench.reports.tables import Scores, TableCell, labelled, per_place
+from nlbench.reports.tables import Scores, TableCell, labelled, per_place, replicates_by_cell
 from nlbench.store.run import Run
 
 
@@ -70,7 +70,7 @@ def test_records_are_indexed_as_their_tidy_table_is() -> None:
     parts = {"segment": [3, 5], "site": {"relu": 8}}
     records[2] = replace(records[2], result=Result({"value": 8.0}, n=2, parts=parts))
     del records[3]
-    table = Scores(Run({}, records).scores, ["r2"])
+    table = Scores(Run({}, records).scores, ["r2"], replicates_by_cell(records))
     direct = Scores.of_records(records, ["r2"])
     assert direct.subjects == table.subjects
     assert direct.measures == table.measures

@@ -1,11 +1,21 @@
 """The leaderboard in a terminal."""
 
 import io
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from nlbench.measure import Result
 from nlbench.reports.terminal import print_leaderboard
+from nlbench.reports.text import plus_minus
+from nlbench.store.run import Run
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import make_run
 
 
 def printed(run, width=80):
@@ -22,12 +32,14 @@ def test_the_table_fits_the_width(run, width) -> None:
     assert max(map(len, table)) <= max(width, 44)
 
 
-def test_a_wide_window_shows_every_number_with_its_ranks(run) -> None:
+def test_a_wide_window_shows_every_number_with_its_error_and_ranks() -> None:
+    run = make_run(4, measures=("affinity", "absdev"))
     text = printed(run, 200)
-    for value in ("0.610 (1)", "7.03 (1–2)", "12.75 (2–3)"):
-        assert value in text
+    cells = [r.result for r in run.records if r.measure.name == "affinity"]
+    for result in cells:
+        assert f"{plus_minus(result.summary['value'], result.error)} (" in text
     assert "↓ more nonlinear" in text
-    assert "↑ more nonlinear" in text
+    assert "grows with the logits" in text
     assert "not shown" not in text
 
 
@@ -82,13 +94,37 @@ def test_output_that_is_not_a_terminal_has_no_escape_codes(run) -> None:
     assert "\x1b" not in printed(run)
 
 
-def test_a_single_network_has_a_standard_error(conftest) -> None:
+def test_a_network_has_errors_and_ranges_and_says_what_they_are() -> None:
+    run = make_run(1, measures=("affinity", "absdev"))
+    text = printed(run)
+    for record in run.records:
+        result = record.result
+        expected = plus_minus(result.summary["value"], result.error)
+        assert re.search(rf"{record.measure.name} +{re.escape(expected)} · (layers|paths) ", text)
+    assert "± is how much a value would change with other samples" in text
+    assert "grows with the logits" in text
+
+
+def test_several_seeds_have_an_error_over_seeds() -> None:
+    text = printed(make_run(1, measures=("affinity",), seeds=3))
+    assert re.search(r"affinity +0\.\d+ ± 0\.\d+ \(3 seeds\) · seeds 0", text)
+
+
+def test_exact_values_say_so() -> None:
+    run = make_run(1, measures=("pathlength",))
+    [record] = run.records
+    measure = replace(record.measure, exact=True)
+    exact = replace(record, measure=measure, result=Result({"value": 8.0}))
+    assert "8 (exact)" in printed(Run(run.manifest, [exact]))
+
+
+def test_values_without_replicates_have_no_error(conftest) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "affinity", {"x": 3.0, "y": 5.0, "z": 7.0})
     run = conftest.FakeRun(
         scores=conftest.frame(rows), manifest={"measures": {"affinity": {"probe": "sites"}}}
     )
-    assert "5.0 ± 1.2" in printed(run)  # sqrt(4 / 3)
-    assert "± is the standard error" in printed(run)
+    assert "5 · layers 3–7" in printed(run)
+    assert "±" not in printed(run)
 
 
 def test_a_run_on_several_models_of_gpu_says_so(conftest) -> None:

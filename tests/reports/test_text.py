@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.reports.text import bounds_text, column_decimals, number, plus_minus
+from nlbench.reports.text import bounds_text, column_decimals, error_decimals, number, plus_minus
 
 finite = st.floats(-1e300, 1e300)
 
 
 def read_back(text: str) -> float:
-    return float(text.replace(",", "").replace("∞", "inf"))
+    return float(text.replace(",", "").replace("−", "-").replace("∞", "inf"))
 
 
 @given(finite)
@@ -39,10 +39,23 @@ def test_a_column_of_whole_numbers_has_no_decimals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(math.nan, "nan"), (math.inf, "∞"), (-math.inf, "-∞"), (-0.5, "-0.5000")]
+    ("value", "text"), [(math.nan, "nan"), (math.inf, "∞"), (-math.inf, "−∞"), (-0.5, "−0.5000")]
 )
 def test_numbers_that_are_not_plain_are_still_told_apart(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-4, 1e5))
+def test_an_error_determines_the_digits(value: float, error: float) -> None:
+    shown, _, stated = plus_minus(value, error).partition(" ± ")
+    assert abs(read_back(stated) - error) <= 0.5 * 10 ** -error_decimals(error) * 1.001
+    assert abs(read_back(shown) - value) <= max(0.5, 0.5 * error)
+    assert len(shown.partition(".")[2]) == len(stated.partition(".")[2])
+
+
+def test_small_values_share_an_exponent_with_their_error() -> None:
+    assert plus_minus(2.5e-6, 1.2e-7) == "(2.50 ± 0.12)e−06"
+    assert plus_minus(3.2e9, 4e7) == "(3.20 ± 0.04)e+09"
 
 
 def test_a_spread_that_rounds_to_nothing_is_shown_with_an_exponent() -> None:

@@ -1,5 +1,7 @@
 """Runs of any number of made-up networks."""
 
+from dataclasses import replace
+
 import numpy as np
 from made_records import make_record
 
@@ -36,6 +38,7 @@ def measure_facts(name):
         "more_means": more_means,
         "version": "1",
         "options": {},
+        "exact": probe == "graph" or None,
         "source": {
             "citation": f"A. Author. {name.title()}. 2024.",
             "equation": "eq. 1",
@@ -44,9 +47,31 @@ def measure_facts(name):
     }
 
 
+def with_replicates(result, random, has_paths=False, error=0.01):
+    """Add replicates with a standard error of about a fraction of each value."""
+
+    def drawn(value):
+        groups = value * (1 + error * np.sqrt(8) * random.normal(0, 1, 8))
+        groups += value - groups.mean()
+        return tuple((groups.sum() - groups) / 7)
+
+    if result.status != "ok":
+        return result
+    values = list(result.values)
+    if not has_paths:  # a path has no error of its own
+        values = [
+            replace(v, replicates=drawn(v.statistics["value"])) if v.status == "ok" else v
+            for v in values
+        ]
+    known = [v.replicates for v in values if v.replicates]
+    whole = tuple(np.mean(known, axis=0)) if known else drawn(result.summary["value"])
+    return replace(result, values=tuple(values), replicates=whole)
+
+
 def make_run(networks=8, measures=tuple(MEASURES), seeds=1, sites=None, paths=8):
     """Build a run in memory, with numbers that depend only on the arguments."""
     random = np.random.default_rng(networks)
+    errors = np.random.default_rng(networks + 1)
     records = []
     for number in range(networks):
         family = FAMILIES[number % len(FAMILIES)]
@@ -65,8 +90,15 @@ def make_run(networks=8, measures=tuple(MEASURES), seeds=1, sites=None, paths=8)
                 0.02,
                 1,
             )
+            made = [_record(model, family, seed, name, scores, paths, random) for name in measures]
             records += [
-                _record(model, family, seed, name, scores, paths, random) for name in measures
+                record
+                if record.probe.name == "graph"
+                else replace(
+                    record,
+                    result=with_replicates(record.result, errors, record.probe.name == "lines"),
+                )
+                for record in made
             ]
     machine = {"python": "3.11.9", "torch": "2.8.0", "packages": {"nlbench": "0.1.0"}}
     manifest = {

@@ -83,7 +83,7 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
     folder, done = first
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert re.search(r"vgg8\s+0\.\d+ ± 0\.\d+", done.stdout)
+    assert re.search(r"affinity\s+0\.\d+ ± 0\.\d+ · layers 0", done.stdout)
     names = {path.name for path in (folder / "runs" / "first").iterdir()}
     assert names == {
         "cells", "manifest.json", "request.toml", "scores.csv", "report.html",

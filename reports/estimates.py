@@ -1,0 +1,325 @@
+"""Estimates with replicates, their differences, and which differences exceed their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nlbench.measure.replicates import (
+    combine,
+    difference_error,
+    standard_error,
+    student_quantile,
+)
+
+LEVEL = 0.95
+ROUNDING = 1e-9
+"""Relative difference up to which two values are equal: records round to about nine digits."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its replicates.
+
+    Parameters
+    ----------
+    value : float
+        NaN if there is none.
+    replicates : tuple of float
+        The value without each group of samples or paths, or without each seed; empty if unknown.
+    key : str
+        Identifies the groups. The replicates of two estimates with the same key are paired.
+    unit : str
+        What was left out: ``samples``, ``paths``, ``seeds``; ``exact`` if the value doesn't depend
+        on samples, empty if its error is unknown.
+    numerical_error : float
+        Bound for the error of the method itself; 0 if there is none.
+    """
+
+    value: float
+    replicates: tuple[float, ...] = ()
+    key: str = ""
+    unit: str = ""
+    numerical_error: float = 0.0
+
+    @cached_property
+    def error(self) -> float:
+        """Standard error; 0 if the value is exact, NaN if it is unknown."""
+        if self.unit == "exact":
+            return 0.0
+        error = standard_error(self.replicates)
+        return math.nan if error is None else error
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of the standard error; infinite if the value is exact."""
+        return math.inf if self.unit == "exact" else len(self.replicates) - 1
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The confidence interval, without the numerical error; NaN if unknown."""
+        return interval(self.value, self.error, self.degrees)
+
+
+def interval(value: float, error: float, degrees: float) -> tuple[float, float]:
+    """Return the confidence interval for a value with a standard error; NaN if unknown.
+
+    Examples
+    --------
+    >>> [round(end, 3) for end in interval(0.8, 0.001, 7)]
+    [0.798, 0.802]
+    """
+    if math.isnan(error):
+        return math.nan, math.nan
+    half = error * _quantile(degrees, (1 - LEVEL) / 2) if error else 0.0
+    return value - half, value + half
+
+
+def _quantile(degrees: float, tail: float) -> float:
+    return student_quantile(1 - tail, min(degrees, 1e6))
+
+
+def over_seeds(values: Iterable[float], seeds: Iterable[int]) -> Estimate:
+    """Return the mean over seeds, whose replicates leave out one seed each.
+
+    Examples
+    --------
+    >>> estimate = over_seeds([1.0, 2.0, 6.0], [0, 1, 2])
+    >>> estimate.value, round(estimate.error, 3)  # the standard error of the mean
+    (3.0, 1.528)
+    """
+    numbers = np.array(list(values), dtype=np.float64)
+    scale = _scale(numbers)
+    scaled = numbers / scale
+    mean = float(scaled.mean())
+    key = f"seeds {' '.join(map(str, seeds))}"
+    if len(numbers) < 2:
+        return Estimate(scale * mean, key=key)
+    without = (scaled.sum() - scaled) / (len(numbers) - 1)
+    return Estimate(scale * mean, tuple((scale * without).tolist()), key, "seeds")
+
+
+def _scale(values: NDArray[np.float64]) -> float:
+    """Return a power of two by which to divide values so that no sum or square overflows."""
+    largest = float(np.abs(values).max(initial=0.0))
+    return 1.0 if largest < 1e150 else 2.0 ** (math.frexp(largest)[1] - 1)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Difference of two estimates.
+
+    Parameters
+    ----------
+    value : float
+        The second value minus the first; NaN if one is missing.
+    error : float
+        Standard error, paired if the estimates have the same key; NaN if unknown.
+    degrees : float
+        Degrees of freedom.
+    tolerance : float
+        Difference that rounding and the method's own error can explain.
+    """
+
+    value: float
+    error: float
+    degrees: float
+    tolerance: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The confidence interval; NaN if unknown."""
+        return interval(self.value, self.error, self.degrees)
+
+    def excess(self, bound: float = 0.0) -> float:
+        """Return by how many standard errors the change exceeds a bound; NaN if unknown."""
+        beyond = self.value - bound
+        beyond -= math.copysign(min(self.tolerance, abs(beyond)), beyond)
+        if math.isnan(self.error) or math.isnan(beyond):
+            return math.nan
+        if self.error == 0:
+            return math.copysign(math.inf, beyond) if beyond else 0.0
+        return beyond / self.error
+
+
+def change(before: Estimate, after: Estimate) -> Change:
+    """Subtract two estimates.
+
+    Examples
+    --------
+    The replicates of both move together, so that their difference is better known than either.
+
+    >>> first = Estimate(0.8, (0.7, 0.8, 0.9), "a", "samples")
+    >>> second = Estimate(0.9, (0.8, 0.9, 1.0), "a", "samples")
+    >>> round(first.error, 3), round(change(first, second).error, 3)
+    (0.115, 0.0)
+    """
+    largest = max(abs(before.value), abs(after.value))
+    tolerance = ROUNDING * largest + before.numerical_error + after.numerical_error
+    return Change(after.value - before.value, *_error(before, after), tolerance)
+
+
+def relative_change(before: Estimate, after: Estimate) -> Change:
+    """Subtract two estimates, as a fraction of the first.
+
+    Examples
+    --------
+    >>> found = relative_change(Estimate(0.8, unit="exact"), Estimate(0.9, unit="exact"))
+    >>> round(found.value, 3), found.error
+    (0.125, 0.0)
+    """
+    plain = change(before, after)
+    if not before.value:
+        value = math.copysign(math.inf, plain.value) if plain.value else 0.0
+        return Change(value, plain.error, plain.degrees, plain.tolerance)
+    unit = abs(before.value)
+    value = plain.value / unit
+    if _is_paired(before, after):
+        ratios = combine(lambda x, y: (y - x) / abs(x), before.replicates, after.replicates)
+        known = standard_error(ratios)
+        error = math.nan if known is None else known
+    else:
+        # To first order, the error of the first value counts by the ratio.
+        error = math.hypot(after.error, before.error * after.value / before.value) / unit
+    return Change(value, error, plain.degrees, plain.tolerance / unit)
+
+
+def _is_paired(before: Estimate, after: Estimate) -> bool:
+    """Return True if two estimates have replicates from the same groups."""
+    if "exact" in (before.unit, after.unit) or not before.key or before.key != after.key:
+        return False
+    return len(before.replicates) == len(after.replicates)
+
+
+def _error(before: Estimate, after: Estimate) -> tuple[float, float]:
+    """Return the standard error of a difference and its degrees of freedom."""
+    uncertain = [estimate for estimate in (before, after) if estimate.unit != "exact"]
+    if len(uncertain) < 2:
+        return (uncertain[0].error, uncertain[0].degrees) if uncertain else (0.0, math.inf)
+    paired = _is_paired(before, after)
+    error = difference_error(before.replicates, after.replicates, paired)
+    return math.nan if error is None else error, min(before.degrees, after.degrees)
+
+
+def exceeding(
+    excesses: ArrayLike, degrees: ArrayLike, level: float = LEVEL, sides: int = 2
+) -> NDArray[np.bool_]:
+    """Test differences by Holm's method, so that some equal ones differ in 5 % of all families.
+
+    Parameters
+    ----------
+    excesses : array
+        Differences in standard errors; NaN where unknown, which is never significant.
+    degrees : array of the same shape
+        Degrees of freedom.
+    sides : {1, 2}
+        1 to count only differences above zero.
+
+    Returns
+    -------
+    array of bool
+
+    References
+    ----------
+    S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6, 1979.
+
+    Examples
+    --------
+    >>> exceeding([4.0, 2.0, 0.1], [7, 7, 7]).tolist()
+    [True, False, False]
+    >>> exceeding([3.0, -3.0], [7, 7], sides=1).tolist()
+    [True, False]
+    """
+    sizes = np.abs(excesses) if sides == 2 else np.asarray(excesses)
+    freedom = np.broadcast_to(degrees, sizes.shape)
+    known = ~np.isnan(sizes)
+    significant = np.zeros(sizes.shape, dtype=bool)
+    remaining = int(known.sum())
+    classes = [each for each in np.unique(freedom[known]) if each > 0]
+    while remaining:
+        before = int(significant.sum())
+        tail = (1 - level) / sides / remaining
+        for each in classes:
+            members = known & (freedom == each)
+            significant[members] = sizes[members] > _quantile(each, tail)
+        found = int(significant.sum())
+        if found == before:
+            break
+        remaining = int(known.sum()) - found
+    return significant
+
+
+_BLOCK_ROWS = 256
+
+
+def pairwise_changes(
+    estimates: Sequence[Estimate],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return by how many standard errors each estimate exceeds each other, and the degrees.
+
+    Returns
+    -------
+    excesses, degrees : arrays of shape (n, n)
+        Row minus column, as in `Change.excess`.
+
+    Examples
+    --------
+    >>> first = Estimate(0.8, (0.7, 0.8, 0.9), "a", "samples")
+    >>> second = Estimate(0.9, (0.8, 0.9, 1.0), "b", "samples")
+    >>> round(float(pairwise_changes([first, second])[0][1, 0]), 3)
+    0.612
+    """
+    table = _ReplicateTable(estimates)
+    n = len(estimates)
+    excesses = np.empty((n, n), dtype=np.float32)
+    degrees = np.empty((n, n), dtype=np.float32)
+    for start in range(0, n, _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        excesses[rows] = table.excesses(rows)
+        degrees[rows] = np.minimum(table.degrees[rows, None], table.degrees[None, :])
+    return excesses, degrees
+
+
+class _ReplicateTable:
+    """Arrays of the fields of several estimates."""
+
+    def __init__(self, estimates: Sequence[Estimate]) -> None:
+        self.values = np.array([e.value for e in estimates])
+        self.degrees = np.array([e.degrees for e in estimates])
+        self._numerical = np.array([e.numerical_error for e in estimates])
+        self._variances = np.array([e.error for e in estimates]) ** 2
+        keys: dict[tuple[str, int], int] = {}
+        self._groups = np.full(len(estimates), -1)
+        self._centred = np.zeros((len(estimates), max(len(e.replicates) for e in estimates)))
+        for index, e in enumerate(estimates):
+            if e.key and e.unit != "exact" and math.isfinite(e.error):
+                key = (e.key, len(e.replicates))
+                self._groups[index] = keys.setdefault(key, len(keys))
+                self._centred[index, : key[1]] = np.array(e.replicates) - np.mean(e.replicates)
+        self._counts = np.array([max(1, len(e.replicates)) for e in estimates])
+
+    def excesses(self, rows: slice) -> NDArray[np.float64]:
+        """Return by how many standard errors some estimates exceed all others."""
+        beyond = self.values[rows, None] - self.values[None, :]
+        sizes = np.abs(self.values)
+        tolerance = ROUNDING * np.maximum(sizes[rows, None], sizes[None, :])
+        tolerance += self._numerical[rows, None] + self._numerical[None, :]
+        beyond = np.sign(beyond) * np.maximum(np.abs(beyond) - tolerance, 0.0)
+        variances = self._variances[rows, None] + self._variances[None, :]
+        paired = np.zeros_like(beyond)
+        for column in self._centred.T:
+            paired += (column[rows, None] - column[None, :]) ** 2
+        paired *= (1 - 1 / self._counts)[rows, None]
+        is_paired = self._groups[rows, None] == self._groups[None, :]
+        is_paired &= self._groups[rows, None] >= 0
+        variances = np.where(is_paired, paired, variances)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excesses: NDArray[np.float64] = beyond / np.sqrt(variances)
+        excesses[(beyond == 0) & ~np.isnan(variances)] = 0.0
+        return excesses

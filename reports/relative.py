@@ -1,0 +1,94 @@
+"""Measures that reports derive from others, so that networks can be compared.
+
+Absolute deviation grows with the logits. Divided by the range of the logits it doesn't, so networks
+and checkpoints are compared by ``absdev.relative``: the statistic ``over_range`` of absdev.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nlbench.measure.replicates import GROUPS, group_index
+
+if TYPE_CHECKING:
+    from .tables import Place, TableCell
+
+RELATIVE = {"absdev.relative": ("absdev", "over_range")}
+"""Base measure and statistic of each derived measure."""
+
+
+def with_relative(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Add the metadata of derived measures before those that they are computed from."""
+    bases = {base: name for name, (base, _) in RELATIVE.items()}
+    known: dict[str, Mapping[str, Any]] = {}
+    for name, info in measures.items():
+        options = info.get("options") or {}
+        if name in bases and options.get("normalize", "none") == "none":
+            known[bases[name]] = {
+                **info,
+                "description": f"{name} divided by the range of the logits on each path.",
+                "bounds": [0.0, 1.0],
+                "scale": "",
+                "base": name,
+            }
+            info = {"scale": "grows with the logits", **info}
+        known[name] = info
+    return known
+
+
+def has_relative(name: str, measures: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return True if another measure replaces this one in comparisons."""
+    return any(base == name and derived in measures for derived, (base, _) in RELATIVE.items())
+
+
+def relative_cell(cell: TableCell, statistic: str) -> TableCell:
+    """Return a cell in which a statistic of paths is the value.
+
+    Its replicates are means over paths without one group each, as those of the value.
+    """
+    if cell.status != "ok":
+        return cell
+    places = tuple(_relative_place(place, statistic) for place in cell.places)
+    number = cell.statistics.get(statistic, math.nan)
+    if not math.isfinite(number):
+        reason = f"without the statistic {statistic}"
+        return replace(
+            cell, statistics={}, status="undefined", reason=reason, places=places, replicates=()
+        )
+    values = [place.value for place in places]
+    return replace(
+        cell,
+        statistics={"value": number, **_range(values)},
+        places=places,
+        replicates=_leave_groups_out(values) if cell.replicates else (),
+    )
+
+
+def _relative_place(place: Place, statistic: str) -> Place:
+    number = place.statistics.get(statistic, math.nan)
+    if place.status != "ok" or not math.isfinite(number):
+        status = place.status if place.status != "ok" else "undefined"
+        reason = place.reason or f"without the statistic {statistic}"
+        return replace(place, statistics={}, status=status, reason=reason, replicates=())
+    return replace(place, statistics={"value": number}, replicates=())
+
+
+def _range(values: list[float]) -> dict[str, float]:
+    finite = [value for value in values if math.isfinite(value)]
+    return {"min": min(finite), "max": max(finite)} if finite else {}
+
+
+def _leave_groups_out(values: list[float]) -> tuple[float, ...]:
+    """Return the means of values without one group each, if there are several groups."""
+    groups = sorted({group_index(index) for index in range(min(len(values), GROUPS))})
+    means = []
+    for group in groups:
+        kept = [v for index, v in enumerate(values) if group_index(index) != group]
+        finite = [value for value in kept if math.isfinite(value)]
+        if not finite:
+            return ()
+        means.append(sum(finite) / len(finite))
+    return tuple(means)

@@ -1,0 +1,178 @@
+"""Standard errors, intervals and tests of differences from replicates."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.reports.compare import difference_of, mark_significant
+from nlbench.reports.estimates import (
+    Change,
+    Estimate,
+    change,
+    exceeding,
+    over_seeds,
+    pairwise_changes,
+    relative_change,
+)
+from nlbench.reports.tables import Place, TableCell
+
+GROUPS = 8
+
+
+def leave_one_out(values):
+    values = np.asarray(values)
+    return tuple((values.sum() - values) / (len(values) - 1))
+
+
+def estimate_of(groups, key="a", unit="samples"):
+    return Estimate(float(np.mean(groups)), leave_one_out(groups), key, unit)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9))
+def test_seeds_have_the_standard_error_of_their_mean(values):
+    estimate = over_seeds(values, range(len(values)))
+    assert estimate.value == pytest.approx(np.mean(values))
+    expected = np.std(values, ddof=1) / math.sqrt(len(values))
+    assert estimate.error == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_seeds_of_the_largest_floats_do_not_overflow():
+    estimate = over_seeds([1.7e308, 1.6e308, 1.5e308], range(3))
+    assert estimate.value == pytest.approx(1.6e308)
+    assert math.isfinite(estimate.error)
+
+
+def test_one_seed_has_no_error():
+    assert math.isnan(over_seeds([2.0], [0]).error)
+
+
+def test_paired_differences_leave_out_what_is_shared():
+    random = np.random.default_rng(0)
+    shared = random.normal(0, 1, GROUPS)
+    own = random.normal(0, 0.01, GROUPS)
+    before, after = estimate_of(shared), estimate_of(shared + own + 0.1)
+    expected = np.std(own, ddof=1) / math.sqrt(GROUPS)
+    assert change(before, after).error == pytest.approx(expected)
+    other = estimate_of(shared + own + 0.1, key="b")
+    assert change(before, other).error == pytest.approx(math.hypot(before.error, other.error))
+
+
+@pytest.mark.parametrize("keys", [("a", "a"), ("a", "b")])
+def test_relative_changes_are_linearised_or_paired(keys):
+    random = np.random.default_rng(1)
+    before = estimate_of(2 + random.normal(0, 0.01, GROUPS), keys[0])
+    after = estimate_of(3 + random.normal(0, 0.02, GROUPS), keys[1])
+    found = relative_change(before, after)
+    assert found.value == pytest.approx(0.5, abs=0.05)
+    variances = before.error**2 * (after.value / before.value) ** 2 + after.error**2
+    if keys[0] != keys[1]:
+        assert found.error == pytest.approx(math.sqrt(variances) / before.value)
+    else:
+        assert 0 < found.error < 3 * math.sqrt(variances) / before.value
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        (Estimate(1.0, unit="exact"), Estimate(2.0, unit="exact"), 0.0),
+        (Estimate(1.0), Estimate(2.0), math.nan),
+        (Estimate(1.0, unit="exact"), Estimate(2.0), math.nan),
+    ],
+)
+def test_errors_are_exact_or_unknown(first, second, error):
+    found = change(first, second).error
+    assert found == error or (math.isnan(found) and math.isnan(error))
+
+
+def test_rounding_and_the_error_of_the_method_are_no_change():
+    exact = Estimate(1.0, unit="exact")
+    assert change(exact, Estimate(1.0 + 1e-10, unit="exact")).excess() == 0
+    assert change(exact, Estimate(1.1, unit="exact")).excess() == math.inf
+    assert change(exact, Estimate(1.1, unit="exact", numerical_error=0.2)).excess() == 0
+
+
+def test_an_excess_is_beyond_its_bound():
+    found = Change(0.3, 0.1, 7, 0.0)
+    assert found.excess(0.1) == pytest.approx(2)
+    assert found.excess(0.4) == pytest.approx(-1)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 30)), min_size=1, max_size=12),
+)
+def test_the_tests_are_those_of_holm(drawn):
+    from scipy.stats import t as student
+
+    sizes, degrees = zip(*drawn, strict=True)
+    p_values = 2 * student.sf(np.abs(sizes), degrees)
+    expected = np.zeros(len(sizes), dtype=bool)
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        if p_values[index] >= 0.05 / (len(sizes) - rank) * (1 - 1e-9):
+            break
+        expected[index] = True
+    assert exceeding(sizes, degrees).tolist() == expected.tolist()
+
+
+def test_unknown_errors_are_never_significant_and_cost_nothing():
+    assert exceeding([math.nan, 2.5], [7, 7]).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_all_pairs_agree_with_single_differences(groups):
+    random = np.random.default_rng(groups)
+    estimates = [
+        estimate_of(random.normal(0, 1, groups), key) for key in ("a", "b", "a", "a", "", "")
+    ]
+    estimates += [Estimate(0.3, unit="exact"), Estimate(0.3), over_seeds([1.0, 1.2], [0, 1])]
+    excesses, degrees = pairwise_changes(estimates)
+    for i, one in enumerate(estimates):
+        for j, other in enumerate(estimates):
+            found = change(other, one)
+            if i != j:
+                assert excesses[i, j] == pytest.approx(found.excess(), rel=1e-5, nan_ok=True)
+                assert degrees[i, j] == found.degrees
+
+
+def drawn_cell(random, places, key, shared=0.0):
+    """A cell of places that share a part of their sampling error, and their mean."""
+    common = random.normal(0, 1, (1, GROUPS))
+    groups = 0.8 + 0.01 * (shared * common + random.normal(0, 1, (places, GROUPS)))
+    entries = tuple(
+        Place(f"p{i}", {"value": float(row.mean())}, 512, "ok", "", leave_one_out(row))
+        for i, row in enumerate(groups)
+    )
+    mean = groups.mean(axis=0)
+    return TableCell(
+        {"value": float(mean.mean())}, 512, "ok", "", entries, leave_one_out(mean), key, "samples"
+    )
+
+
+@pytest.mark.parametrize(("keys", "shared"), [(("a", "b"), 0.0), (("a", "b"), 2.0)])
+def test_equal_networks_rarely_change(keys, shared):
+    random = np.random.default_rng(5)
+    comparisons = 400
+    changed = 0
+    for _ in range(comparisons):
+        cells = [drawn_cell(random, 6, key, shared) for key in keys]
+        [found] = mark_significant([difference_of("", "m", *cells)])
+        changed += found.is_significant or any(d.is_significant for d in found.places)
+    # Five in a hundred, and three standard deviations of that count.
+    assert changed <= 0.05 * comparisons + 3 * math.sqrt(0.05 * 0.95 * comparisons)
+
+
+def test_a_large_change_at_one_place_is_found():
+    random = np.random.default_rng(6)
+    before = drawn_cell(random, 6, "a")
+    after = drawn_cell(random, 6, "b")
+    moved = [
+        Place(p.name, {"value": p.value + 0.2}, p.n, "ok", "", tuple(r + 0.2 for r in p.replicates))
+        for p in after.places[:1]
+    ]
+    after = TableCell({"value": after.value}, 512, "ok", "", (*moved, *after.places[1:]),
+                      after.replicates, "b", "samples")  # fmt: skip
+    [found] = mark_significant([difference_of("", "m", before, after)])
+    assert [d.is_significant for d in found.places] == [True, False, False, False, False, False]
+    assert found.verdict.endswith("; 1 of 6 layers")
