@@ -47,7 +47,7 @@ _FACTS = (
     "weights_metadata", "data_options", "mode", "omega",
 )  # fmt: skip
 
-MAX_PLACE_VALUES = 80_000
+MAX_PLACE_VALUES = 70_000
 """Maximum number of values by place on one page, at about 20 bytes each."""
 MAX_DIFFERENCES = 4_000
 """Maximum number of differences between two rows on one page."""
