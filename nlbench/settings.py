@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nlbench.errors import PluginError, RequestError, nearest
 from nlbench.measure import Measure
 from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
-from nlbench.subjects.arguments import MODEL_OWNER, resolve_arguments
+from nlbench.subjects.arguments import MODEL_OWNER, OUTPUT, resolve_arguments
 from nlbench.subjects.data import DatasetInfo
 from nlbench.subjects.model import ModelInfo
 
@@ -85,9 +85,12 @@ def resolve_settings(
             owners.setdefault(owner, info.options)
     arguments = {n: m for n, m in (models or {}).items() if m.options is None or m.options}
     owners |= {name: {} for name in arguments}
-    if arguments:
+    # Every model has an output to choose.
+    if arguments or (models and f"{MODEL_OWNER}.{OUTPUT}" in settings):
         owners.setdefault(MODEL_OWNER, {})
     by_owner = _split_settings(settings, owners)
+    for_all = by_owner.get(MODEL_OWNER, {})
+    output = {OUTPUT: for_all[OUTPUT]} if OUTPUT in for_all else {}
 
     def options_of(name: str, options: Mapping[str, Option], groups: Sequence[str] = ()) -> Options:
         set_options: dict[str, OptionValue | str] = {}
@@ -101,9 +104,10 @@ def resolve_settings(
         {n: options_of(n, info.options, settings_owners(n, info)) for n, info in datasets.items()},
         {
             name: resolve_arguments(
-                name, info, {**by_owner.get(MODEL_OWNER, {}), **by_owner.get(name, {})}
+                name, info, {**(for_all if name in arguments else output), **by_owner.get(name, {})}
             )
-            for name, info in arguments.items()
+            for name, info in (models or {}).items()
+            if name in arguments or output
         },
     )
 

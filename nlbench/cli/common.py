@@ -79,12 +79,12 @@ def split_subject_options(
     >>> split_subject_options(["synthetic.size=9"], "vgg8", "synthetic")
     ((), (('size', '9'),), {})
     """
-    from nlbench.subjects.arguments import MODEL_OWNER, resolve_arguments
+    from nlbench.subjects.arguments import MODEL_OWNER, OUTPUT, resolve_arguments
     from nlbench.subjects.model import declared_info
 
     options, settings = split_dataset_options(texts, data)
     info = declared_info(model)
-    if info.options is not None and not info.options:
+    if info.options is not None and not info.options and f"{MODEL_OWNER}.{OUTPUT}" not in settings:
         return (), options, settings
     arguments: dict[str, str] = {}
     for owner in (MODEL_OWNER, model):

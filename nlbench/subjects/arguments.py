@@ -12,6 +12,9 @@ from .model import ModelInfo
 MODEL_OWNER = "model"
 """Name before the dot in settings of every model of a run that takes arguments."""
 
+OUTPUT = "output"
+"""Setting of every model that selects a tensor of its output, unless it is the model's argument."""
+
 PASSED_ARGUMENTS = ("in_channels", "num_classes", "image_size", "resolution", "input_shape")
 """Arguments that a model gets from its dataset."""
 
@@ -38,8 +41,28 @@ def resolve_arguments(
         raise RequestError(f"{name} needs {', '.join(missing)}; use {expected}")
     if info.options is None:
         return dict(settings)
-    for argument in settings:
-        if argument not in info.options:
+    resolved: dict[str, OptionValue] = {}
+    for argument, value in settings.items():
+        if argument in info.options:
+            resolved[argument] = info.options[argument].parse(value, f"{MODEL_OWNER}.{argument}")
+        elif argument == OUTPUT:
+            resolved[argument] = str(value)
+        else:
             hint = nearest(argument, info.options)
             raise RequestError(f"{name} has no argument '{shorten(argument)}'{hint}")
-    return {n: info.options[n].parse(v, f"{MODEL_OWNER}.{n}") for n, v in settings.items()}
+    return resolved
+
+
+def split_output(
+    arguments: Mapping[str, OptionValue | str], info: ModelInfo
+) -> tuple[dict[str, OptionValue | str], str]:
+    """Split resolved arguments into those of the model, and the choice of its output or ``""``.
+
+    Examples
+    --------
+    >>> split_output({"width": 64, "output": "out"}, ModelInfo())
+    ({'width': 64}, 'out')
+    """
+    passed = dict(arguments)
+    is_own = info.options is not None and OUTPUT in info.options
+    return passed, "" if is_own else str(passed.pop(OUTPUT, ""))

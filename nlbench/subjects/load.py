@@ -12,6 +12,7 @@ from nlbench.errors import NlbenchError, PluginError, RequestError, shorten
 from nlbench.options import OptionValue, resolve_options
 from nlbench.serialization.hashing import state_hash
 
+from .arguments import split_output
 from .build import build_model
 from .calibration import calibrate
 from .data import Data, Dataset, dataset_info
@@ -112,7 +113,8 @@ class ModelSource:
     def fresh(self) -> nn.Module:
         """Build the network, initialised using the seed."""
         spec = self.spec
-        return build_model(spec.model, self.dataset, spec.seed, dict(spec.arguments))
+        arguments, _ = split_output(dict(spec.arguments), self.info)
+        return build_model(spec.model, self.dataset, spec.seed, arguments)
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
         """Build the network and load its weights on the CPU; return it and the weights' metadata.
@@ -166,14 +168,15 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """
     from nlbench.introspection.model_state import batch_norm_layers
 
-    from .inputs import tensor_of_output
+    from .inputs import OutputChoice
     from .samples import draw, sample_facts
     from .subject import Subject
 
     source = model_source(spec)
     dataset, label = source.dataset, source.weights.label
     model, metadata = source.build()
-    model.register_forward_hook(tensor_of_output)
+    _, output = split_output(dict(spec.arguments), source.info)
+    model.register_forward_hook(OutputChoice(output))
     model.to(device).eval()
     sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
     facts = SubjectFacts(

@@ -10,8 +10,11 @@ from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.plan import make_plan
 from nlbench.request import ExecutionOptions, Request
+from nlbench.settings import resolve_settings
+from nlbench.subjects.arguments import resolve_arguments
 from nlbench.subjects.build import build_model
 from nlbench.subjects.load import load_dataset, load_subject
+from nlbench.subjects.model import declared_info
 from nlbench.subjects.own import OwnModel
 from nlbench.subjects.spec import SubjectSpec
 
@@ -347,3 +350,44 @@ def test_adapters_of_transformers_are_called_so(folder):
     write(folder / "tuned" / "adapter_config.json", "{}")
     with pytest.raises(RequestError, match="is an adapter, which needs its base model"):
         registry.load("models", "hf/tuned")
+
+
+TWO_OUTPUTS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3072, 6)
+
+    def forward(self, x):
+        y = self.layer(x.flatten(1)).relu()
+        return {"first": y, "second": 2 * y[:, :3]}
+"""
+
+
+def test_a_setting_selects_a_tensor_of_the_output(tmp_path):
+    (tmp_path / "two.py").write_text(TWO_OUTPUTS)
+
+    def widths(output):
+        settings = {"model.output": output} if output else {}
+        name = f"{tmp_path}/two.py:Net"
+        info = declared_info(name)
+        arguments = tuple(resolve_arguments(name, info, {"output": output}).items())
+        spec = SubjectSpec(name, "init", "digits", samples=4, arguments=arguments)
+        subject = load_subject(spec, torch.device("cpu"))
+        resolved = resolve_settings([], settings, models={name: info})
+        assert dict(resolved.models[name]) == dict(arguments)
+        return subject.model(subject.inputs).shape[1]
+
+    assert widths("first") == 6
+    assert widths("second") == 3
+
+
+def test_a_registered_model_has_only_an_output_to_choose():
+    info = declared_info("vgg8")
+    models = {"vgg8": info}
+    resolved = resolve_settings([], {"model.output": "0"}, models=models)
+    assert resolved.models == {"vgg8": {"output": "0"}}
+    with pytest.raises(RequestError, match="width"):
+        resolve_settings([], {"model.width": "3"}, models=models)
