@@ -26,7 +26,8 @@ from nlbench.conformance.trial import Trial
 from nlbench.measure import INVARIANCES, Measure
 from nlbench.options import resolve_options
 from nlbench.plugin_loading import load_measure
-from nlbench.reports.population import STATISTICS, population_of
+from nlbench.reports.population import population_of
+from nlbench.reports.relative import RELATIVE
 
 LADDER = Path(__file__).parents[1] / "planted_ladder.csv"
 SECTIONS = ("Definition", "Units", "Undefined", "Cost", "Limits", "Published code", "Examples")
@@ -177,10 +178,13 @@ def population_figure(measure: type[Measure]) -> Figure | None:
         "options": dict(resolve_options(measure.options, {}, owner=measure.name)),
         "more_means": measure.more_means,
     }
-    population = population_of(measure.name, about)
+    # Networks are compared by the derived measure, if there is one.
+    name = {base: derived for derived, (base, _) in RELATIVE.items()}.get(
+        measure.name, measure.name
+    )
+    population = population_of(name, {**about, "base": measure.name})
     if population is None:
         return None
-    statistic = STATISTICS.get(measure.name)
     figure, axes = axes_of("", 1.3)
     values = np.sort(population.values)
     axes.plot(values, np.zeros_like(values), "|", color=GREY, markersize=18)
@@ -190,8 +194,7 @@ def population_figure(measure: type[Measure]) -> Figure | None:
         axes.annotate("affine", (population.affine, 1.0), color=GREY, fontsize=8, ha="center",
                       xycoords=("data", "axes fraction"))  # fmt: skip
     axes.set_yticks([])
-    axes.set_xlabel(f"{measure.name}{f', {statistic}' if statistic else ''}: "
-                    f"{len(values)} networks, median {np.median(values):.3g}")  # fmt: skip
+    axes.set_xlabel(f"{name}: {len(values)} networks, median {np.median(values):.3g}")
     return figure
 
 
