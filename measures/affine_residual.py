@@ -195,8 +195,10 @@ class AffineResidual(Measure):
 
     Limits
     ------
-    It is a single number for the whole network and does not locate the nonlinearity. If there are
-    many more inputs than samples, no map predicts anything, so compare with ``permuted``.
+    It is a single number for the whole network and does not locate the nonlinearity. Unless a
+    fold's training samples outnumber the directions of the input, an affine network does not have
+    the value 0. If there are many more, no map predicts anything. A remark says so, and the value
+    has to be compared with ``permuted``.
     """
 
     name: ClassVar[str] = "affine-residual"
@@ -260,7 +262,18 @@ class AffineResidual(Measure):
             "error": sums.std().item() * math.sqrt(n),
             "permuted": ratios[1:].mean().item(),
         }
-        return Result(summary, n=len(outputs))
+        return Result(summary, reason=self._remark(n, inputs.shape[1]), n=len(outputs))
+
+    def _remark(self, distinct: int, directions: int) -> str:
+        """Return a remark if a fold's training samples don't determine an affine map."""
+        folds = min(int(self.settings["folds"]), distinct)
+        training = distinct - -(-distinct // folds)
+        if directions < training - 1:
+            return ""
+        return (
+            f"{distinct} samples don't determine an affine map of {directions} directions of the "
+            "input, so that affine networks have no 0 either: compare with permuted"
+        )
 
     @property
     def _permutations(self) -> int:
