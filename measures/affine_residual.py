@@ -197,8 +197,10 @@ class AffineResidual(Measure):
 
     Limits
     ------
-    It is a single number for the whole network and does not locate the nonlinearity. If there are
-    many more inputs than samples, no map predicts anything, so compare with ``permuted``.
+    It is a single number for the whole network and does not locate the nonlinearity. Unless a
+    fold's training samples outnumber the directions of the input, an affine network does not have
+    the value 0. If there are many more, no map predicts anything. A remark says so, and the value
+    has to be compared with ``permuted``.
     """
 
     name: ClassVar[str] = "affine-residual"
@@ -271,7 +273,12 @@ class AffineResidual(Measure):
                 self._groups.array,
                 lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
             )
-        return Result(summary, n=len(outputs), replicates=replicates)
+        return Result(
+            summary,
+            reason=self._remark(n, inputs.shape[1]),
+            n=len(outputs),
+            replicates=replicates,
+        )
 
     def _residual(
         self, inputs: Tensor, outputs: Tensor, numbers: RowNumbers, kept: Tensor
@@ -282,6 +289,17 @@ class AffineResidual(Measure):
         folds = int(self.settings["folds"])
         errors = _squared_errors(inputs, outputs[:, None], kept_numbers, folds)
         return _ratio(errors.sum(), outputs.square().sum()).item()
+
+    def _remark(self, distinct: int, directions: int) -> str:
+        """Return a remark if a fold's training samples don't determine an affine map."""
+        folds = min(int(self.settings["folds"]), distinct)
+        training = distinct - -(-distinct // folds)
+        if directions < training - 1:
+            return ""
+        return (
+            f"{distinct} samples don't determine an affine map of {directions} directions of the "
+            "input, so that affine networks have no 0 either: compare with permuted"
+        )
 
     @property
     def _permutations(self) -> int:

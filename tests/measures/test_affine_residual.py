@@ -162,3 +162,13 @@ def test_undefined_and_refused_samples():
 def test_constant_inputs_predict_the_mean():
     value = affine_residual(torch.ones(50, 3), torch.randn(50, 2)).item()
     assert value == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(("n", "d", "is_determined"), [(40, 8, True), (40, 64, False)])
+def test_a_remark_says_if_samples_determine_no_affine_map(n, d, is_determined):
+    torch.manual_seed(0)
+    run = nlbench.evaluate(nn.Linear(d, 3), torch.randn(n, d), ["affine-residual"])
+    result = run["affine-residual"]
+    assert result.status == "ok"
+    assert (result.summary["value"] < 1e-9) is is_determined
+    assert ("don't determine an affine map" in result.reason) is not is_determined
