@@ -220,7 +220,9 @@ def _evaluate_network(
     def key_of(
         facts: SubjectFacts, measure: type[Measure], recorded_errors: str | None = None
     ) -> str:
-        recorded = RecordedMeasure.of(measure, dict(resolved.measures)[measure], recorded_errors)
+        # Without errors, the key is that of versions that had none.
+        in_key = None if recorded_errors == "none" else recorded_errors
+        recorded = RecordedMeasure.of(measure, dict(resolved.measures)[measure], in_key)
         return content_key(
             {
                 "measure": to_plain(recorded),

@@ -47,7 +47,7 @@ LABEL_NAMES = ("y", "labels", "label", "targets", "target", "arr_1")
 LABEL = Option("", "column with the labels; without it, the rows have none")
 
 
-class Paths(Family):
+class DataPaths(Family):
     """Data by path, without the family's name."""
 
     description = FORM

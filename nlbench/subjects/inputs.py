@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.introspection import pytree
 from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.operations.registry import source_of

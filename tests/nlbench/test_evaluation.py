@@ -353,7 +353,8 @@ def test_runs_are_compared_from_python():
     second = nlbench.evaluate(model, 3 * torch.randn(64, 4), ["r2"])
     frame = nlbench.compare(first, second).frame()
     expected = second["r2"].summary["value"] - first["r2"].summary["value"]
-    assert frame["difference"].tolist() == pytest.approx([expected])
+    assert frame["place"].tolist() == ["", "1"]
+    assert frame["difference"].tolist() == pytest.approx([expected, expected])
     assert "<table" in nlbench.compare(first, second)._repr_html_()
 
 

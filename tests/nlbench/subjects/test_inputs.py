@@ -342,7 +342,8 @@ def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
     first, second = torch.randn(2, 30, 4)
     for inputs in (first, second, list(first.split(7))):
         drawn.clear()
-        run = nlbench.evaluate(model, inputs, ["nlc", "density"])
+        # With errors they come from the key without, so that values are the same.
+        run = nlbench.evaluate(model, inputs, ["nlc", "density"], errors="none")
         assert {record.key for record in run.records} <= set(drawn)
 
 

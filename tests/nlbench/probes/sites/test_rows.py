@@ -142,7 +142,8 @@ def test_functions_of_all_rows_take_a_drawn_part():
 
     measure = nlbench.site_measure()(size)
     tokens = torch.randint(1, 9, (64, 40))
-    run = nlbench.evaluate(Masked(), tokens, [measure], settings={"sites.of": "blocks"})
+    settings = {"sites.of": "blocks"}
+    run = nlbench.evaluate(Masked(), tokens, [measure], settings=settings, errors="none")
     assert seen == [1024, 1024]
     assert run["size"].values[0].statistics["rows"] == 1024
     assert len(draw_rows(64 * 40, 1024, 0).unique()) == 1024
