@@ -81,7 +81,7 @@ def mlp(seed: int) -> nn.Module:
 
 
 def draw_normal(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw skewed, correlated inputs; the labels are the quadrant of two of them."""
+    """Draw skewed, correlated inputs, labelled by the quadrant of two of them."""
     normal = torch.randn(n, 16, generator=generator)
     inputs = normal + 0.5 * normal.roll(1, 1).square()
     return inputs, 2 * (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
@@ -188,7 +188,7 @@ class Tally:
 
 
 def measure(family: Family, draws: int, size: int) -> dict[str, dict[str, Tally]]:
-    """Measure all draws; return the tallies of each measure."""
+    """Measure all draws and return the tallies of each measure."""
     names = ("network", "layer", "difference")
     tallies = {measure: {name: Tally() for name in names} for measure in family.measures}
     for draw in range(draws):

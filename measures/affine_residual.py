@@ -251,7 +251,8 @@ class AffineResidual(Measure):
         numbers = DistinctRows().add(samples)
         inputs = _coordinates(prepare_samples(samples, "x"))
         outputs = _outputs(prepare_samples(torch.cat(self._outputs), "y"))
-        n, generator = numbers.distinct, torch.Generator().manual_seed(0)
+        n = numbers.distinct
+        generator = torch.Generator().manual_seed(0)
         orders = (torch.randperm(n, generator=generator) for _ in range(self._permutations))
         distinct = outputs[~numbers.is_copy]
         permuted = (distinct[order][numbers.index] for order in orders)
@@ -284,7 +285,8 @@ class AffineResidual(Measure):
         self, inputs: Tensor, outputs: Tensor, numbers: RowNumbers, kept: Tensor
     ) -> float:
         """Return the residual over some of the samples, whose folds stay the same."""
-        inputs, outputs = inputs[kept], outputs[kept] - outputs[kept].mean(0)
+        inputs = inputs[kept]
+        outputs = outputs[kept] - outputs[kept].mean(0)
         kept_numbers = numbers.of_rows(kept.nonzero()[:, 0])
         folds = int(self.settings["folds"])
         errors = _squared_errors(inputs, outputs[:, None], kept_numbers, folds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,8 @@ from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.measure.replicates import without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option, OptionValue
+
+from .statistics.sample_seeds import sample_seeds
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
@@ -86,18 +87,6 @@ def squared_jacobian_norms(
     if not torch.isfinite(norms).all():
         raise NotFinite("an output or a derivative of the network is not finite")
     return norms
-
-
-def sample_seeds(inputs: Tensor, occurrences: Counter[bytes]) -> Tensor:
-    """Return a seed (n,) for each sample, from its values and its earlier occurrences."""
-    seeds = []
-    for sample in inputs.detach().cpu():
-        # The same for every dtype that represents the sample.
-        digest = hashlib.sha256(sample.double().numpy().tobytes()).digest()
-        content = digest + occurrences[digest].to_bytes(8, "big")
-        occurrences[digest] += 1
-        seeds.append(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
-    return torch.tensor(seeds, dtype=torch.int64)
 
 
 def _norms(

@@ -294,7 +294,7 @@ class _LinearityAccumulator(Accumulator):
 
 
 class _LeftOutSums(LeftOut):
-    """Sums of each group at one place; a fold consists of groups that are equal modulo folds."""
+    """Sums of each group at one place. A fold consists of groups that are equal modulo folds."""
 
     def __init__(self, folds: int) -> None:
         if GROUPS % folds:

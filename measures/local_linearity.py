@@ -18,7 +18,7 @@ from nlbench.measure.replicates import without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 
-from .geometric_complexity import sample_seeds
+from .statistics.sample_seeds import sample_seeds
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch

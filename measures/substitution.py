@@ -414,7 +414,7 @@ def _sums_without_each(
 
 
 def _are_class_labels(outputs: Tensor, labels: Tensor, cost: str) -> bool:
-    """Return True if labels are classes; raise if the cost requires that and they aren't."""
+    """Return True if labels are classes, and raise if the cost requires that and they aren't."""
     try:
         class_labels(outputs, labels)
     except Undefined as error:

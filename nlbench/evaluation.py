@@ -126,17 +126,31 @@ def evaluate(
     >>> run.scores["weights"].unique().tolist()
     ['epoch 1', 'epoch 2']
     """
-    if not isinstance(model, Mapping):
-        return _evaluate(model, inputs, measures, labels, settings, name, progress, "given", errors)
-    if not model:
+    if errors not in ERRORS:
+        raise RequestError(f"errors: unknown '{errors}'{nearest(errors, ERRORS)}")
+    models = model if isinstance(model, Mapping) else {"given": model}
+    if not models:
         raise RequestError("no model to evaluate, expected at least one")
-    if len(model) > 1 and iter(inputs) is inputs:
+    if len(models) > 1 and iter(inputs) is inputs:
         raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
-    runs = [
-        _evaluate(network, inputs, measures, labels, settings, name, progress, str(weights), errors)
-        for weights, network in model.items()
-    ]
-    return combine(runs)
+    runs = []
+    for weights, each in models.items():
+        _check_model(each)
+        with unwrapped(each) as network:
+            runs.append(
+                _evaluate(
+                    network,
+                    inputs,
+                    measures,
+                    labels,
+                    settings,
+                    name,
+                    progress,
+                    str(weights),
+                    errors,
+                )
+            )
+    return combine(runs) if isinstance(model, Mapping) else runs[0]
 
 
 def combine(runs: Sequence[Run]) -> Run:
@@ -148,26 +162,6 @@ def combine(runs: Sequence[Run]) -> Run:
 
 
 def _evaluate(
-    model: nn.Module,
-    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
-    measures: str | Sequence[str | type[Measure]],
-    labels: Tensor | bool | str | None,
-    settings: Settings | None,
-    name: str | None,
-    progress: Progress | None,
-    weights: str,
-    errors: str,
-) -> Run:
-    if errors not in ERRORS:
-        raise RequestError(f"errors: unknown '{errors}'{nearest(errors, ERRORS)}")
-    _check_model(model)
-    with unwrapped(model) as network:
-        return _evaluate_network(
-            network, inputs, measures, labels, settings, name, progress, weights, errors
-        )
-
-
-def _evaluate_network(
     model: nn.Module,
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     measures: str | Sequence[str | type[Measure]],

@@ -181,7 +181,7 @@ class Option:
         return text.strip() if self.choices else text
 
     def _literal(self, value: object, label: str) -> OptionValue:
-        """Convert text that is a number or a truth value; other text stays text."""
+        """Convert text that is a number or a truth value. Other text stays text."""
         if not isinstance(value, OptionValue):
             raise TypeError
         if not isinstance(value, str):

@@ -132,7 +132,7 @@ def _plan_subjects(
 
 
 def _spec_content(spec: SubjectSpec) -> dict[str, Any]:
-    """Return the fields of a specification; without arguments, as before models had any."""
+    """Return the fields of a specification, without arguments if none are set."""
     content = {**vars(spec), "options": dict(spec.options), "arguments": dict(spec.arguments)}
     if not spec.arguments:
         del content["arguments"]

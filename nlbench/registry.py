@@ -80,7 +80,7 @@ class Family(ABC):
         return ()
 
     def claim(self, name: str) -> str:
-        """Return the full name of a member without the family's name, such as a path; else ``""``.
+        """Return the full name of a member without the family's name, such as a path, or ``""``.
 
         Called only for names that are not registered.
         """

@@ -81,7 +81,8 @@ def _assigned(node: ast.ClassDef) -> dict[str, ast.expr]:
             if statement.value is not None:
                 assigned[statement.target.id] = statement.value
         elif isinstance(statement, ast.Assign):
-            target, value = statement.targets[0], statement.value
+            target = statement.targets[0]
+            value = statement.value
             if isinstance(target, ast.Name):
                 assigned[target.id] = value
             elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -96,7 +97,7 @@ def _constants(values: Mapping[str, ast.expr]) -> dict[str, str]:
 
 
 def _origin(tree: ast.Module, module: str, name: str) -> tuple[str, str]:
-    """Return the module and the name that a class is imported from; empty if it is not."""
+    """Return the module and the name that a class is imported from, or empty texts."""
     spec = find_source(module)
     is_package = spec is not None and spec.submodule_search_locations is not None
     package = module if is_package else module.rpartition(".")[0]

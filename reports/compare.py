@@ -72,12 +72,12 @@ class Difference:
 
     @property
     def before(self) -> float:
-        """The first value; NaN if there is none."""
+        """The first value, or NaN if there is none."""
         return self.first.value
 
     @property
     def after(self) -> float:
-        """The second value; NaN if there is none."""
+        """The second value, or NaN if there is none."""
         return self.second.value
 
     @property
@@ -92,7 +92,7 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """Standard error of the difference; NaN if unknown."""
+        """Standard error of the difference, or NaN if unknown."""
         return self.estimate.error
 
     @property
@@ -454,7 +454,7 @@ def _lost_line(d: Difference) -> str:
 
 
 def _beyond(value: float, bound: float, sign: int, is_signed: bool) -> float:
-    """Return by how much a change exceeds the bound of a condition; NaN relative to zero."""
+    """Return by how much a change exceeds the bound of a condition, or NaN relative to zero."""
     return sign * ((value if is_signed else abs(value)) - bound)
 
 

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from .compare import Difference
     from .estimates import Estimate
 
-_WIDTH, _LEFT, _RIGHT = 760.0, 150.0, 610.0
-_ROW, _TOP = 26.0, 14.0
+_WIDTH = 760.0
+_LEFT = 150.0
+_ROW = 26.0
+_TOP = 14.0
+_CHARACTER = 8.2
+"""Width of a character of the differences, in the plot's units."""
 _MAX_PLACES = 80
 _MAX_NAME = 22
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -37,7 +41,9 @@ def draw_dumbbells(
         kept = {id(d) for d in sorted(drawn, key=lambda d: -abs(d.change))[:_MAX_PLACES]}
         drawn = [d for d in drawn if id(d) in kept]
     rows = [*drawn, difference] if math.isfinite(difference.change) else drawn
-    axis = _Axis(end for d in rows for e in (d.first, d.second) for end in _ends(e))
+    # The differences stand to the right of the axis.
+    right = _WIDTH - 36 - _CHARACTER * max((len(d.text) for d in rows), default=0)
+    axis = _Axis((end for d in rows for e in (d.first, d.second) for end in _ends(e)), right)
     bottom = _TOP + _ROW * len(rows) + 10
     height = bottom + 40
     parts = [axis.grid(_TOP, bottom)]
@@ -49,7 +55,7 @@ def draw_dumbbells(
             parts.append(f'<line class="rule" {line}/>')
     title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
     parts.append(
-        f'<text class="tick" x="{(_LEFT + _RIGHT) / 2:g}" y="{height - 6:g}" text-anchor="middle">'
+        f'<text class="tick" x="{(_LEFT + right) / 2:g}" y="{height - 6:g}" text-anchor="middle">'
         f"{escape(_axis_label(difference.measure, info))}</text>"
     )
     return Markup(
@@ -74,15 +80,18 @@ def _ends(estimate: Estimate) -> tuple[float, float]:
 class _Axis:
     """A horizontal axis that holds all given values."""
 
-    def __init__(self, values: Iterable[float]) -> None:
+    def __init__(self, values: Iterable[float], right: float) -> None:
+        self._right = right
         finite = [value for value in values if math.isfinite(value)]
-        low, high = min(finite), max(finite)
+        low = min(finite)
+        high = max(finite)
         margin = 0.03 * (high - low) or 0.05 * abs(high) or 0.5
-        self.low, self.high = low - margin, high + margin
+        self.low = low - margin
+        self.high = high + margin
 
     def position(self, value: float) -> float:
         """Return the coordinate of a value."""
-        return _LEFT + (value - self.low) / (self.high - self.low) * (_RIGHT - _LEFT)
+        return _LEFT + (value - self.low) / (self.high - self.low) * (self._right - _LEFT)
 
     def grid(self, top: float, bottom: float) -> str:
         """Draw the grid with its numbers."""
@@ -146,7 +155,7 @@ def _row(d: Difference, y: float, axis: _Axis, names: tuple[str, str]) -> str:
 def draw_strips(
     difference: Difference, names: tuple[str, str], info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the strips of both networks on one scale, with its legend; empty without places."""
+    """Return the strips of both networks on one scale, with its legend, if there are places."""
     sides = [[d.before for d in difference.places], [d.after for d in difference.places]]
     colours = colour_scale(difference.measure, info, [v for side in sides for v in side])
     if colours is None:

@@ -241,7 +241,8 @@ def _differences(rows: Sequence[Row], measures: Sequence[str]) -> list[list[list
 
 
 def _difference_text(base: Row, row: Row, measure: str) -> str:
-    first, second = base.entries[measure], row.entries[measure]
+    first = base.entries[measure]
+    second = row.entries[measure]
     if base is row or not math.isfinite(first.value) or not math.isfinite(second.value):
         return ""
     found = change(first.estimate, second.estimate)
@@ -256,7 +257,7 @@ def _means(
     lists: _PlaceLists,
     colours: Mapping[str, ColourScale | None],
 ) -> list[dict[str, Any] | None]:
-    """Pack the means over seeds at each place; empty for a single seed."""
+    """Pack the means over seeds at each place, if there are several seeds."""
     if len(row.subjects) < 2 or not all(s.label in with_places for s in row.subjects):
         return []
     run = runs.get(row.subjects[0].run) or next(iter(runs.values()))
@@ -363,7 +364,7 @@ def _cell(
 
 
 def _statistic(name: str, value: float | None) -> float | str | None:
-    """Convert a statistic to JSON; of an error, four digits are enough."""
+    """Convert a statistic to JSON, an error with four digits."""
     if name == "error" and value is not None and math.isfinite(value):
         return float(f"{value:.4g}")
     return _json_number(value)

@@ -49,7 +49,7 @@ class Estimate:
 
     @cached_property
     def error(self) -> float:
-        """Standard error; 0 if the value is exact, NaN if it is unknown."""
+        """Standard error, or 0 if the value is exact, NaN if it is unknown."""
         if self.unit == "exact":
             return 0.0
         error = standard_error(self.replicates)
@@ -57,17 +57,17 @@ class Estimate:
 
     @property
     def degrees(self) -> float:
-        """Degrees of freedom of the standard error; infinite if the value is exact."""
+        """Degrees of freedom of the standard error, or infinite if the value is exact."""
         return math.inf if self.unit == "exact" else len(self.replicates) - 1
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The confidence interval, without the numerical error; NaN if unknown."""
+        """The confidence interval, without the numerical error, or NaN if unknown."""
         return interval(self.value, self.error, self.degrees)
 
 
 def interval(value: float, error: float, degrees: float) -> tuple[float, float]:
-    """Return the confidence interval for a value with a standard error; NaN if unknown.
+    """Return the confidence interval for a value with a standard error, or NaN if unknown.
 
     Examples
     --------
@@ -133,11 +133,11 @@ class Change:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The confidence interval; NaN if unknown."""
+        """The confidence interval, or NaN if unknown."""
         return interval(self.value, self.error, self.degrees)
 
     def excess(self, bound: float = 0.0) -> float:
-        """Return by how many standard errors the change exceeds a bound; NaN if unknown."""
+        """Return by how many standard errors the change exceeds a bound, or NaN if unknown."""
         beyond = self.value - bound
         beyond -= math.copysign(min(self.tolerance, abs(beyond)), beyond)
         if math.isnan(self.error) or math.isnan(beyond):

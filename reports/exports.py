@@ -121,7 +121,7 @@ def to_latex(run: Run, *, ranks: bool = True, error: bool = False) -> str:
 def latex_table(
     rows: Sequence[Row], measures: Measures, *, ranks: bool = False, error: bool = True
 ) -> str:
-    """Convert a leaderboard to a LaTeX table; see `to_latex`."""
+    """Convert a leaderboard to a LaTeX table, see `to_latex`."""
     head, lines = _texts(rows, ranks, error)
     arrows = [_arrow(measures.get(name, {})) for name in head[1:]]
     heads = [

@@ -73,12 +73,12 @@ class Standing:
 
     @property
     def value(self) -> float:
-        """The value; NaN if there is none."""
+        """The value, or NaN if there is none."""
         return self.estimate.value
 
     @property
     def error(self) -> float:
-        """Standard error of the value; 0 if it is exact, NaN if unknown."""
+        """Standard error of the value, or 0 if it is exact, NaN if unknown."""
         return self.estimate.error
 
 

@@ -98,7 +98,7 @@ class ColourScale:
 def colour_scale(
     measure: str, info: Mapping[str, Any], values: Iterable[float]
 ) -> ColourScale | None:
-    """Return the scale of colours for a measure; None if there is no value.
+    """Return the scale of colours for a measure, or None if there is no value.
 
     It extends from an affine network to the most nonlinear reference network, over the bounds of a
     measure without reference networks, or else over the values.

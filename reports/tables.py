@@ -53,7 +53,7 @@ class Place:
 
     @property
     def numerical_error(self) -> float:
-        """Bound for the error of the method; 0 if there is none."""
+        """Bound for the error of the method, or 0 if there is none."""
         return self.statistics.get("numerical_error", 0.0)
 
 
@@ -214,7 +214,7 @@ def _value(statistics: Mapping[str, float], status: str) -> float:
 
 @dataclass(frozen=True)
 class CellReplicates:
-    """Replicates of a cell's summary and of its places; see `TableCell`."""
+    """Replicates of a cell's summary and of its places, see `TableCell`."""
 
     summary: tuple[float, ...] = ()
     places: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -315,7 +315,7 @@ class Scores:
             key = labels[record.subject.identity], record.measure.name
             if key in scores._done:
                 raise RequestError(f"two records for {', '.join(key)}; expected one")
-            scores._done[key] = cell = _cell_of(record.result, CellReplicates.of(record))
+            scores._done[key] = cell = _table_cell(record.result, CellReplicates.of(record))
             if len({place.name for place in cell.places}) < len(cell.places):
                 raise RequestError(f"the record for {', '.join(key)} contains a place twice")
         shown = dict.fromkeys([*measures, *(record.measure.name for record in records)])
@@ -375,7 +375,7 @@ class Scores:
         return self._done[key]
 
 
-def _cell_of(result: Result, replicates: CellReplicates = CellReplicates()) -> TableCell:
+def _table_cell(result: Result, replicates: CellReplicates = CellReplicates()) -> TableCell:
     places = tuple(
         Place(v.place, v.numbers if v.status == "ok" else {}, v.n, v.status, v.reason, v.replicates)
         for v in result.values

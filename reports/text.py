@@ -172,7 +172,7 @@ def _exponent(value: float, error: float, signed: bool) -> str:
 
 
 def range_text(values: Iterable[float], decimals: int | None = None) -> str:
-    """Format the range of values; empty if none is finite.
+    """Format the range of values, or return an empty text if none is finite.
 
     Examples
     --------
@@ -190,7 +190,7 @@ def range_text(values: Iterable[float], decimals: int | None = None) -> str:
 
 
 def interval_text(low: float, high: float, error: float) -> str:
-    """Format a confidence interval; empty if it is unknown.
+    """Format a confidence interval, or return an empty text if it is unknown.
 
     Examples
     --------

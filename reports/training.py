@@ -100,7 +100,7 @@ def _step(row: Row) -> int:
 
 
 def _difference(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Difference:
-    """Compare two steps; with several seeds, their means."""
+    """Compare two steps, by their means over seeds."""
     if len(pairs) == 1:
         return difference_of("", measure, *pairs[0])
     seeds = range(len(pairs))
@@ -146,7 +146,8 @@ def training_findings(training: TrainingRun, scores: Scores, measures: Measures)
                 f"{len(clear)} of {known} {noun} changed."
             )
             break
-    clear_texts, unclear = [], []
+    clear_texts = []
+    unclear = []
     for name in compared:
         d = changes[name]
         ends = " → ".join(plus_minus(e.value, e.error) for e in (d.first, d.second))

@@ -310,7 +310,7 @@ class GroupPairs:
 
 @dataclass(frozen=True, eq=False)
 class GroupedPairs:
-    """Samples of each group; measures that have added the same batches share one."""
+    """Samples of each group. Measures that have added the same batches share one."""
 
     groups: tuple[GroupPairs, ...] = (GroupPairs(),) * GROUPS
     origin: Tensor | None = None

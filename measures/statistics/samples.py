@@ -212,7 +212,7 @@ def is_resolved(
 
 
 def unresolved_side(role: str) -> Undefined:
-    """Return the error for an input or output whose spread is rounding; see `is_resolved`."""
+    """Return the error for an input or output whose spread is rounding, see `is_resolved`."""
     return Undefined(f"the spread of the {role} is too close to float64's rounding")
 
 

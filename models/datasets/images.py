@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +21,15 @@ IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 
 
 SIZE = Option(
     0,
-    "side of the square in pixels; 0: the side that the model's weights expect, else 224",
+    "side of the square in pixels; 0: the side that the model's weights expect, else that of the "
+    "images, if they are squares of one size below 224, else 224",
     minimum=0,
     maximum=4096,
 )
 CHANNELS = Option(3, "3: RGB; 1: grayscale", minimum=1, maximum=3)
 EXIF = Option(False, "rotate images as their EXIF data say")
+COMPARED_FILES = 64
+"""Maximum number of images whose sizes are compared, evenly spaced over the files."""
 VALIDATION = ("val", "validation", "test")
 
 LabelledFiles = list[tuple[str, int]]
@@ -159,7 +163,8 @@ def images(
     folder : str
         By default ``$NLBENCH_DATA/images``.
     size : int
-        See `imagenet`.
+        Side of the network's input. If 0, it is that of the model's weights. Without weights that
+        say so, squares of one size below 224 keep it, and others are resized as for ImageNet.
     classes : int
         Number of logits of the networks. If 0, it is the number of class folders, or 1,000 if there
         are none. If it differs from the number of folders, the images have no labels.
@@ -185,7 +190,7 @@ def images(
 def image_folder(
     root: Path, name: str, size: int, classes: int, channels: int, *, exif: bool
 ) -> Dataset:
-    """Open a folder of images; see `images`."""
+    """Open a folder of images, see `images`."""
     if channels == 2:
         raise RequestError("images.channels: expected 1 or 3, got 2")
     train, test = _splits(root)
@@ -199,6 +204,7 @@ def image_folder(
         test=lambda: _image_files(test),
         classes=classes or len(class_folders) or 1000,
         size=size,
+        side=None if size else _common_side(lambda: _image_files(test)),
         note=(
             f"test split: {test.name}, training split: train"
             if is_split
@@ -221,6 +227,7 @@ def _make_dataset(
     labelled: bool = True,
     channels: int = 3,
     exif: bool = False,
+    side: int | None = None,
 ) -> Dataset:
     from .items import ImageFiles
 
@@ -252,7 +259,26 @@ def _make_dataset(
             adapt=with_preprocessing,
         )
 
+    if side is not None:
+        return with_preprocessing(replace(IMAGENET_PREPROCESSING, crop=side, resize=side))
     return with_preprocessing(IMAGENET_PREPROCESSING)
+
+
+def _common_side(find: Callable[[], LabelledFiles]) -> int | None:
+    """Return the side of the images if all compared ones are squares of one small size."""
+    from PIL import Image
+
+    sizes = set()
+    # What can't be listed or read is reported when the images are read.
+    with contextlib.suppress(RequestError, OSError):
+        files = find()
+        for path, _ in files[:: -(-len(files) // COMPARED_FILES)]:
+            with Image.open(path) as image:
+                sizes.add(image.size)
+    if len(sizes) != 1:
+        return None
+    width, height = sizes.pop()
+    return width if width == height < IMAGENET_PREPROCESSING.crop else None
 
 
 def _splits(root: Path) -> tuple[Path, Path]:

@@ -155,7 +155,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         return [label for _, label in self._files]
 
     def left_out(self) -> str:
-        """Count the files in the images' folders that are no samples, by suffix; empty if none."""
+        """Count the files in the images' folders that are no samples, by suffix."""
         names = {path for path, _ in self._files}
         folders = sorted({os.path.dirname(path) for path in names})  # noqa: PTH120
         suffixes: Counter[str] = Counter()

@@ -54,7 +54,7 @@ class DataPaths(Family):
     claimed_form = FORM
 
     def names(self) -> Sequence[str]:
-        """Return nothing; paths can't be listed."""
+        """Return nothing. Paths can't be listed."""
         return ()
 
     def claim(self, name: str) -> str:
@@ -233,7 +233,7 @@ def _is_number(value: object) -> bool:
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
-    """Return the columns as float32; raise if one isn't numeric or not finite."""
+    """Return the columns as float32, and raise if one isn't numeric or finite."""
     import numpy as np
 
     if not frame.shape[1]:
@@ -312,7 +312,7 @@ def _choose_arrays(content: Any, name: str) -> tuple[Any, Any, str]:
 
 
 def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
-    """Return bytes as images with channels first in [0, 1]; other arrays as they are."""
+    """Convert images of bytes to [0, 1] with channels first, and return other arrays as given."""
     import numpy as np
     import torch
 

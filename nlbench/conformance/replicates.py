@@ -12,7 +12,7 @@ from .check import Check
 from .trial import Trial, relu_network, samples, value_of
 
 TOLERANCE = 1e-6
-"""Maximum difference, relative to the value but at least to 1; replicates are rounded."""
+"""Maximum difference, relative to the value but at least to 1. Replicates are rounded."""
 
 
 def check_replicates(trial: Trial, first: Result) -> Iterator[Check]:

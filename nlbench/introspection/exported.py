@@ -86,7 +86,7 @@ class _Scope(nn.Module):
     """Stands for a module of the network, and runs its operations."""
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the operations of the current call; the inputs are only shown to hooks."""
+        """Run the operations of the current call. The inputs are only shown to hooks."""
         steps, values = self._call  # type: ignore[misc]
         for step in steps:
             step.run(values)
@@ -112,7 +112,7 @@ class ExportedNetwork(nn.Module):
         self.signature = inspect.signature(program.forward)
         self._in_spec, self._out_spec = _specs(program)
         nodes = list(program.graph.nodes)
-        self._classes = dict(_module_of(node) for node in nodes)
+        self._classes = dict(_innermost_module(node) for node in nodes)
         self._placeholders = [node.name for node in nodes if node.op == "placeholder"]
         self._output = _with_references(nodes[-1].args[0])
         self._constants: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class ExportedNetwork(nn.Module):
         kept = {node for node in nodes if node.op == "get_attr"} | {*nodes[-1].all_input_nodes}
         self._blocks = [
             self._block(list(group), last_user, kept)
-            for _, group in itertools.groupby(calls, key=_call_of)
+            for _, group in itertools.groupby(calls, key=_innermost_call)
         ]
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
@@ -155,7 +155,7 @@ class ExportedNetwork(nn.Module):
         return owner is not None and (leaf in owner._parameters or leaf in owner._buffers)
 
     def _module(self, path: str) -> nn.Module:
-        """Return the module of a path; create it and its parents if there is none."""
+        """Return the module of a path, created with its parents if there is none."""
         module: nn.Module = self
         for number, part in enumerate(path.split(".") if path else (), 1):
             if part not in module._modules:
@@ -167,7 +167,7 @@ class ExportedNetwork(nn.Module):
     def _block(
         self, nodes: Sequence[fx.Node], last_user: Mapping[fx.Node, fx.Node], kept: set[fx.Node]
     ) -> _Block:
-        path, _ = _module_of(nodes[0])
+        path, _ = _innermost_module(nodes[0])
         self._module(path)
         inside = {node.name for node in nodes}
         sources = [source for node in nodes for source in node.all_input_nodes]
@@ -254,13 +254,13 @@ def _attribute(owner: Any, target: str) -> Any:
     return reduce(getattr, target.split("."), owner)
 
 
-def _call_of(node: fx.Node) -> str:
+def _innermost_call(node: fx.Node) -> str:
     """Return the key of the innermost module call of a node."""
     keys = list(node.meta.get("nn_module_stack") or ("",))
     return str(keys[-1])
 
 
-def _module_of(node: fx.Node) -> tuple[str, str]:
+def _innermost_module(node: fx.Node) -> tuple[str, str]:
     """Return the path and the class name of a node's innermost module."""
     stack = node.meta.get("nn_module_stack") or {"": ("", "")}
     path, kind = next(reversed(stack.values()))

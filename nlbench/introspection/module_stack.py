@@ -94,7 +94,7 @@ class SiteName:
 
     @property
     def where(self) -> str:
-        """Where a functional call stands, as ``net.py:11, after conv1``; empty for a module's."""
+        """Where a functional call stands, as ``net.py:11, after conv1``."""
         if self.after is None or self.origin is None:
             return ""
         line = f"{Path(self.origin.file).name}:{self.origin.line}"
@@ -263,7 +263,7 @@ class ModuleStack(TorchFunctionMode):
         return self.frames[-1].module if self.frames else None
 
     def number_activation(self, call: FunctionCall) -> CallId | None:
-        """Return the identity of an activation call, and count it; None for any other call."""
+        """Count an activation call and return its identity, or None for any other call."""
         if not self.frames or not call.operation.kind or not isinstance(call.input, Tensor):
             return None
         frame = self.frames[-1]
@@ -271,7 +271,7 @@ class ModuleStack(TorchFunctionMode):
         return frame.call._replace(position=frame.activations - 1)
 
     def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Handle the begin of a module call; return other arguments, or None to keep them."""
+        """Handle the begin of a module call, and return other arguments or None."""
 
     def left(self, frame: Frame, output: Any) -> Any:
         """Handle the end of a module call, whose output is None after an error.
@@ -471,7 +471,8 @@ class SiteNames(ModuleStack):
 
     def left(self, frame: Frame, output: Any) -> None:
         """End a possible handwritten activation."""
-        module, handwritten = frame.module, frame.handwritten
+        module = frame.module
+        handwritten = frame.handwritten
         self._returned = frame.call.path
         if handwritten is None:
             return
@@ -493,7 +494,9 @@ class SiteNames(ModuleStack):
         name = SiteName(self._number(base), base, handwritten.kind, _origin())
         if len(handwritten.names) == 1:
             inner = handwritten.names[0]
-            inner.text, inner.base, inner.after = name.text, base, None
+            inner.text = name.text
+            inner.base = base
+            inner.after = None
         else:
             # A probe that sees the pieces treats each as a site.
             pieces: Counter[str] = Counter()

@@ -86,7 +86,7 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
 
 
 class _Float32:
-    """The process-wide precision of float32; the innermost of nested requests applies.
+    """The process-wide precision of float32. The innermost of nested requests applies.
 
     The user's settings are saved at the first request and restored after the last one, so that no
     request is mistaken for a user's setting.

@@ -73,7 +73,7 @@ def through_wrappers(function: F) -> F:
 
 
 def _take_off_wrappers(model: nn.Module, stack: ExitStack) -> nn.Module:
-    """Return the network inside a model's wrappers; the stack puts them back."""
+    """Return the network inside a model's wrappers. The stack puts them back."""
     network = _inside(model)
     # The table of a scripted module can't be iterated.
     modules = [m for m in network.modules() if not isinstance(m, torch.jit.ScriptModule)]

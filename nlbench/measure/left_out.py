@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from nlbench.errors import NotFinite, Undefined, first_line
+
 from .replicates import GROUPS, group_index
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ MAX_GROUP_BYTES = 2**28
 
 
 class NoReplicates(Exception):
-    """Signal that a site has no replicates; the message is the reason."""
+    """Signal that a site has no replicates. The message is the reason."""
 
 
 def check_group_memory(size: int) -> None:
@@ -105,7 +107,7 @@ def _merge(first: Accumulator, second: Accumulator) -> Accumulator:
 
 
 class SiteReplicates:
-    """Replicates of all sites of a measure; errors leave a site without them.
+    """Replicates of all sites of a measure. Errors leave a site without them.
 
     Parameters
     ----------
@@ -136,8 +138,8 @@ class SiteReplicates:
                 self._sites[place].add(numbered, group_index(numbered.sources.index))
         except NoReplicates as error:
             self._reasons[place] = str(error)
-        except Exception:  # Plugins may raise any exception for fewer samples.
-            self._reasons[place] = ""
+        except Exception as error:  # Plugins may raise any exception for fewer samples.
+            self._reasons[place] = _reason(error)
 
     def of_place(self, place: str) -> tuple[float, ...]:
         """Return the replicates of a site, or none if they are undefined."""
@@ -148,8 +150,8 @@ class SiteReplicates:
                 return self._sites[place].replicates()
         except NoReplicates as error:
             self._reasons[place] = str(error)
-        except Exception:  # The value may be undefined for fewer samples.
-            self._reasons[place] = ""
+        except Exception as error:  # Plugins may raise any exception for fewer samples.
+            self._reasons[place] = _reason(error)
         return ()
 
     def remark(self, place: str) -> str:
@@ -167,8 +169,15 @@ class SiteReplicates:
         return preserve_rng_state(torch.device("cpu"))
 
 
+def _reason(error: Exception) -> str:
+    """Return the reason for a remark, which is empty if fewer samples only have no value."""
+    if isinstance(error, Undefined | NotFinite):
+        return ""
+    return f"{type(error).__name__} without a group of samples: {first_line(error)}"
+
+
 def _with_sources(observation: SiteBatch, first: int) -> SiteBatch | None:
-    """Return a batch with its samples numbered, in order by default; None if unknown."""
+    """Return a batch with its samples numbered, in order by default, or None if unknown."""
     if observation.sources is not None:
         return observation
     import torch

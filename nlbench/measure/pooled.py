@@ -53,7 +53,7 @@ class Accumulator(ABC):
         return ""
 
     def merged(self, other: Any) -> Accumulator:
-        """Return the accumulator of the batches of both; neither is changed.
+        """Return the accumulator of the batches of both. Neither is changed.
 
         Optional: with it, replicates cost one more pass over the samples instead of seven.
         """
@@ -281,7 +281,7 @@ def site_measure(
     invariant_to: tuple[str, ...] = (),
     independent_sites: bool = False,
 ) -> type[FunctionMeasure] | Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
-    """Create a site measure from a function; a decorator, with or without parentheses.
+    """Create a site measure from a function, as a decorator with or without parentheses.
 
     Parameters
     ----------

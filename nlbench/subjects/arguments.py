@@ -22,7 +22,7 @@ PASSED_ARGUMENTS = ("in_channels", "num_classes", "image_size", "resolution", "i
 def resolve_arguments(
     name: str, info: ModelInfo, settings: Mapping[str, OptionValue | str]
 ) -> Options:
-    """Validate and convert the arguments that are set; others keep the function's defaults.
+    """Validate and convert the arguments that are set. Others keep the function's defaults.
 
     Raises
     ------

@@ -56,7 +56,8 @@ class Arguments:
     """
 
     def __init__(self, *args: Any, samples: Sequence[bool] | None = None, **kwargs: Any) -> None:
-        self.args, self.kwargs = args, kwargs
+        self.args = args
+        self.kwargs = kwargs
         self.samples = None if samples is None else tuple(samples)
         if self.samples is not None and len(self.samples) != len(args) + len(kwargs):
             raise RequestError(
@@ -110,7 +111,8 @@ class _Leaf:
         """Return True for the same place and kind, and for the same constant."""
         if (self.name, self.shape is None) != (other.name, other.shape is None):
             return False
-        mine, others = self.constant, other.constant
+        mine = self.constant
+        others = other.constant
         if isinstance(mine, Tensor) and isinstance(others, Tensor):
             return mine.shape == others.shape and bool((mine == others).all())
         return type(mine) is type(others) and (isinstance(mine, Tensor) or mine == others)
@@ -399,7 +401,7 @@ class BatchReader:
         return len(output) if has_rows and len(output) in arguments.first_axes else None  # type: ignore
 
     def _run(self, arguments: Arguments) -> object:
-        """Return the model's output for a batch; None if the model refuses it."""
+        """Return the model's output for a batch, or None if the model refuses it."""
         parameter = next(self._model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
 
@@ -562,7 +564,7 @@ class OutputChoice:
 
     @property
     def description(self) -> str:
-        """Text for records; empty by default."""
+        """Text for records, empty by default."""
         if not self.choice:
             return ""
         name = self.choice if isinstance(self.choice, str) else source_of(self.choice)
@@ -664,7 +666,7 @@ def _dense(tensor: Tensor, position: str) -> Tensor:
 
 
 def _signature(model: nn.Module) -> inspect.Signature | None:
-    """Return the signature of a model's forward method; None if it has none."""
+    """Return the signature of a model's forward method, or None if it has none."""
     if isinstance(signature := getattr(model, "signature", None), inspect.Signature):
         return signature
     try:

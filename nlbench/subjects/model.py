@@ -128,7 +128,7 @@ def default_data(name: str) -> str:
 
 
 def declared_info(name: str) -> ModelInfo:
-    """Return the declaration of a registered model; the default one if it can't be loaded."""
+    """Return the declaration of a registered model, or the default one if it can't be loaded."""
     try:
         return model_info(registry.load("models", name))
     except NlbenchError:

@@ -30,13 +30,13 @@ DATA_FORMS = "a Dataset, a DataLoader, a tensor, a tuple of tensors or a functio
 
 
 class OwnModels(Family):
-    """Networks in Python files; their names are references, without the family's name."""
+    """Networks in Python files. Their names are references, without the family's name."""
 
     description = f"{FORMS}: your own network, a class, a function or an instance"
     claimed_form = FORMS
 
     def names(self) -> Sequence[str]:
-        """Return nothing; files are named by the user."""
+        """Return nothing. Files are named by the user."""
         return ()
 
     def claim(self, name: str) -> str:
@@ -112,7 +112,7 @@ class OwnCode:
         return self.file.fingerprint()
 
     def docstring(self) -> str:
-        """Return the first line of the object's docstring; empty if there is none."""
+        """Return the first line of the object's docstring, or an empty text."""
         definition = self.file.definitions().get(self.name)
         node = definition.node if definition else None
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -194,7 +194,7 @@ class OwnModel(OwnCode):
         return _Builder(self.text, value, imported, "model")
 
     def _imported(self) -> ImportedFile:
-        """Run the file unless it has been; what it draws doesn't depend on the seed."""
+        """Run the file unless it has been. What it draws doesn't depend on the seed."""
         from nlbench.introspection.random_state import RandomStream
 
         with RandomStream("own file").active():
@@ -262,13 +262,13 @@ def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
 
 
 class OwnDatasets(Family):
-    """Data in Python files; their names are references, without the family's name."""
+    """Data in Python files. Their names are references, without the family's name."""
 
     description = f"{FORMS}: {DATA_FORMS}"
     claimed_form = FORMS
 
     def names(self) -> Sequence[str]:
-        """Return nothing; files are named by the user."""
+        """Return nothing. Files are named by the user."""
         return ()
 
     def claim(self, name: str) -> str:
@@ -281,7 +281,7 @@ class OwnDatasets(Family):
 
 
 class OwnDataset(OwnCode):
-    """Data in a Python file; the call opens them."""
+    """Data in a Python file. The call opens them."""
 
     @property
     def __nlbench_dataset__(self) -> DatasetInfo:

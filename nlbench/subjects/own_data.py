@@ -23,7 +23,7 @@ _CLASS_ATTRIBUTES = ("num_classes", "n_classes")
 
 
 class TensorItems(TorchDataset[tuple[Tensor, int]]):
-    """Rows of a tensor with their labels; 0 for rows without labels."""
+    """Rows of a tensor with their labels, which are 0 if there are none."""
 
     def __init__(self, rows: Tensor, labels: Tensor | None = None) -> None:
         self.rows = rows
@@ -62,7 +62,7 @@ class ForeignItems(TorchDataset[tuple[Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Read several items; random ones are the same in every call with these indices."""
+        """Read several items. Random ones are the same in every call with these indices."""
         with RandomStream("items").active():
             return self._read(indices)
 
@@ -133,7 +133,7 @@ def as_dataset(label: str, value: Any) -> Dataset:
 
 
 def make_dataset(label: str, items: Items, classes: int, preprocessing: str) -> Dataset:
-    """Return a dataset whose two splits are all items; without classes there are no labels.
+    """Return a dataset whose two splits are all items. Without classes there are no labels.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _pair(label: str, item: Any) -> tuple[Any, Any]:
-    """Return the inputs and the label of an item or a batch; other elements are ignored."""
+    """Return the inputs and the label of an item or a batch. Other elements are ignored."""
     if isinstance(item, dict):
         raise RequestError(
             f"{label} yields mappings, expected tensors or (inputs, label); pass the loader to "

@@ -85,7 +85,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The keyword arguments of a class or a function; `options` is None if they are unknown.
+    """The keyword arguments of a class or a function. `options` is None if they are unknown.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ class SourceFile:
         return sorted(files)
 
     def fingerprint(self) -> str:
-        """Return a hash of the own files; it doesn't depend on where their folder lies."""
+        """Return a hash of the own files. It doesn't depend on where their folder lies."""
         digests = {
             os.path.relpath(file, self.base): hashlib.sha256(_read(file)).hexdigest()
             for file in self.own_files()
@@ -319,7 +319,7 @@ class SourceFile:
         return [n for n in modules if n[0] != "_"] + builders or instances
 
     def parameters(self, name: str) -> Parameters:
-        """Return the arguments of a class or function; unknown if the source doesn't show them."""
+        """Return the arguments of a class or function as far as the source shows them."""
         definition = self.definitions().get(name)
         node = definition.node if definition else None
         if isinstance(node, ast.ClassDef):

@@ -111,7 +111,7 @@ def _checkpoint(weights: str) -> WeightsChoice:
 
 
 def _check_no_folder(path: Path) -> None:
-    """Raise for a folder; those of adapters have weights, but not those of a network."""
+    """Raise for a folder, with another message for those of adapters."""
     if not path.is_dir():
         return
     if (path / "adapter_config.json").is_file():

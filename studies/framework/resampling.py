@@ -13,7 +13,7 @@ REPEATS = 1000
 
 
 def mean_interval(values: ArrayLike, seed: str) -> tuple[float, float]:
-    """Return the bootstrap interval for a mean; NaN for fewer than two values.
+    """Return the bootstrap interval for a mean, or NaN for fewer than two values.
 
     Examples
     --------

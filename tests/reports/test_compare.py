@@ -17,7 +17,7 @@ from nlbench.reports import compare
 from nlbench.reports.compare import compare_runs, difference_of
 from nlbench.reports.dumbbell import draw_dumbbells
 from nlbench.reports.exports import read_csv
-from nlbench.reports.tables import _cell_of
+from nlbench.reports.tables import _table_cell
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
 
@@ -318,7 +318,7 @@ def test_the_axis_of_a_plot_holds_all_intervals(before):
 def test_rounding_is_no_change():
     def cell(values):
         places = [Value(f"p{i}", {"value": v}, 4) for i, v in enumerate(values)]
-        return replace(_cell_of(Result.of(places)), unit="exact")
+        return replace(_table_cell(Result.of(places)), unit="exact")
 
     for scale in (1e-30, 1.0, 1e30):
         first, second = (cell([scale * v for v in values]) for values in ((1, 2), (1 + 1e-12, 2.1)))

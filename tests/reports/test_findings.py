@@ -28,7 +28,7 @@ def cell_of(values):
 
 
 def replicates_of(values, error):
-    """Replicates of values with a standard error, and of their mean; groups are independent."""
+    """Replicates of values with a standard error, and of their mean. Groups are independent."""
     random = np.random.default_rng(0)
     drawn = {}
     for name, value in values.items():

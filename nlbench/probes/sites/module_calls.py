@@ -45,7 +45,8 @@ class ModuleInterceptor(ModuleStack):
             ends = {CallId(self._paths[place.last], place.call): place for place in places}
             if len(starts) < len(places) or len(ends) < len(places):
                 raise RequestError("two places begin or end with the same call")
-            self._starts, self._ends = starts, ends
+            self._starts = starts
+            self._ends = ends
         self.restart()
         self._pending.clear()
         self.model(inputs)

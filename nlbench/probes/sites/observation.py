@@ -137,7 +137,8 @@ def observe_sites(
     probe = partial(
         probe_folded_rows, make_interceptor, attention=attention, selects=site_pass.may_select
     )
-    samples, distinct = 0, DistinctRows()
+    samples = 0
+    distinct = DistinctRows()
     with (
         evaluation_mode(model),
         without_fast_path(),
@@ -170,7 +171,8 @@ class _SitePass:
         on_undefined: Callable[[str, str], object],
         on_site: Callable[[Site], object],
     ) -> None:
-        self._selection, self._on_site = selection, on_site
+        self._selection = selection
+        self._on_site = on_site
         self._on_observation, self._on_undefined = on_observation, on_undefined
         self._batch = -1
         # Number of samples before the current batch, and in the current batch.

@@ -37,7 +37,7 @@ class Pair(Protocol):
 
     @property
     def sources(self) -> RowNumbers | None:
-        """Number of each row's sample; see `SiteBatch`."""
+        """Number of each row's sample, see `SiteBatch`."""
 
     def shared(self, function: Callable[[Pair], T]) -> T:
         """Return the result of another shared function."""

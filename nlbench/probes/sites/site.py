@@ -187,10 +187,11 @@ class SiteBatch:
 
 
 class SelectedResults(Mapping[str, "tuple[Tensor, Tensor]"]):
-    """Results of unreduced functions for some of the samples; errors are raised on access."""
+    """Results of unreduced functions for some of the samples. Errors are raised on access."""
 
     def __init__(self, results: Mapping[str, tuple[Tensor, Tensor]], index: Tensor) -> None:
-        self._results, self._index = results, index
+        self._results = results
+        self._index = index
 
     def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
         before, after = self._results[name]

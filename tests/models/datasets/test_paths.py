@@ -31,6 +31,23 @@ def test_folders_of_images_are_data(folder):
     assert (dataset.shape, dataset.classes, len(dataset.test)) == ((3, 8, 8), 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "side"),
+    [([(12, 12)] * 3, 12), ([(12, 12), (14, 14)], 224), ([(12, 8)], 224), ([(300, 300)], 224)],
+)
+def test_small_squares_of_one_size_are_not_enlarged(folder, sizes, side):
+    for index, size in enumerate(sizes):
+        draw_image(folder / "imgs" / f"{index}.png", size=size)
+    dataset = load_dataset("./imgs")
+    assert dataset.shape == (3, side, side)
+    if side == 12:
+        pixels = torch.from_numpy(np.array(Image.open(folder / "imgs" / "0.png"))).float() / 255
+        std = torch.tensor(dataset.std)[:, None, None]
+        mean = torch.tensor(dataset.mean)[:, None, None]
+        inputs = dataset.sample(1).inputs[0]
+        torch.testing.assert_close(inputs * std + mean, pixels.permute(2, 0, 1))
+
+
 def test_left_out_files_are_counted(folder):
     draw_image(folder / "imgs" / "1.png")
     for name in ("2.gif", "3.gif", "4.jfif", ".DS_Store"):

@@ -28,7 +28,7 @@ def values(run):
 
 
 class Plain(nn.Module):
-    """Takes a tensor; the others take the same in other forms."""
+    """Takes a tensor. The others take the same in other forms."""
 
     def __init__(self):
         super().__init__()

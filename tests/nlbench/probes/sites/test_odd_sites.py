@@ -121,7 +121,7 @@ def test_some_tokens_of_each_sample_need_its_tokens():
 
 
 class Graph(nn.Module):
-    """Sums messages along edges; edges have features, too."""
+    """Sums messages along edges. Edges have features, too."""
 
     def __init__(self):
         super().__init__()
