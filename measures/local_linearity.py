@@ -18,7 +18,7 @@ from nlbench.measure.replicates import without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 
-from .statistics.sample_seeds import sample_seeds
+from .statistics.sample_seeds import random_signs, sample_seeds
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
@@ -81,21 +81,6 @@ def tangent_residuals(
     if not (torch.isfinite(residuals) & torch.isfinite(changes)).all():
         raise NotFinite("an output or a derivative of the network is not finite")
     return residuals, changes
-
-
-def random_signs(inputs: Tensor, seeds: Tensor) -> Tensor:
-    """Draw random signs of the shape of the inputs (n, ...), for each sample from its seed (n,).
-
-    Examples
-    --------
-    >>> random_signs(torch.zeros(2, 3), torch.tensor([5, 5])).unique(dim=0).abs()
-    tensor([[1., 1., 1.]])
-    """
-    signs = torch.empty(inputs.shape, dtype=inputs.dtype)
-    for sample, seed in enumerate(seeds.tolist()):
-        generator = torch.Generator().manual_seed(seed)
-        signs[sample] = 2 * torch.randint(2, inputs.shape[1:], generator=generator) - 1
-    return signs.to(inputs.device)
 
 
 def gradient_signs(

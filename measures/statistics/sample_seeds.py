@@ -32,3 +32,18 @@ def sample_seeds(inputs: Tensor, occurrences: Counter[bytes]) -> Tensor:
         occurrences[digest] += 1
         seeds.append(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
     return torch.tensor(seeds, dtype=torch.int64)
+
+
+def random_signs(inputs: Tensor, seeds: Tensor) -> Tensor:
+    """Draw random signs of the shape of the inputs (n, ...), for each sample from its seed (n,).
+
+    Examples
+    --------
+    >>> random_signs(torch.zeros(2, 3), torch.tensor([5, 5])).unique(dim=0).abs()
+    tensor([[1., 1., 1.]])
+    """
+    signs = torch.empty(inputs.shape, dtype=inputs.dtype)
+    for sample, seed in enumerate(seeds.tolist()):
+        generator = torch.Generator().manual_seed(seed)
+        signs[sample] = 2 * torch.randint(2, inputs.shape[1:], generator=generator) - 1
+    return signs.to(inputs.device)

@@ -7,7 +7,8 @@ from torch import nn
 import nlbench
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure.replicates import standard_error
-from nlbench.measures.local_linearity import gradient_signs, random_signs, tangent_residuals
+from nlbench.measures.local_linearity import gradient_signs, tangent_residuals
+from nlbench.measures.statistics.sample_seeds import random_signs
 
 
 def measured(network, x, **options):

@@ -1,0 +1,186 @@
+"""Rugosity: how much a network's Jacobian changes between neighbouring points."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import Undefined
+from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.measure.replicates import without_each_group
+from nlbench.measure.sample_groups import SampleGroups
+from nlbench.options import Option, OptionValue
+
+from .geometric_complexity import squared_jacobian_norms
+from .statistics.sample_seeds import random_signs, sample_seeds
+
+if TYPE_CHECKING:
+    from nlbench.probes.function import FunctionBatch
+
+
+def jacobian_changes(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    steps: Tensor,
+    *,
+    directions: int = 16,
+    limit: int | None = None,
+) -> Tensor:
+    """Compute ‖J(x + δ) - J(x)‖, the Frobenius norm of the change of a function's Jacobian.
+
+    It is exact for at most `directions` outputs. For more, its square is estimated without bias;
+    see `squared_jacobian_norms`.
+
+    Parameters
+    ----------
+    function : callable
+        Maps inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
+    inputs, steps : tensor of shape (n, ...)
+        Samples x and steps δ to their neighbours.
+    directions : int
+        Maximum number of backward passes per sample.
+    limit : int, optional
+        Number of samples that fit into memory at once; see `FunctionBatch`.
+
+    Returns
+    -------
+    tensor of shape (n,), float64
+        At least 0, in units of the output over those of the input.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        If an output or a derivative is not finite.
+    nlbench.Undefined
+        If the output doesn't depend on the input through differentiable operations.
+
+    References
+    ----------
+    D. LeJeune, R. Balestriero, H. Javadi and R. Baraniuk, "Implicit Rugosity Regularization via
+    Data Augmentation", 2019.
+
+    Examples
+    --------
+    >>> x, step = torch.ones(1, 3), torch.tensor([[0.5, 0.0, 0.0]])
+    >>> jacobian_changes(lambda x: x.square().sum(1, keepdim=True), x, step)
+    tensor([1.], dtype=torch.float64)
+    """
+
+    def difference(pairs: Tensor) -> Tensor:
+        """Return f(x + δ) - f(x), whose Jacobian in x is the change. Steps are constants."""
+        x = pairs[:, 0]
+        return function(x + pairs[:, 1].detach()) - function(x)
+
+    pairs = torch.stack([inputs, steps], dim=1)
+    limit = None if limit is None else max(1, limit // 2)
+    return squared_jacobian_norms(difference, pairs, directions=directions, limit=limit).sqrt()
+
+
+class Rugosity(Measure):
+    r"""Mean change of the network's Jacobian between each sample and a neighbour.
+
+    An affine network has the value 0. The neighbour is in a random direction.
+
+    Definition
+    ----------
+    .. math::
+
+        E_x \|J(x + \delta) - J(x)\|_F, \quad \|\delta\| = \varepsilon
+
+    where J is the Jacobian of the outputs.
+
+    Units
+    -----
+    Units of the output over those of the input.
+
+    Undefined
+    ---------
+    Inputs that are not floating-point; an output that doesn't depend on the input; a network whose
+    backward is not its derivative.
+
+    Cost
+    ----
+    min(outputs, ``directions``) backward passes through two copies of the batch.
+
+    Limits
+    ------
+    It grows with ``distance`` and with the outputs, so only networks with the same inputs and
+    outputs are comparable. With more than ``directions`` outputs each norm is the root of an
+    unbiased estimate of its square, a few percent too small.
+    """
+
+    name: ClassVar[str] = "rugosity"
+    probe: ClassVar[str] = "function"
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "more nonlinear"
+    options: ClassVar[Mapping[str, Option]] = {
+        "distance": Option(
+            0.1,
+            "ε, Euclidean distance of the neighbours, in units of the inputs",
+            minimum=1e-6,
+            maximum=1e6,
+        ),
+        "directions": Option(
+            16,
+            "maximum number of backward passes per sample; exact for up to as many outputs",
+            minimum=1,
+            maximum=1e6,
+        ),
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
+    source: ClassVar[Source] = Source(
+        "D. LeJeune, R. Balestriero, H. Javadi, R. G. Baraniuk, "
+        '"Implicit Rugosity Regularization via Data Augmentation", 2019',
+        "change of the slopes between neighbours, in random directions instead of augmentations",
+        """@article{lejeune2019rugosity,
+  title = {Implicit Rugosity Regularization via Data Augmentation},
+  author = {LeJeune, Daniel and Balestriero, Randall and Javadi, Hamid and
+            Baraniuk, Richard G.},
+  journal = {arXiv preprint arXiv:1905.11639},
+  year = {2019}
+}""",
+    )
+
+    @classmethod
+    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
+        """Describe how the value depends on units."""
+        return "grows with the outputs"
+
+    def reset(self) -> None:
+        """Discard all batches."""
+        self._changes: list[Tensor] = []
+        self._occurrences: Counter[bytes] = Counter()
+        self._groups = SampleGroups()
+
+    def update(self, observation: FunctionBatch) -> None:
+        """Compare the Jacobians at one batch with those at its neighbours."""
+        observation.check_derivative("reverse")
+        inputs = observation.inputs
+        signs = random_signs(inputs, sample_seeds(inputs, self._occurrences))
+        steps = signs * (float(self.settings["distance"]) / math.sqrt(inputs[0].numel()))
+        changes = jacobian_changes(
+            observation.function,
+            inputs,
+            steps,
+            directions=int(self.settings["directions"]),
+            limit=observation.limit,
+        )
+        self._changes.append(changes)
+        if self.replicated:
+            self._groups.add(inputs, observation.sources)
+
+    def compute(self) -> Result:
+        """Return the mean over all samples."""
+        if not self._changes:
+            raise Undefined("no samples")
+        changes = torch.cat(self._changes).numpy()
+        replicates: tuple[float, ...] = ()
+        if self.replicated:
+            replicates = without_each_group(self._groups.array, lambda kept: changes[kept].mean())
+        return Result({"value": changes.mean().item()}, n=len(changes), replicates=replicates)
