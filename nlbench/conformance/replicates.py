@@ -17,8 +17,12 @@ TOLERANCE = 1e-6
 
 def check_replicates(trial: Trial, first: Result) -> Iterator[Check]:
     """Check each replicate of a site measure against its value on the other samples."""
-    if trial.measure.probe != "sites" or not first.replicates:
+    if not first.replicates:
         yield Check("replicates", "not checked", "the value has no standard error")
+        return
+    if trial.measure.probe != "sites":
+        reason = f"the observations of {trial.measure.probe} can't be divided into groups"
+        yield Check("replicates", "not checked", reason)
         return
     for group, replicate in zip(range(GROUPS), first.replicates, strict=True):
         measure = _without_group(trial.measure, group)
