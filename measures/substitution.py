@@ -18,7 +18,7 @@ from nlbench.measure.left_out import merge_all_but_one
 from nlbench.measure.replicates import combine, without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
-from nlbench.probes.replacement import UNFITTED
+from nlbench.probes.replacement.probe import DEGREES, UNFITTED
 
 from .accuracy import IGNORED_LABEL, class_labels
 
@@ -267,7 +267,10 @@ class Substitution(Measure):
             "loss: change in the cross-entropy; kl: divergence of the class probabilities; "
             "squared: squared change in the outputs over their variance; auto: based on the labels",
             choices=("auto", "loss", "kl", "squared"),
-        )
+        ),
+        "tolerance": Option(
+            0.01, "largest cost of a map that counts as sufficient, for degree", minimum=0
+        ),
     }
 
     def reset(self) -> None:
@@ -282,6 +285,8 @@ class Substitution(Measure):
         self._batch = self._grouped_batch = -1
         self._groups = SampleGroups()
         self._group_moments: dict[int, tuple[Tensor | float, ...]] = {}
+        # Fractions of each batch's inputs outside a polynomial's range, with the batches' sizes.
+        self._outside: dict[str, dict[int, tuple[float, int]]] = {}
 
     def update(self, observation: ReplacedOutputs) -> None:
         """Compare the outputs of one batch with those of one map at one place."""
@@ -297,6 +302,9 @@ class Substitution(Measure):
         if cost == "loss" and not classes:
             raise Undefined("the samples have no labels of classes; set substitution.cost=kl")
         self._primary = observation.primary
+        if observation.outside is not None:
+            batches = self._outside.setdefault(observation.place, {})
+            batches[observation.batch] = observation.outside, len(outputs)
         terms = self._terms.setdefault(observation.place, {}).setdefault(observation.map, _Terms())
         if (
             self.replicated
@@ -381,6 +389,8 @@ class Substitution(Measure):
             for name, terms in maps.items():
                 if name != self._primary:
                     statistics[name] = terms.mean(self._cost, scale)[0]
+            costs = {self._primary: mean, **statistics}
+            statistics |= self._degree(place, costs)
             for other in ("loss", "kl", "accuracy"):
                 if other in first.parts:
                     statistics[other] = first.mean(other)[0]
@@ -393,6 +403,24 @@ class Substitution(Measure):
             replicates = combine(lambda cost, unit: cost / unit, means, scales) if means else ()
             values.append(Value(place, statistics, n, replicates=replicates))
         return Result.of(values, n=n, notes={"cost": self._cost})
+
+    def _degree(self, place: str, costs: Mapping[str, float]) -> dict[str, float]:
+        """Return the least sufficient degree and the fraction of inputs outside the range.
+
+        Nothing is returned without polynomials, and no degree if none is sufficient.
+        """
+        if place not in self._outside:
+            return {}
+        fractions, sizes = zip(*self._outside[place].values(), strict=True)
+        statistics = {"outside": float(np.average(fractions, weights=sizes))}
+        sufficient = [
+            DEGREES[name]
+            for name, cost in costs.items()
+            if name in DEGREES and cost <= float(self.settings["tolerance"])
+        ]
+        if sufficient:
+            statistics["degree"] = float(min(sufficient))
+        return statistics
 
 
 def _mean_variance(count: Tensor | float, total: Tensor | float, squares: Tensor | float) -> float:

@@ -31,8 +31,17 @@ Keep = Annotated[float, typer.Option(help="Fraction of the network to keep.", mi
 Share = Annotated[
     str,
     typer.Option(
-        help="What --keep is a fraction of: calls, units (channels) or flops (each call counts "
-        "with the layers since the previous one)."
+        help="What --keep is a fraction of: calls, units (channels), positions (values per sample) "
+        "or flops (each call counts with the layers since the previous one)."
+    ),
+]
+KeepRelus = Annotated[
+    int | None,
+    typer.Option(
+        help="Keep at most this number of positions: values per sample that activations compute, "
+        "the ReLU count of private inference. Replaces --keep and --share.",
+        min=0,
+        max=MAX_INTEGER,
     ),
 ]
 Of = Annotated[
@@ -90,6 +99,7 @@ def remove(
     data: DataName = "digits",
     weights: Weights = "auto",
     share: Share = "calls",
+    keep_relus: KeepRelus = None,
     curve: Curve = True,
     reverse: Reverse = False,
     out: Out = None,
@@ -130,6 +140,7 @@ def remove(
         raise RequestError(f"--share: '{share}', expected {', '.join(CALL_WEIGHTS)}")
     _output_folder(out, model)
     command = command_line()
+    share = share if keep_relus is None else "positions"
     with create_progress(progress) as bar:
         bar.show_status("loading")
         torch_device = resolve_device(device)
@@ -161,6 +172,7 @@ def remove(
             settings=settings,
             of=of,
             compute_curve=curve,
+            keep_relus=keep_relus,
         )
     # Another process may have written its result in the meantime.
     folder = _output_folder(out, model)
@@ -178,7 +190,10 @@ def remove(
         print(f"\narea under the curve, by {share}: {areas}")
     if not as_json:
         print(f"curve    {folder / 'curve.csv'}")
-        print(f"network  {checkpoint} ({result.remaining} of {len(result.order)} calls remaining)")
+        print(
+            f"network  {checkpoint} ({result.remaining} of {len(result.order)} calls remaining, "
+            f"{result.remaining_positions:,} of {result.positions:,} positions)"
+        )
 
 
 def _output_folder(out: str | None, model: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ IGNORED_LABEL = -100
 CHUNK_ROWS = 1024
 """Maximum number of rows of probabilities in memory, since vocabularies can be large."""
 
-CALL_WEIGHTS = ("calls", "units", "flops")
+CALL_WEIGHTS = ("calls", "units", "positions", "flops")
 """Ways to weight calls when computing the remaining fraction of a network."""
 
 
@@ -112,7 +113,8 @@ def weights_of_calls(
 ) -> dict[str, dict[str, float]]:
     """Return the weight of each call, keyed by `CALL_WEIGHTS` and name.
 
-    A call's weight is 1 for ``calls`` and its number of channels for ``units``. For ``flops``, it
+    A call's weight is 1 for ``calls``, its number of channels for ``units``, and the number of
+    values that it computes per sample for ``positions``. For ``flops``, it
     is the number of operations in matrix products and convolutions since the previous call; they
     can be merged with the following ones once the call is removed. For modules, which are replaced
     by full maps, it is the number of operations inside the module.
@@ -137,6 +139,7 @@ def weights_of_calls(
     return {
         "calls": {call.name: 1.0 for call in calls},
         "units": {call.name: float(call.channels) for call in calls},
+        "positions": {call.name: float(math.prod(call.shape)) for call in calls},
         "flops": flops,
     }
 
@@ -208,6 +211,10 @@ class Removal:
             / (sum(weights.values()) or 1.0)
             for share, weights in self._weights.items()
         }
+
+    def total(self, share: str) -> float:
+        """Return the weight of all calls together, of one of `CALL_WEIGHTS`."""
+        return sum(self._weights[share].values())
 
     def maps(self, removed: Sequence[str]) -> dict[str, AffineMap]:
         """Fit the maps for the removed calls, keyed by name."""

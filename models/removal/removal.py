@@ -38,6 +38,8 @@ class RemovalResult:
         Names of the calls removed from `network`.
     metadata : mapping of str to str
         For the header of the network's checkpoint.
+    positions : int
+        Number of values per sample that all calls of the original network compute.
     """
 
     order: Sequence[str]
@@ -45,17 +47,25 @@ class RemovalResult:
     removed: Sequence[str]
     network: nn.Module
     metadata: Mapping[str, str]
+    positions: int
 
     @property
     def remaining(self) -> int:
         """Number of remaining calls."""
         return len(self.order) - len(self.removed)
 
+    @property
+    def remaining_positions(self) -> int:
+        """Number of values per sample that the remaining calls compute."""
+        steps = (step for step in self.steps if step.removed == "".join(self.removed[-1:]))
+        return round(next(steps).remaining["positions"] * self.positions)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per step."""
         return [
             {
                 "removed": step.removed,
+                "positions": round(step.remaining["positions"] * self.positions),
                 **{f"left_{share}": round(step.remaining[share], 6) for share in CALL_WEIGHTS},
                 **{
                     name: round(value, 6)
@@ -85,6 +95,7 @@ def run_removal(
     settings: Mapping[str, OptionValue | str],
     of: str,
     compute_curve: bool,
+    keep_relus: int | None = None,
 ) -> RemovalResult:
     """Remove calls from a subject's network, one at a time.
 
@@ -96,7 +107,7 @@ def run_removal(
         See `nlbench.models.removal.criteria.removal_order`.
     keep : float
         Fraction of the network to keep.
-    share : {"calls", "units", "flops"}
+    share : {"calls", "units", "positions", "flops"}
         What `keep` is a fraction of.
     reverse : bool
         Remove in the opposite order.
@@ -108,6 +119,8 @@ def run_removal(
         What the calls refer to; same values as ``sites.of``.
     compute_curve : bool
         Evaluate the network after each removal, including those beyond the requested fraction.
+    keep_relus : int, optional
+        Maximum number of positions to keep, in place of `keep` and `share`.
 
     Raises
     ------
@@ -139,6 +152,10 @@ def run_removal(
     labels = test.labels
     labels = None if labels is None or labels.is_floating_point() else labels.to(device)
     removal = Removal(model, calls, fitting, inputs, labels, is_full=is_full)
+    positions = removal.total("positions")
+    if keep_relus is not None:
+        share = "positions"
+        keep = keep_relus / (positions or 1.0)
     limit = keep + ROUNDING_TOLERANCE
     counts = range(len(order) + 1)
     count = next(n for n in counts if removal.remaining(order[:n])[share] <= limit)
@@ -149,4 +166,4 @@ def run_removal(
     if removed:
         metadata |= transform_metadata(list(maps), of)
     network = network_with_maps(model, maps, example, of)
-    return RemovalResult(order, steps, removed, network, metadata)
+    return RemovalResult(order, steps, removed, network, metadata, int(positions))

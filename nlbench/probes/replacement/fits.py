@@ -9,6 +9,8 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
 
+from .polynomials import PolynomialFit, PolynomialMap
+
 MIN_ROWS_PER_COEFFICIENT = 4
 """Minimum number of rows per coefficient of an output for fitting a full map."""
 
@@ -62,6 +64,8 @@ class AffineFit:
     ----------
     is_full : bool
         True to keep the moments of all pairs of channels, which `full` requires.
+    degree : int
+        Maximum degree of `polynomial`; 1 to keep no moments of polynomials.
 
     Notes
     -----
@@ -77,8 +81,9 @@ class AffineFit:
     (tensor([2.], dtype=torch.float64), tensor([3.], dtype=torch.float64))
     """
 
-    def __init__(self, is_full: bool = False) -> None:
+    def __init__(self, is_full: bool = False, degree: int = 1) -> None:
         self.is_full, self.rows, self._eps = is_full, 0, 0.0
+        self._polynomials = PolynomialFit(degree) if degree > 1 else None
         self._shift: tuple[Tensor, Tensor] | None = None
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -89,6 +94,8 @@ class AffineFit:
         nlbench.NotFinite
         """
         self._eps = max(self._eps, torch.finfo(x.dtype).eps)
+        if self._polynomials is not None and x.shape == y.shape:
+            self._polynomials.add(x, y)
         x, y = x.double(), y.double()
         if self._shift is None:
             self._shift = x.mean(0), y.mean(0)
@@ -135,6 +142,18 @@ class AffineFit:
         floor = (self._eps * mean_x).square() + torch.finfo(torch.float64).tiny
         slope = torch.where(variance > floor, covariance / variance.clamp(min=floor), 0.0)
         return AffineMap(slope, mean_y - slope * mean_x)
+
+    def polynomial(self, degree: int) -> PolynomialMap:
+        """Return the best polynomial of each channel.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If there are no rows, or the degree is above the maximum.
+        """
+        if self._polynomials is None or degree > self._polynomials.degree:
+            raise Undefined(f"there are no moments of polynomials of degree {degree}")
+        return self._polynomials.polynomial(degree)
 
     @property
     def min_rows(self) -> int:

@@ -27,8 +27,9 @@ from nlbench.probes.sites.rows import PositionSelector
 from .calls import find_calls
 from .fits import AffineFit, rows_of
 from .interception import CallInterception, ReplaceableCall, first_tensor
+from .polynomials import PolynomialMap
 from .prefix import Replacement, SharedPrefix
-from .probe import UNFITTED, parse_maps
+from .probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
 
 __all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
 
@@ -57,9 +58,8 @@ class ReplacedOutputs:
     place : str
     primary : str
         Name of the map whose cost is the place's value.
-    map : {"channel", "identity", "mean", "affine"}
-        The best slope and intercept per channel, the identity, the output's mean, or the best full
-        affine map of the channels.
+    map : str
+        One of `MAPS`.
     outputs, replaced : tensor of shape (n, ...)
     labels : tensor of shape (n, ...) or None
     batch : int
@@ -68,6 +68,9 @@ class ReplacedOutputs:
         False at padding; None if the outputs have no positions, or none of them is padding.
     inputs : tensor of shape (n, ...), optional
         Samples.
+    outside : float or None
+        Fraction of the place's inputs outside the range on which a polynomial was fitted; None for
+        other maps.
     """
 
     place: str
@@ -79,6 +82,49 @@ class ReplacedOutputs:
     batch: int
     tokens: Tensor | None = None
     inputs: Tensor | None = None
+    outside: float | None = None
+
+
+@dataclass(frozen=True)
+class PlacedPolynomial:
+    """A polynomial map of a place's channels."""
+
+    map: PolynomialMap
+    channel_axis: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the map."""
+        return self.map(x, self.channel_axis)
+
+
+class _RangeCounter:
+    """A polynomial that records which fraction of its last input is outside its range.
+
+    Parameters
+    ----------
+    tokens : tensor of shape (n, t) or None
+        False at padding, which doesn't count.
+    """
+
+    def __init__(self, polynomial: PlacedPolynomial, tokens: Tensor | None) -> None:
+        self._polynomial = polynomial
+        self._tokens = tokens
+        self.outside = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        is_outside = self._polynomial.map.is_outside(x, self._polynomial.channel_axis)
+        self.outside = float(self._without_padding(is_outside).double().mean())
+        return self._polynomial(x)
+
+    def _without_padding(self, values: Tensor) -> Tensor:
+        """Return the values (n, ..., d) at tokens, or all of them if there is no axis of tokens."""
+        tokens = self._tokens
+        if tokens is None or len(tokens) != len(values):
+            return values
+        for axis, size in enumerate(values.shape[1:-1], 1):
+            if size == tokens.shape[1]:
+                return values.movedim(axis, 1)[tokens.to(values.device)]
+        return values
 
 
 Batch = tuple[Tensor, Tensor | None]
@@ -125,13 +171,14 @@ def observe(
         # There is no limit for modules: they are few, and by default only a full map is fitted.
         full_channels = int(options["affine"]) if of == "activations" else None
         full_channels = full_channels if "affine" in names else 0
+        degree = max((POLYNOMIAL_DEGREES.get(name, 1) for name in names), default=1)
         evaluated: dict[int, int] = {}
         reasons: list[str] = []
         for group in _groups(places, full_channels, MAX_FITTING_FRACTION * memory):
             indices = itertools.count()
             for half in (0, 1) if options["crossed"] else (0,):
                 fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
-                fits = fit_places(model, group, fitted, full_channels=full_channels)
+                fits = fit_places(model, group, fitted, full_channels=full_channels, degree=degree)
                 reasons += (
                     _missing_map_reason(names[0], place, fits[place.name]) for place in group
                 )
@@ -263,16 +310,18 @@ def _observe_maps(
     if tokens is not None and outputs.shape[:-1] != tokens.shape:
         tokens = None
     for place, name, new in maps:
-        replaced = first_tensor((prefix.run(place, new),))
+        watched = _RangeCounter(new, tokens) if isinstance(new, PlacedPolynomial) else new
+        replaced = first_tensor((prefix.run(place, watched),))
         assert replaced is not None
+        outside = watched.outside if isinstance(watched, _RangeCounter) else None
         yield ReplacedOutputs(
-            place.name, primary, name, outputs, replaced, labels, index, tokens, inputs
+            place.name, primary, name, outputs, replaced, labels, index, tokens, inputs, outside
         )
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
     """Return the reason why a place has no map of the given name; empty if it has one."""
-    if name in ("channel", "identity"):
+    if name in ("channel", "identity", *POLYNOMIAL_DEGREES):
         return "" if fit.keeps_channels else UNFITTED[name]
     if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):
         return ""
@@ -293,6 +342,7 @@ def fit_places(
     batches: Iterator[Tensor],
     *,
     full_channels: int | None = 0,
+    degree: int = 1,
 ) -> dict[str, AffineFit]:
     """Accumulate the moments of places over all positions except padding.
 
@@ -300,6 +350,8 @@ def fit_places(
     ----------
     full_channels : int or None
         Maximum number of channels of a place for fitting a full map; None for no limit.
+    degree : int
+        Maximum degree of the polynomials per channel.
 
     Raises
     ------
@@ -308,7 +360,7 @@ def fit_places(
     """
     by_call = {place.call: place for place in places}
     fits = {
-        place.name: AffineFit(full_channels is None or place.channels <= full_channels)
+        place.name: AffineFit(full_channels is None or place.channels <= full_channels, degree)
         for place in places
     }
     interception = CallInterception(model)
@@ -351,10 +403,14 @@ def maps_of(
     """Yield the given kinds of maps for a place, with their names, where they exist."""
     fitted = {"channel": fit.per_channel, "mean": fit.mean, "affine": fit.full}
     for name in names:
-        if name in ("channel", "identity") and not fit.keeps_channels:
+        per_channel = name in ("channel", "identity", *POLYNOMIAL_DEGREES)
+        if per_channel and not fit.keeps_channels:
             continue
         if name == "identity":
             # Copied, since the network may modify it in place.
             yield name, torch.clone
+        elif name in POLYNOMIAL_DEGREES:
+            polynomial = fit.polynomial(POLYNOMIAL_DEGREES[name])
+            yield name, PlacedPolynomial(polynomial, place.channel_axis)
         elif (affine := fitted[name]()) is not None:
             yield name, partial(affine, channel_axis=place.channel_axis)

@@ -11,9 +11,15 @@ from nlbench.probes.probe import LazyProbe, ProbeOptions
 from nlbench.probes.sites.places_and_rows import parse_places
 from nlbench.probes.sites.select import Selection
 
-MAPS = ("channel", "identity", "mean", "affine")
-"""Names of the maps: the best slope and intercept per channel, the identity, the output's mean, and
-the best full affine map of the channels."""
+MAPS = ("channel", "identity", "mean", "affine", "poly2", "poly3", "poly5")
+"""Names of the maps: the best slope and intercept per channel, the identity, the output's mean, the
+best full affine map of the channels, and the best polynomials per channel of degree 2, 3 and 5."""
+
+POLYNOMIAL_DEGREES = {"poly2": 2, "poly3": 3, "poly5": 5}
+"""Degrees of the polynomials, by the map's name."""
+
+DEGREES = {"mean": 0, "channel": 1, **POLYNOMIAL_DEGREES}
+"""Degrees of the maps that treat channels separately and are fitted, by the map's name."""
 
 
 _CHANNELS = "input and output have different channels"
@@ -22,6 +28,7 @@ UNFITTED = {
     "identity": f"there is no identity: {_CHANNELS}",
     "affine": "there is no full map: fewer than four rows per coefficient, or more channels than "
     "replacement.affine",
+    **dict.fromkeys(POLYNOMIAL_DEGREES, f"there is no polynomial per channel: {_CHANNELS}"),
 }
 """Reasons why a place lacks a map, by the map's name."""
 

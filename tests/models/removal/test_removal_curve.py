@@ -55,7 +55,7 @@ def test_curve_ends_at_an_affine_network(model):
     assert [step.removed for step in steps] == ["", "3", "5", "1"]
     assert steps[0].kl == 0
     assert 0 < steps[1].kl < steps[-1].kl
-    assert steps[-1].remaining == {"calls": 0, "units": 0, "flops": 0}
+    assert steps[-1].remaining == {"calls": 0, "units": 0, "positions": 0, "flops": 0}
     assert steps[1].remaining["units"] == pytest.approx((8 + 5) / 19)
 
 
@@ -64,6 +64,19 @@ def test_weights_are_those_of_the_architecture(model):
     assert weights["units"] == {"1": 8, "3": 6, "5": 5}
     # Two floating-point operations a multiplication, for two samples.
     assert weights["flops"] == {"1": 4 * 4 * 8, "3": 4 * 8 * 6, "5": 4 * 6 * 5}
+
+
+def test_positions_of_resnet18_are_those_that_papers_count():
+    # 557,056 ReLUs at 32x32: D. Jha et al., "DeepReDuce", ICML 2021, table 1.
+    from torchvision.models import resnet18
+
+    network = resnet18(num_classes=10)
+    network.conv1 = nn.Conv2d(3, 64, 3, padding=1)
+    network.maxpool = nn.Identity()
+    inputs = torch.zeros(2, 3, 32, 32)
+    network.eval()
+    weights = weights_of_calls(network, find_calls(network, inputs), inputs)
+    assert sum(weights["positions"].values()) == 557_056
 
 
 def test_accuracy_and_loss_are_those_of_the_network_that_is_left(model):
@@ -250,3 +263,14 @@ def test_samples_are_moved_to_the_device_of_the_network():
     expected = rows("cpu")
     with PretendCuda():
         assert rows(DEVICE) == expected
+
+
+def test_command_keeps_at_most_a_number_of_positions(tmp_path, command):
+    arguments = ["--by", "size", "--samples", "32", "--fit-samples", "32", "--no-curve"]
+    out = str(tmp_path)
+    code, text, error = command(*arguments, "--keep-relus", "3000", "--out", out, "--json")
+    assert code == 0, error
+    whole, left = json.loads(text)
+    assert whole["left_positions"] == 1
+    assert left["positions"] <= 3000 < whole["positions"]
+    assert left["left_positions"] == pytest.approx(left["positions"] / whole["positions"], abs=1e-6)
