@@ -107,7 +107,9 @@ class PolynomialFit:
             self._gram = x.new_zeros(d, self.degree + 1, self.degree + 1)
             self._cross = x.new_zeros(d, self.degree + 1)
         middle, radius = self._range
-        for part, target in zip(*(rows.split(_chunk_rows(d)) for rows in (x, y)), strict=True):
+        for part, target in zip(
+            *(torch.split(rows, _chunk_rows(d)) for rows in (x, y)), strict=True
+        ):
             basis = legendre((part - middle) / radius, self.degree)
             self._gram += torch.einsum("nci,ncj->cij", basis, basis)
             self._cross += torch.einsum("nci,nc->ci", basis, target)
