@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -151,6 +152,8 @@ class _LinearityAccumulator(Accumulator):
         self._reservoir = Reservoir(rows)
         self._frame: _Frame | None = None
         self.sums: dict[int, RegressionSums] = {}
+        # Rows x and y of the first position of each sample, by fold.
+        self._first: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._samples = 0
         self._rows, self._distinct = DistinctRows(), 0
         self._rounding = (EPSILON, EPSILON)
@@ -190,6 +193,8 @@ class _LinearityAccumulator(Accumulator):
         else:
             fold = numbers.index.to(x.values.device) % self._folds
         self._add_sums(x, y, fold)
+        if owners is not None:
+            self._add_first_rows(x, y, fold, owners)
         # Rows of a float32 network lose nothing in float32.
         types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
         self._reservoir.add(x.values, y.values, fold, types=(*types, fold.dtype))
@@ -200,6 +205,20 @@ class _LinearityAccumulator(Accumulator):
             for rows in (parts == index).nonzero()[:, 0].split(CHUNK_ROWS):
                 part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
                 self.sums[index] = self.sums[index].plus(part) if index in self.sums else part
+
+    def _add_first_rows(
+        self, x: PreparedSamples, y: PreparedSamples, fold: Tensor, owners: Tensor
+    ) -> None:
+        """Keep the first row of each sample, if there are others."""
+        numbers, index = owners.unique(return_inverse=True)
+        if len(numbers) == len(owners):
+            return
+        rows = torch.arange(len(owners), device=owners.device)
+        first = rows.new_full((len(numbers),), len(owners)).scatter_reduce(0, index, rows, "amin")
+        for part in fold[first].unique().tolist():
+            chosen = first[fold[first] == part]
+            pair = self._shift_and_scale(x.values[chosen], y.values[chosen])
+            self._first[part].append(pair)
 
     def _shift_and_scale(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Shift and scale rows, in place, to the origin and the unit of the sums."""
@@ -257,16 +276,19 @@ class _LinearityAccumulator(Accumulator):
         del fit_of_all
         x, y, row_folds = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
-        predicted, held_out = torch.zeros_like(y), 0.0
+        predicted, held_out, first_errors = torch.zeros_like(y), 0.0, 0.0
         for fold, part in self.sums.items():
             fit = total.minus(part).fit(*self.rounding_of_inputs)
             held_out += part.squared_errors(fit)
+            for first_x, first_y in self._first[fold]:
+                first_errors += (first_y - fit(first_x)).square().sum().item()
             predicted[row_folds == fold] = fit(x[row_folds == fold])
         errors = (y - predicted).square().sum(1)
         xx, xy, yy = total.centered()
         target = _Target(yy.sum().item(), errors, _squared_distances(y, total.y / total.n))
         statistics = target.statistics(held_out, in_sample, null, total.n)
         statistics["null"] = null
+        statistics |= self._without_first(total, held_out - first_errors)
         if xx.shape == xy.shape:
             # The fit of the branch y - x is the fit of y minus x, with the same errors.
             inner, squares = xy.trace().item(), xx.trace().item()
@@ -281,6 +303,22 @@ class _LinearityAccumulator(Accumulator):
             if self._has_branch:
                 statistics |= self._after_norm(y, predicted)
         return statistics
+
+    def _without_first(self, total: RegressionSums, errors: float) -> dict[str, float]:
+        """Return the score of the rows after each sample's first one, given their squared errors.
+
+        Nothing is returned if rows are samples, or if these outputs are constant.
+        """
+        first = [y for pairs in self._first.values() for _, y in pairs]
+        if not first:
+            return {}
+        rows = torch.cat(first)
+        n = total.n - len(rows)
+        sums = total.y - rows.sum(0)
+        squares = (total.yy - rows.square().sum(0) - sums.square() / n).sum().item()
+        if squares <= EPSILON * total.yy.sum().item():
+            return {}
+        return {"without_first": 1 - max(0.0, errors) / squares}
 
     def _after_norm(self, y: Tensor, predicted: Tensor) -> dict[str, float]:
         """Return the score of rows scaled to unit length, or nothing if all are then equal."""
@@ -393,6 +431,9 @@ class Linearity(PooledMeasure):
     held-out score of a block's outputs and their predictions at unit length, as after the norm at
     the start of the next block. These three are computed from up to 2,048 rows.
 
+    `without_first` is the held-out score of all tokens but the first of each sequence, which remain
+    in the fit: in language models the first one may have a hundred times the norm of the others.
+
     Definition
     ----------
     For centred rows X before and Y after a place, and predictions of held-out sequences,
@@ -461,7 +502,7 @@ class Linearity(PooledMeasure):
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
         """Add one batch of one site."""
         x, y = observation.shared(prepare_batch)
-        has_branch = observation.site.role == "block"
+        has_branch = observation.site.role in ("block", "span")
         accumulator.add(
             x,
             y,

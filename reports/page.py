@@ -461,8 +461,8 @@ def concatenate_scores(
     measures: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         sites = (run.manifest.get("probes") or {}).get("sites") or {}
-        nouns = {"activations": "activation", "blocks": "block"}
-        noun = nouns.get(sites.get("of", "activations"), "module")
+        nouns = {"activations": "activation", "blocks": "block", "spans": "span"}
+        noun = nouns.get(sites.get("of", "activations").partition(":")[0], "module")
         for name, info in (run.manifest.get("measures") or {}).items():
             measures.setdefault(name, {**info, "of": noun})
     if len(runs) == 1:

@@ -57,7 +57,8 @@ def list_(
         str | None,
         typer.Option(
             "--of",
-            help="What counts as a site: activations, blocks, mlp, attention or modules:GLOB.",
+            help="What counts as a site: activations, blocks, mlp, attention, spans:L or "
+            "modules:GLOB.",
         ),
     ] = None,
     setting: Annotated[

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -191,3 +192,34 @@ def test_places_that_are_no_blocks_have_no_branch():
     (value,) = run["linearity"].values
     assert 0 < value.statistics["value"] < 1
     assert not any(name.startswith("branch") for name in value.statistics)
+
+
+def test_first_rows_stay_in_the_fit_and_out_of_one_score():
+    generator = torch.Generator().manual_seed(3)
+    sequences, length, d = 24, 6, 3
+    x = torch.randn(sequences, length, d, generator=generator, dtype=torch.float64)
+    x[:, 0] *= 100
+    y = x.tanh() + x @ torch.randn(d, d, generator=generator, dtype=torch.float64)
+    owners = torch.arange(sequences).repeat_interleave(length)
+    rows = [side.reshape(-1, d) for side in (x, y)]
+    statistics = linearity_statistics(*rows, owners=owners)
+    errors = 0.0
+    for fold in range(4):
+        is_held_out = torch.arange(sequences) % 4 == fold
+        fitted = x[~is_held_out].reshape(-1, d).numpy()
+        fitted = np.hstack([fitted, np.ones((len(fitted), 1))])
+        target = y[~is_held_out].reshape(-1, d).numpy()
+        weights = torch.from_numpy(np.linalg.lstsq(fitted, target, rcond=None)[0])
+        rest = x[is_held_out][:, 1:]
+        errors += (rest @ weights[:-1] + weights[-1] - y[is_held_out][:, 1:]).square().sum()
+    rest = y[:, 1:].reshape(-1, d)
+    expected = 1 - errors / (rest - rest.mean(0)).square().sum()
+    assert statistics["without_first"] == pytest.approx(expected.item(), rel=1e-9)
+    assert statistics["value"] > statistics["without_first"]
+
+
+def test_rows_that_are_samples_have_no_first_position():
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    assert "without_first" not in linearity_statistics(x, x.relu())
+    owners = torch.arange(50)
+    assert "without_first" not in linearity_statistics(x, x.relu(), owners=owners)

@@ -37,8 +37,8 @@ def find_calls(
     example : tensor
         A batch of inputs on the model's device.
     of : str
-        What to replace, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. Places
-        that span several modules are skipped.
+        What to replace, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. MLPs
+        whose layers are several children of a block are skipped.
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
     on_unseen, on_undefined : callable
@@ -95,7 +95,10 @@ def _module_calls(
     paths = {module: path for path, module in model.named_modules()}
     calls = []
     for place in find_places(model, example, of):
-        if place.module is not place.last or not selection.may_take(place.name, place.kind):
+        is_one_call = place.module is place.last
+        if not (is_one_call or place.kind == "span"):
+            continue
+        if not selection.may_take(place.name, place.kind):
             continue
         axis = place.before.channel
         calls.append(
@@ -106,11 +109,13 @@ def _module_calls(
                 _own_axis(axis, place.before.batch),
                 place.shape[axis - 1],
                 place.shape,
+                None if is_one_call else CallId(paths[place.last], place.call),
             )
         )
     if not calls:
         raise Undefined(
             f"the network has no {of} that are single modules and match the selection; "
-            "replacement.of also takes activations, blocks, mlp, attention and modules:GLOB"
+            "replacement.of also takes activations, blocks, mlp, attention, spans:L and "
+            "modules:GLOB"
         )
     return calls

@@ -33,6 +33,8 @@ class ReplaceableCall:
         Channel axis of the input and output, in their own layout.
     shape : tuple of int
         Shape of one sample's input, without the batch axis.
+    last : CallId, optional
+        Call that returns the output of a span of several calls.
     """
 
     name: str
@@ -41,6 +43,12 @@ class ReplaceableCall:
     channel_axis: int
     channels: int
     shape: tuple[int, ...]
+    last: CallId | None = None
+
+    @property
+    def end(self) -> CallId:
+        """Call that returns the output."""
+        return self.last or self.call
 
 
 Around = Callable[[CallId, Tensor, Callable[[], Any]], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -358,39 +359,51 @@ def fit_places(
     nlbench.Undefined
         If a batch doesn't call every place.
     """
-    by_call = {place.call: place for place in places}
+    starting: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
+    ending: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
+    for place in places:
+        starting[place.call].append(place)
+        ending[place.end].append(place)
     fits = {
         place.name: AffineFit(full_channels is None or place.channels <= full_channels, degree)
         for place in places
     }
     interception = CallInterception(model)
     selector = PositionSelector(RowPolicy(tokens=True))
-    called: set[CallId] = set()
+    # Rows of the inputs of running calls, without padding, and their indices.
+    running: dict[str, tuple[Tensor, Tensor | None]] = {}
+    called: set[str] = set()
 
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-        if call not in by_call:
-            return compute()
-        called.add(call)
-        place = by_call[call]
-        # Copied before the call, which may overwrite its input.
-        rows = rows_of(x, place.channel_axis)
-        index = None
-        if place.channel_axis and len(x) == selector.samples:
-            selected = selector.select(x, place.channel_axis)
-            index = None if selected is None else selected.index
+        if starts := starting.get(call):
+            # Places that start with one call have one input.
+            axis = starts[0].channel_axis
+            # Copied before the call, which may overwrite its input.
+            rows = rows_of(x, axis)
+            index = None
+            if axis and len(x) == selector.samples:
+                selected = selector.select(x, axis)
+                index = None if selected is None else selected.index
+            running.update((place.name, (rows, index)) for place in starts)
         output = compute()
-        y = first_tensor((output,))
-        assert y is not None
-        pair = rows, rows_of(y, place.channel_axis)
-        fits[place.name].add(*(pair if index is None else (side[index] for side in pair)))
+        for place in ending.get(call, ()):
+            if place.name not in running:
+                continue
+            rows, index = running.pop(place.name)
+            y = first_tensor((output,))
+            assert y is not None
+            pair = rows, rows_of(y, place.channel_axis)
+            fits[place.name].add(*(pair if index is None else (side[index] for side in pair)))
+            called.add(place.name)
         return output
 
     for inputs in batches:
         called.clear()
+        running.clear()
         selector.begin(0, len(inputs))
         with preserve_rng_state(inputs.device), selector.hooked(model):
             interception.run(inputs.clone(), replace)
-        if missing := [place.name for place in places if place.call not in called]:
+        if missing := [place.name for place in places if place.name not in called]:
             raise Undefined(
                 f"a batch doesn't call {missing[0]}, so one name may stand for several places"
             )

@@ -30,6 +30,9 @@ from .interception import (
 Replacement = Callable[[Tensor], Tensor]
 """Maps the input of a call to the output that replaces its own."""
 
+Substitute = Callable[[Tensor, Callable[[], Any]], Any]
+"""Maps the input of a call, and a function that runs it, to the call's output."""
+
 
 def run_replaced(
     interception: CallInterception, inputs: Tensor, maps: Mapping[CallId, Replacement]
@@ -200,17 +203,37 @@ class SharedPrefix:
             return self._interception.run(inputs.clone(), replace)
 
     def run(self, place: ReplaceableCall, new: Replacement) -> Any:
-        """Run the network on the recorded batch with one call replaced."""
-        return self._run_from(place.call, lambda x, compute: replace_output(x, compute, new))
+        """Run the network on the recorded batch with one call, or span of calls, replaced."""
+        if place.last is None:
+            return self._run_from(place.call, lambda x, compute: replace_output(x, compute, new))
+        replacements: list[Tensor] = []
+
+        def begin(x: Tensor, compute: Callable[[], Any]) -> Any:
+            replacements.append(new(x))
+            return compute()
+
+        return self._run_from(
+            place.call,
+            begin,
+            place.last,
+            lambda x, compute: replace_output(x, compute, lambda _: replacements.pop()),
+        )
 
     def _run_from(
-        self, place: CallId, substitute: Callable[[Tensor, Callable[[], Any]], Any]
+        self,
+        place: CallId,
+        substitute: Substitute,
+        last: CallId | None = None,
+        substitute_last: Substitute | None = None,
     ) -> Any:
+        """Run the network with a call and possibly a later one substituted."""
         time = self._times[place]
 
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             if call == place:
                 return substitute(x, compute)
+            if call == last and substitute_last is not None:
+                return substitute_last(x, compute)
             if call not in self._outputs or self._calls[call].end > time:
                 return compute()
             entry = self._calls[call]

@@ -49,7 +49,10 @@ def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
     ('affine',)
     """
     if text.strip() == "auto":
-        return ("channel", "identity", "affine") if of == "activations" else ("affine",)
+        if of == "activations":
+            return ("channel", "identity", "affine")
+        # The cost of a span's map means little without that of skipping the span.
+        return ("affine", "identity") if of.startswith("spans:") else ("affine",)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in MAPS:
@@ -70,14 +73,14 @@ class Replacements(LazyProbe):
         "batch": Option(128, "samples per batch", minimum=2, maximum=1e9),
         "of": Option(
             "activations",
-            "places to replace: activations, blocks, mlp, attention or modules:GLOB; the default "
-            "is a value set for sites.of",
+            "places to replace: activations, blocks, mlp, attention, spans:L or modules:GLOB; the "
+            "default is a value set for sites.of",
         ),
         "select": Option("*", "sites to replace; the default is a value set for sites.select"),
         "maps": Option(
             "auto",
             f"maps to fit, from {', '.join(MAPS)}; the first one determines the value. auto: "
-            "channel,identity,affine at activations and affine at other places",
+            "channel,identity,affine at activations; affine,identity at spans; affine at others",
         ),
         "affine": Option(
             128,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from nlbench.errors import RequestError
 from nlbench.introspection.axes import batch_first
 from nlbench.introspection.module_stack import CallId, Frame, ModuleStack, SiteName
 
 from .intercept import CapturePolicy, PendingCall, SiteCall
 from .modules import Place, find_places
+from .reduce import Side
 
 
 class ModuleInterceptor(ModuleStack):
@@ -33,42 +34,44 @@ class ModuleInterceptor(ModuleStack):
         self.policy = policy
         self._of, self._on_call = of, on_call
         # Places by the calls that receive their inputs, and by those that return their outputs.
-        self._starts: dict[CallId, Place] = {}
-        self._ends: dict[CallId, Place] = {}
+        self._starts: dict[CallId, list[Place]] = defaultdict(list)
+        self._ends: dict[CallId, list[Place]] = defaultdict(list)
         self._pending: dict[Place, PendingCall] = {}
 
     def run(self, inputs: Tensor) -> None:
         """Run the model on a batch or a microbatch, and report all calls."""
         if not self._starts:
-            places = find_places(self.model, inputs[:2], self._of)
-            starts = {CallId(self._paths[place.module], place.call): place for place in places}
-            ends = {CallId(self._paths[place.last], place.call): place for place in places}
-            if len(starts) < len(places) or len(ends) < len(places):
-                raise RequestError("two places begin or end with the same call")
-            self._starts = starts
-            self._ends = ends
+            for place in find_places(self.model, inputs[:2], self._of):
+                self._starts[CallId(self._paths[place.module], place.call)].append(place)
+                self._ends[CallId(self._paths[place.last], place.call)].append(place)
         self.restart()
         self._pending.clear()
         self.model(inputs)
 
     def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Capture the input of a place."""
-        place = self._starts.get(frame.call)
-        if place is not None:
-            self._pending[place] = self._begin(place, place.input_of(args, kwargs))
+        """Capture the inputs of the places that begin with a call."""
+        captured = None
+        for place in self._starts.get(frame.call, ()):
+            self._pending[place] = pending = self._begin(
+                place, place.input_of(args, kwargs), captured
+            )
+            captured = captured or pending.side
 
     def left(self, frame: Frame, output: Any) -> None:
-        """Capture the output of a place, and report its call."""
-        place = self._ends.get(frame.call)
-        if place is not None and place in self._pending and output is not None:
+        """Capture the outputs of the places that end with a call, and report them."""
+        for place in self._ends.get(frame.call, ()):
+            if place not in self._pending or output is None:
+                continue
             self._end(place, self._pending.pop(place), place.output_of(output))
 
-    def _begin(self, place: Place, x: Tensor) -> PendingCall:
+    def _begin(self, place: Place, x: Tensor, captured: Side | None) -> PendingCall:
+        """Capture the input of a place, unless it was for another place with the same input."""
         name, kind = place.name, place_kind(place)
-        is_selected = self.policy.selects(name, kind)
         axes = place.before
-        moved = batch_first(x, axes.batch)
-        side = self.policy.capture(moved, axes.channel, name) if is_selected else None
+        side = None
+        if self.policy.selects(name, kind):
+            moved = batch_first(x, axes.batch)
+            side = captured or self.policy.capture(moved, axes.channel, name)
         return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
 
     def _end(self, place: Place, pending: PendingCall, y: Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 from nlbench.introspection.module_stack import CallId, Frame, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers
 
-from .places_and_rows import parse_places
+from .places_and_rows import parse_lengths, parse_places
 
 # A child mixes positions if changing some positions changes its output at the others by more than
 # this many eps of its maximum output. In a mixture of experts, rounding alone changes the output,
@@ -69,7 +70,8 @@ class Place:
     name : str
         Path of the module, ``h.0.mlp``; its second call is ``h.0.mlp:1``. An MLP whose layers are
         several children of its block is named after the first and the last: ``0.linear1..linear2``.
-    kind : {"block", "mlp", "attention", "module"}
+        So is a span of blocks: ``layers.2..5``.
+    kind : {"block", "mlp", "attention", "span", "module"}
     module : torch.nn.Module
         The module that receives the input.
     last : torch.nn.Module
@@ -131,8 +133,9 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[P
     example : tensor of shape (n, ...)
         Inputs for the model; two samples are enough.
     of : str
-        Comma-separated kinds of places: ``blocks``, ``mlp``, ``attention`` or ``modules:GLOB``,
-        where the glob matches module paths.
+        Comma-separated kinds of places: ``blocks``, ``mlp``, ``attention``, ``spans:L`` or
+        ``spans:A..B`` for L, or A to B, consecutive blocks of a list, or ``modules:GLOB``, where
+        the glob matches module paths.
 
     Raises
     ------
@@ -176,6 +179,8 @@ def _places_of(
         )
     if name == "blocks":
         return [(call.index, call.place("block")) for call in blocks]
+    if name.startswith("spans:"):
+        return _spans(blocks, parse_lengths(name))
     # In convolutional blocks, every layer may mix positions.
     blocks = [call for call in blocks if call.has_tokens]
     parts = _parts(model, example, calls, blocks) if blocks else []
@@ -188,6 +193,27 @@ def _places_of(
             f"the network's blocks have no {name}: no child of a block of tokens {mark}"
         )
     return places
+
+
+def _spans(blocks: Sequence[_Call], lengths: range) -> list[tuple[int, Place]]:
+    """Return the spans of consecutive blocks of one list, by their first block and length."""
+    runs = [
+        list(run)
+        for _, run in itertools.groupby(
+            blocks, key=lambda call: (call.path.rpartition(".")[0], call.number)
+        )
+    ]
+    spans = [
+        (run[start].index, run[start].place("span", run[start + length - 1]))
+        for run in runs
+        for start in range(len(run))
+        for length in lengths
+        if start + length <= len(run)
+    ]
+    if not spans:
+        longest = max(len(run) for run in runs)
+        raise Undefined(f"the network has no {lengths[0]} consecutive blocks, at most {longest}")
+    return spans
 
 
 def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:

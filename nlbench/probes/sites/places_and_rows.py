@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nlbench.errors import RequestError, nearest
 
-PLACES = ("activations", "blocks", "mlp", "attention", "modules:GLOB")
+PLACES = ("activations", "blocks", "mlp", "attention", "spans:L", "modules:GLOB")
 """Values of ``sites.of``."""
 
 ROWS = ("auto", "samples", "tokens", "tokens:K", "last", "nodes")
@@ -23,12 +23,35 @@ def parse_places(of: str) -> tuple[str, ...]:
     """
     names = tuple(name.strip() for name in of.split(",") if name.strip())
     for name in names:
-        if name not in PLACES[:-1] and not (name.startswith("modules:") and name[8:]):
+        if name.startswith("spans:"):
+            parse_lengths(name)
+        elif name not in PLACES[:-2] and not (name.startswith("modules:") and name[8:]):
             raise RequestError(f"sites.of: unknown '{name}'{nearest(name, PLACES)}")
     if not names or ("activations" in names and len(names) > 1):
         others = ", ".join(PLACES[1:])
         raise RequestError(f"sites.of: '{of}', expected activations alone, or some of {others}")
     return names
+
+
+def parse_lengths(spans: str) -> range:
+    """Parse the lengths of spans, in blocks, from ``spans:L`` or ``spans:A..B``.
+
+    Raises
+    ------
+    nlbench.RequestError
+
+    Examples
+    --------
+    >>> list(parse_lengths("spans:4")), list(parse_lengths("spans:2..4"))
+    ([4], [2, 3, 4])
+    """
+    first, dots, last = spans.removeprefix("spans:").partition("..")
+    last = last if dots else first
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+        raise RequestError(
+            f"sites.of: '{spans}', expected a number of blocks as in spans:4, or spans:2..8"
+        )
+    return range(int(first), int(last) + 1)
 
 
 @dataclass(frozen=True)

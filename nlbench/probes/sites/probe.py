@@ -25,8 +25,8 @@ class Sites(LazyProbe):
     options: ClassVar[Mapping[str, Option]] = {
         "of": Option(
             "activations",
-            "places to observe: activations, or blocks, mlp, attention, modules:GLOB, joined by "
-            "commas",
+            "places to observe: activations, or blocks, mlp, attention, spans:L, modules:GLOB, "
+            "joined by commas",
         ),
         "rows": Option(
             "auto",

@@ -13,7 +13,7 @@ from nlbench.errors import RequestError, nearest
 if TYPE_CHECKING:
     from .site import Site
 
-ROLES = ("activation", "gate", "attention", "softcap", "block", "mlp", "module")
+ROLES = ("activation", "gate", "attention", "softcap", "block", "mlp", "span", "module")
 _ATTRIBUTES = ("every", "kind", "role")
 
 

@@ -38,7 +38,7 @@ class Site:
     assumed : bool
         True if no operation determines the channel axis; it is then the usual one for the shape,
         see `nlbench.introspection.axes.Layouts.of`.
-    role : {"activation", "gate", "attention", "softcap", "block", "mlp", "module"}
+    role : {"activation", "gate", "attention", "softcap", "block", "mlp", "span", "module"}
         ``gate``: a sigmoid whose output only multiplies another tensor, or a gated linear unit.
         ``attention``: a softmax over several rows of logits per sample, or a call on the logits
         that enter one. ``softcap``: c tanh(x / c). For module calls, the role is the kind of

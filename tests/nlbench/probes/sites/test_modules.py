@@ -220,12 +220,16 @@ def test_input_and_output_of_each_call_are_observed():
             assert torch.equal(output, shared(hidden))
 
 
-def test_places_that_share_a_call_are_refused():
+def test_places_that_share_a_call_are_both_observed():
     layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     of = "mlp,modules:layers.?.linear1"
-    with pytest.raises(nlbench.RequestError, match="same call"):
-        observe_sites(model, [torch.randn(2, 5, 4)], lambda batch: None, of=of)
+    seen = {}
+    observe_sites(model, [torch.randn(2, 5, 4)], lambda b: seen.setdefault(b.place, b), of=of)
+    assert len(seen) == 4
+    for mlp, layer in (("layers.0.linear1..linear2", "layers.0.linear1"),):
+        assert torch.equal(seen[mlp].x, seen[layer].x)
+        assert seen[mlp].y.shape != seen[layer].y.shape
 
 
 def test_passes_in_several_threads_see_their_own_calls():
