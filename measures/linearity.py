@@ -210,12 +210,12 @@ class _LinearityAccumulator(Accumulator):
         self, x: PreparedSamples, y: PreparedSamples, fold: Tensor, owners: Tensor
     ) -> None:
         """Keep the first row of each sample, if there are others."""
-        numbers, index = owners.unique(return_inverse=True)
+        numbers, index = torch.unique(owners, return_inverse=True)
         if len(numbers) == len(owners):
             return
         rows = torch.arange(len(owners), device=owners.device)
         first = rows.new_full((len(numbers),), len(owners)).scatter_reduce(0, index, rows, "amin")
-        for part in fold[first].unique().tolist():
+        for part in torch.unique(fold[first]).tolist():
             chosen = first[fold[first] == part]
             pair = self._shift_and_scale(x.values[chosen], y.values[chosen])
             self._first[part].append(pair)
