@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .page import write_page as write_page
     from .page import write_site as write_site
     from .planes import draw_plane as draw_plane
+    from .similarity import write_similarity as write_similarity
     from .terminal import print_leaderboard as print_leaderboard
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -40,6 +40,7 @@ from .plane import plane
 from .report import report
 from .run import run
 from .show import show
+from .similarity import similarity
 
 INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C."""
@@ -76,7 +77,7 @@ def nlbench(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Measure": (run, doctor),
     "Look up": (list_, show),
-    "Results": (report, compare, cite, merge, plane),
+    "Results": (report, compare, similarity, cite, merge, plane),
     "Extend": (new_measure, check_measure),
 }
 PLUGINS_PANEL = "Train, change and study networks"
@@ -91,6 +92,10 @@ EXAMPLES = {
     "show": ("nlbench show affinity", "nlbench show runs/resnets"),
     "report": ("nlbench report runs/resnets --open", "nlbench report runs/* -o site"),
     "compare": ("nlbench compare runs/before runs/after --fail-if 'absdev > 5%'",),
+    "similarity": (
+        "nlbench similarity runs/vgg8",
+        "nlbench similarity runs/vgg8 runs/resnet18 -o similarity.csv",
+    ),
     "cite": ("nlbench cite runs/resnets >> paper.bib",),
     "plane": ("nlbench plane vgg8 --samples 0,1,2",),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from .table import tidy_table
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from nlbench.representations import Similarity
 
     from .signature import Signature
 
@@ -174,6 +177,44 @@ class Run:
         """Plot a measure's value at each place, with one series per subject."""
         figure: Figure = load_reports().plot_of(self, measure)
         return figure
+
+    def similarity(
+        self,
+        other: Run | None = None,
+        *,
+        subject: str | None = None,
+        against: str | None = None,
+        device: str = "auto",
+    ) -> Similarity:
+        """Compute the CKA of all places of the run's network with those of another, or its own.
+
+        The networks are loaded again, which runs their code, and must have the recorded weights
+        and samples.
+
+        Parameters
+        ----------
+        other : Run, optional
+            Run of the other network; by default this run.
+        subject, against : str, optional
+            Label or weights of the network in this run, and of the one to compare with.
+        device : str
+            ``auto``, ``cpu``, ``cuda``, …
+
+        Returns
+        -------
+        nlbench.representations.Similarity
+            ``values`` and ``errors`` by pairs of places; ``frame()``, and ``write(path)`` for a
+            heat map.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If a network isn't in the run, has changed, or was measured on other samples.
+        """
+        # Imported by name, since it loads subjects and a run is only a store of records.
+        compute = import_module("nlbench.representations").similarity
+        matrix: Similarity = compute(self, other, subject=subject, against=against, device=device)
+        return matrix
 
     def to_latex(self, *, ranks: bool = True, error: bool = False) -> str:
         """Return the leaderboard as a LaTeX table with booktabs rules, with errors on request."""
