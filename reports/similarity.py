@@ -23,7 +23,7 @@ LEVELS = 10
 
 
 @dataclass(frozen=True)
-class HeatCell:
+class PairCell:
     """A coloured cell: its level, from 0 to 9, or ``x`` without a value, and its description."""
 
     level: str
@@ -65,15 +65,15 @@ def _page(similarity: Similarity) -> str:
     )
 
 
-def _cells(similarity: Similarity) -> Iterator[list[HeatCell]]:
+def _cells(similarity: Similarity) -> Iterator[list[PairCell]]:
     for i, place in enumerate(similarity.places):
         row = []
         for j, other in enumerate(similarity.others):
             value = float(similarity.values[i, j])
             if math.isnan(value):
-                row.append(HeatCell("x", f"{place} × {other}: undefined, a constant output"))
+                row.append(PairCell("x", f"{place} × {other}: undefined, a constant output"))
                 continue
             level = min(LEVELS - 1, max(0, math.floor(value * LEVELS)))
             text = plus_minus(value, float(similarity.errors[i, j]))
-            row.append(HeatCell(str(level), f"{place} × {other}: {text}"))
+            row.append(PairCell(str(level), f"{place} × {other}: {text}"))
         yield row
