@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().with_name("studies.md")
 VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
-WORDS = ("yes", "no", "can't tell")
+WORDS = ("yes", "no", "can't tell", "needs more networks")
 QUOTED = ("removal", "prediction")
 """Studies of which the page quotes tables."""
 # Claims that are confirmed, and others that are not, about the same networks and paths.
@@ -51,11 +51,25 @@ def study_table() -> str:
 
 def count_table() -> str:
     """Return the number of verdicts of each study by answer."""
-    counts = Counter((row["study"], row["agrees"]) for row in _verdicts())
-    names = dict.fromkeys(row["study"] for row in _verdicts())
-    rows = [(f"`{name}`", *(str(counts[name, word] or "") for word in WORDS)) for name in names]
-    total = ("all", *(str(sum(counts[name, word] for name in names)) for word in WORDS))
-    return _table(["study", *WORDS], [*rows, total])
+    verdicts = _verdicts()
+    rows = [
+        _counts("claims that were published", [row for row in verdicts if row["published"]]),
+        _counts(
+            "others: closed forms, and checks of our own",
+            [row for row in verdicts if not row["published"]],
+        ),
+    ]
+    for name in dict.fromkeys(row["study"] for row in verdicts):
+        rows.append(_counts(f"`{name}`", [row for row in verdicts if row["study"] == name]))
+    return _table(["study", *WORDS], rows)
+
+
+def _counts(name: str, verdicts: Sequence[dict[str, str]]) -> list[str]:
+    """Return a row with the number of verdicts by answer."""
+    counts = Counter(
+        WORDS[3] if row["agrees"].startswith("needs") else row["agrees"] for row in verdicts
+    )
+    return [name, *(str(counts[word] or "") for word in WORDS)]
 
 
 def verdict_table() -> str:

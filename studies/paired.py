@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import pandas as pd
-
-from nlbench.reports.agreement import Correlation
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, draw_ecdf, draw_intervals, legend_below, page_figure
-from .framework.verdicts import between, share_above, share_below
+from .framework.verdicts import in_most_networks
 from .shared.linear_regions import (
     AXIS_LABELS,
     MEASURES,
     NETWORKS,
     ColumnPaths,
+    PathShares,
     path_values,
-    share_of_paths,
+    shares_of_paths,
     size_remark,
     sorted_settings,
     unfitted_remarks,
@@ -58,7 +58,7 @@ NEARLY_ALL = 0.9
 """Minimum fraction of paths that counts as nearly all; published fractions are at least 0.98."""
 FEW = 1 - NEARLY_ALL
 OTHER_SEEDS = "different seeds"
-Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], Correlation]
+Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], PathShares]
 """Fractions of paths keyed by pair of settings, measure, and True for networks with one seed."""
 
 
@@ -101,7 +101,7 @@ def path_shares(values: Mapping[str, pd.DataFrame]) -> Shares:
     """Compute the fractions of paths for all pairs of settings, given `path_values` by measure."""
     settings = sorted_settings(next(iter(values.values())).setting)
     return {
-        (pair, name, same): share_of_paths(table, *pair, same_seed=same)
+        (pair, name, same): shares_of_paths(table, *pair, same_seed=same)
         for pair in _pairs(settings)
         for name, table in values.items()
         for same in (True, False)
@@ -116,27 +116,33 @@ def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
         for (pair, name, same), share in shares.items()
         if same
     ]
-    return verdicts + [
-        Verdict(
-            f"{prefix}Density separates {pair[0]} from clean labels across seeds too",
-            "",
-            f"{share.text}, {share.groups} networks",
-            share_above(share, NEARLY_ALL),
-            "each network trained on wrong labels vs. each clean one with a different seed, on "
-            "the same paths; 95% Wilson interval over networks",
+    for (pair, name, same), share in shares.items():
+        if pair[1] != "clean" or name != "density" or same or not len(share.fractions):
+            continue
+        decision = in_most_networks(share.fractions >= NEARLY_ALL, share.networks)
+        verdicts.append(
+            Verdict(
+                f"{prefix}Density separates {pair[0]} from clean labels across seeds too",
+                "",
+                f"{share.mean.text}, {share.networks} networks",
+                decision.agrees,
+                "each network trained on wrong labels vs. each clean one with a different seed, on "
+                f"the same paths; agrees if most pairs have at least {NEARLY_ALL}, by a sign test "
+                "over networks",
+                decision.needed,
+            )
         )
-        for (pair, name, same), share in shares.items()
-        if pair[1] == "clean" and name == "density" and not same and share.n
-    ]
+    return verdicts
 
 
 def _table(network: str, shares: Shares) -> pd.DataFrame:
     names, seeds = {**AXIS_LABELS, "density": "density"}, {True: "one seed", False: OTHER_SEEDS}
-    rows = [
-        (network, *pair, names[name], seeds[same], share.groups, share.value, share.low, share.high)
-        for (pair, name, same), share in shares.items()
-        if share.n
-    ]
+    rows = []
+    for (pair, name, same), share in shares.items():
+        if len(share.fractions):
+            mean = share.mean
+            interval = (mean.value, mean.low, mean.high)
+            rows.append((network, *pair, names[name], seeds[same], share.networks, *interval))
     columns = ["network", "higher", "lower", "measure", "networks of", "networks"]
     return pd.DataFrame(rows, columns=[*columns, "share", "low", "high"])
 
@@ -151,24 +157,29 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_above(
-    prefix: str, pair: tuple[str, str], measure: str, published: str, share: Correlation
+    prefix: str, pair: tuple[str, str], measure: str, published: str, share: PathShares
 ) -> Verdict:
-    """Test whether the fraction is nearly 1, almost 0 or in between, as published."""
+    """Test whether most pairs have a fraction near 1, near 0 or between, as published."""
     name = {"absdev": "Deviation", "density": "Density"}[measure]
     value = float(published.split()[0]) if published else 1.0
     if value >= NEARLY_ALL:
-        side, agrees = "nearly all", share_above(share, NEARLY_ALL)
+        side = "nearly all"
+        holds = share.fractions >= NEARLY_ALL
     elif value <= FEW:
-        side, agrees = "almost no", share_below(share, FEW)
+        side = "almost no"
+        holds = share.fractions <= FEW
     else:
-        side, agrees = "some", between((share.low, share.high), (FEW, NEARLY_ALL))
+        side = "some"
+        holds = (share.fractions > FEW) & (share.fractions < NEARLY_ALL)
+    decision = in_most_networks(holds, share.networks)
     return Verdict(
         f"{prefix}{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{share.text}, pairs of networks: {share.groups}",
-        agrees,
-        "fraction of paths, mean over pairs of networks with the same seed, with the 95% Wilson "
-        f"interval over pairs; nearly all: at least {NEARLY_ALL}, almost none: at most {FEW:g}",
+        f"{share.mean.text}, so in {np.count_nonzero(holds)} of {share.networks} pairs",
+        decision.agrees,
+        "fraction of paths, mean over pairs of networks with the same seed; nearly all: at least "
+        f"{NEARLY_ALL}, almost no: at most {FEW:g}; agrees if so in most pairs, by a sign test",
+        decision.needed,
     )
 
 

@@ -8,19 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from nlbench.reports.agreement import Correlation
-
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS
 from .framework.trends import network_interval
-from .framework.verdicts import below, share_above, share_below
+from .framework.verdicts import below, in_most_networks
 from .shared.linear_regions import (
     MEASURES,
     SOURCE,
+    PathShares,
     distribution_figure,
     measure_paths,
     path_values,
-    share_of_paths,
+    shares_of_paths,
     size_remark,
     sorted_settings,
     trained_networks,
@@ -60,10 +59,11 @@ class Paths(Study):
         spreads = {key: _relative_spreads(table) for key, table in values.items()}
         rows, verdicts = [], []
         for (kind, name), table in values.items():
-            share = share_of_paths(table, f"noise {NOISE_LEVEL:g}", "clean")
-            interval = (share.value, share.low, share.high)
+            share = shares_of_paths(table, f"noise {NOISE_LEVEL:g}", "clean")
+            mean = share.mean
+            interval = (mean.value, mean.low, mean.high)
             spread = spreads[kind, name].mean()
-            rows.append((KINDS[kind], name, *interval, share.groups, spread))
+            rows.append((KINDS[kind], name, *interval, share.networks, spread))
             if name == "absdev" or kind != "random":
                 verdicts.append(_separates(kind, name, share))
         higher = f"share with noise {NOISE_LEVEL:g} above clean"
@@ -108,16 +108,21 @@ def _is_uniform(spreads: Mapping[tuple[str, str], pd.Series[float]]) -> Verdict:
     )
 
 
-def _separates(kind: str, measure: str, share: Correlation) -> Verdict:
+def _separates(kind: str, measure: str, share: PathShares) -> Verdict:
     is_deviation = measure == "absdev"
+    separates = share.fractions >= SEPARATING_SHARE
+    holds = separates if is_deviation else ~separates
+    decision = in_most_networks(holds, share.networks)
     return Verdict(
         f"{'Deviation' if is_deviation else 'Density'} separates clean from wrong labels on "
         f"{KINDS[kind]}",
         "yes" if is_deviation else "hardly, near training data",
-        f"{share.text}, pairs of networks: {share.groups}",
-        (share_above if is_deviation else share_below)(share, SEPARATING_SHARE),
-        f"fraction of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value, 95% "
-        f"Wilson interval over pairs of networks; separated if at least {SEPARATING_SHARE}",
+        f"{share.mean.text}, so in {int(holds.sum())} of {share.networks} pairs",
+        decision.agrees,
+        f"fraction of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value; a pair "
+        f"of networks is separated if it is at least {SEPARATING_SHARE}; agrees if so in most "
+        "pairs, by a sign test",
+        decision.needed,
     )
 
 

@@ -142,7 +142,7 @@ def _is_unchanged(name: str, claims: pd.DataFrame) -> Verdict:
     """Test whether both integrals lead to the same verdict on all decidable claims."""
     first, second = (claims[f"{name}: agrees"] for name in INTEGRALS)
     differ = first != second
-    decided = (first != "can't tell").astype(int) + (second != "can't tell")
+    decided = first.isin(("yes", "no")).astype(int) + second.isin(("yes", "no"))
     alike, opposite = (decided > 1) & ~differ, (decided > 1) & differ
     one, none = (decided == 1).sum(), (decided == 0).sum()
     return Verdict(

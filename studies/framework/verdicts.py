@@ -34,6 +34,8 @@ class Verdict:
         None if undecided.
     remark : str
         The criterion and how the value was obtained.
+    needed : int
+        Number of networks that the criterion needs to decide either way; 0 if there are enough.
 
     Examples
     --------
@@ -46,11 +48,85 @@ class Verdict:
     ours: str = ""
     agrees: bool | None = None
     remark: str = ""
+    needed: int = 0
 
     @property
     def word(self) -> str:
-        """``yes``, ``no`` or ``can't tell``."""
-        return "can't tell" if self.agrees is None else "yes" if self.agrees else "no"
+        """``yes``, ``no``, ``can't tell`` or ``needs 6 networks``."""
+        if self.agrees is None:
+            return f"needs {self.needed} networks" if self.needed else "can't tell"
+        return "yes" if self.agrees else "no"
+
+
+MIN_POWER = 0.8
+"""Probability with which a criterion has to accept a claim that is true, or else its opposite."""
+
+CLAIMED_FRACTION = 0.98
+"""Fraction of networks for which a claim about nearly all of them is taken to hold."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a claim holds for most networks, and the number needed if there are too few."""
+
+    agrees: bool | None
+    needed: int = 0
+
+
+def in_most_networks(holds: ArrayLike, networks: int | None = None) -> Decision:
+    """Test whether a claim holds for more, or for fewer, than half of all networks.
+
+    A two-sided sign test at 5 %. It is not used where it would accept a claim that holds for 98 %
+    of the networks with a probability below 80 %: five networks decide nothing even if all agree.
+
+    Parameters
+    ----------
+    holds : bool array of shape (n,)
+        Whether the claim holds for each network, or pair of networks.
+    networks : int, optional
+        Number of independent ones; n by default.
+
+    Examples
+    --------
+    >>> in_most_networks([True] * 6), in_most_networks([True] * 3)
+    (Decision(agrees=True, needed=0), Decision(agrees=None, needed=6))
+    """
+    array = np.asarray(holds, dtype=bool)
+    n = len(array) if networks is None else networks
+    if not len(array) or sign_test_power(n) < MIN_POWER:
+        needed = n + 1
+        while sign_test_power(needed) < MIN_POWER:
+            needed += 1
+        return Decision(None, needed)
+    fraction = float(array.mean())
+    if _is_majority(math.floor(fraction * n + 1e-9), n):
+        return Decision(True)
+    if _is_majority(math.floor((1 - fraction) * n + 1e-9), n):
+        return Decision(False)
+    return Decision(None)
+
+
+def sign_test_power(networks: int, fraction: float = CLAIMED_FRACTION) -> float:
+    """Compute the probability that the sign test accepts a claim that holds for a fraction.
+
+    By symmetry it is also that of rejecting a claim that holds for 1 - `fraction`.
+
+    Examples
+    --------
+    >>> [round(sign_test_power(n), 2) for n in (3, 5, 6, 9)]
+    [0.0, 0.0, 0.89, 0.99]
+    """
+    return math.fsum(
+        math.comb(networks, count) * fraction**count * (1 - fraction) ** (networks - count)
+        for count in range(networks + 1)
+        if _is_majority(count, networks)
+    )
+
+
+def _is_majority(count: int, networks: int) -> bool:
+    """Return True if so many of the networks are significantly more than half."""
+    tail = sum(math.comb(networks, k) for k in range(count, networks + 1)) / 2**networks
+    return bool(2 * tail < SIGNIFICANCE)
 
 
 def within(values: ArrayLike, target: float, tolerance: ArrayLike) -> bool | None:

@@ -8,11 +8,13 @@ share their networks and cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from nlbench.citation import Source
 from nlbench.reports.agreement import Correlation
@@ -238,7 +240,11 @@ def over_seeds(numbers: Iterable[float]) -> str:
 def size_remark(values: pd.DataFrame, network: str = "VGG8") -> str:
     """Return a remark on the size of the experiment."""
     seeds, paths = values.seed.nunique(), values.place.nunique()
-    return f"Small-scale: {network} on few images; seeds per setting: {seeds}, paths: {paths}."
+    return (
+        f"Small-scale: {network} on few images; seeds per setting: {seeds}, paths: {paths}. Paths "
+        f"have {LINES['lines.anchors']} anchors, those of the paper 8; with 8 the deviation grows "
+        "more from clean to 40 % wrong labels (3.7 instead of 2.2 times)."
+    )
 
 
 def unfitted_remarks(run: Run) -> list[str]:
@@ -257,14 +263,33 @@ def unfitted_remarks(run: Run) -> list[str]:
     ]
 
 
-def share_of_paths(
+@dataclass(frozen=True)
+class PathShares:
+    """Fractions of paths on which the first network of a pair has the larger value.
+
+    Parameters
+    ----------
+    fractions : array of shape (pairs,)
+    networks : int
+        Number of independent pairs.
+    """
+
+    fractions: NDArray[np.float64]
+    networks: int
+
+    @property
+    def mean(self) -> Correlation:
+        """Mean over pairs; the interval is over networks, not paths."""
+        return network_share(self.fractions, self.networks)
+
+
+def shares_of_paths(
     values: pd.DataFrame, higher: str, lower: str, *, same_seed: bool = True
-) -> Correlation:
-    """Compute the fraction of paths on which values for one setting exceed those for another.
+) -> PathShares:
+    """Compute the fractions of paths on which values for one setting exceed those for another.
 
     Compares networks with the same seed or, if `same_seed` is False, with different seeds. The
     single untrained network counts as having the same seed. The values come from `path_values`.
-    The interval is over networks, not paths.
     """
     first, second = (
         values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
@@ -278,7 +303,7 @@ def share_of_paths(
     compared = (one_seed | (lower == "initialised")) == same_seed
     # A network that is compared with many others counts as one observation.
     networks = min(int(compared.any(axis).sum()) for axis in (0, 1))
-    return network_share(shares[compared], networks)
+    return PathShares(shares[compared], networks)
 
 
 def distribution_figure(

@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from nlbench.reports.agreement import Correlation, kendall, paired_share, spearman
 from nlbench.studies.framework.verdicts import (
+    CLAIMED_FRACTION,
     Verdict,
     above,
     below,
@@ -15,6 +17,7 @@ from nlbench.studies.framework.verdicts import (
     correlates,
     correlation_text,
     falls,
+    in_most_networks,
     mean_and_spread,
     ordered,
     range_text,
@@ -22,6 +25,7 @@ from nlbench.studies.framework.verdicts import (
     share_above,
     share_below,
     share_text,
+    sign_test_power,
     within,
 )
 
@@ -136,3 +140,39 @@ def test_numbers_are_written_with_their_spread():
     assert mean_and_spread(pd.Series([1.0, 2.0])) == "1.50 ± 0.71"
     assert range_text([0.5], ".1f") == "0.5 (0.5 to 0.5)"
     assert share_text(paired_share([1.0] * 15)) == "100% of 15 (80% to 100%)"
+
+
+@pytest.mark.parametrize(("networks", "needed"), [(0, 6), (1, 6), (3, 6), (5, 6)])
+def test_few_networks_need_more(networks, needed):
+    decision = in_most_networks([True] * networks)
+    assert decision.agrees is None
+    assert decision.needed == needed
+    verdict = Verdict("claim", agrees=decision.agrees, needed=decision.needed)
+    assert verdict.word == "needs 6 networks"
+
+
+@pytest.mark.parametrize("n", range(6, 40))
+def test_most_networks_are_those_of_the_sign_test(n):
+    for count in range(n + 1):
+        p = binomtest(count, n).pvalue
+        expected = count > n / 2 if p < 0.05 else None
+        decision = in_most_networks([True] * count + [False] * (n - count))
+        if not decision.needed:
+            assert decision.agrees is expected
+
+
+@pytest.mark.parametrize("n", [6, 7, 9, 12, 30])
+def test_admitted_criteria_accept_claims_and_their_opposites(n):
+    generator = np.random.default_rng(n)
+    draws = generator.random((4000, n)) < CLAIMED_FRACTION
+    power = sign_test_power(n)
+    for answer, holds in ((True, draws), (False, ~draws)):
+        share = np.mean([in_most_networks(row).agrees is answer for row in holds])
+        assert share == pytest.approx(power, abs=0.025)
+        assert share >= 0.8 - 0.025
+
+
+def test_pairs_that_share_networks_count_by_networks():
+    assert in_most_networks([True] * 30, networks=3).needed == 6
+    assert in_most_networks([True] * 36, networks=6).agrees is True
+    assert in_most_networks([True] * 33 + [False] * 3, networks=6).agrees is None
