@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nlbench.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from .compare import check_comparison_file as check_comparison_file
     from .compare import compare_runs as compare_runs
     from .exports import to_latex as to_latex
     from .exports import to_markdown as to_markdown

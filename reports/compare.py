@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import rich.box
+from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line, shorten
-from nlbench.serialization.files import make_folder, write_atomically
+from nlbench.serialization.files import make_folder, read_text, write_atomically
 
 from .dumbbell import draw_dumbbells, draw_strips
 from .environment import environment
@@ -38,6 +40,13 @@ if TYPE_CHECKING:
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _MIN_WIDE_COLUMNS = 110
+_COLUMNS = ("subject", "measure", "place", "first", "second", "difference", "relative", "error", "low", "high", "changed", "note")  # fmt: skip  # noqa: E501
+_MARKS = {
+    ".html": '<meta name="generator" content="nlbench compare">',
+    ".md": "<!-- nlbench compare -->",
+    ".csv": ",".join(_COLUMNS),
+}
+"""Text in every comparison that was written, by the file's suffix."""
 _MAX_ROWS = 200
 _MAX_DRAWN = 24
 _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
@@ -187,7 +196,8 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """Return the differences as a table: a row per network and measure, and per place."""
-        return pd.DataFrame([self._frame_row(d) for d in self.rows()])
+        rows = [self._frame_row(d) for d in self.rows()]
+        return pd.DataFrame(rows, columns=list(_COLUMNS))
 
     def _frame_row(self, d: Difference) -> dict[str, Any]:
         low, high = d.estimate.interval
@@ -382,7 +392,7 @@ class Comparison:
         if self.explanations:
             table = markdown_table(["manifest", *self.names], self.explanations)
             parts.append(table.rstrip())
-        return "\n\n".join(parts) + "\n"
+        return "\n\n".join([*parts, _MARKS[".md"]]) + "\n"
 
     def html(self) -> str:
         """Return the comparison as an HTML page."""
@@ -394,6 +404,7 @@ class Comparison:
             .get_template("compare.html.j2")
             .render(
                 names=self.names,
+                mark=Markup(_MARKS[".html"]),
                 legend=ERROR_LEGEND if has_errors else "",
                 sentences=self.sentences(),
                 panels=[self._panel(d) for d in drawn[:_MAX_DRAWN]],
@@ -416,7 +427,7 @@ class Comparison:
         }
 
     def write(self, output: Path) -> Path:
-        """Write the comparison in the format given by the file's suffix.
+        """Write the comparison in the format given by the file's suffix; replace an existing file.
 
         Raises
         ------
@@ -426,11 +437,33 @@ class Comparison:
         writers: dict[str, Callable[[], str]] = {
             ".html": self.html, ".md": self.markdown, ".csv": lambda: to_csv(self.frame()),
         }  # fmt: skip
-        if output.suffix not in writers:
-            raise RequestError(f"{output}: expected a file name ending in {', '.join(writers)}")
+        _check_suffix(output)
         make_folder(output.parent)
         write_atomically(output, writers[output.suffix]().encode("utf-8", errors="replace"))
         return output
+
+
+def check_comparison_file(output: Path) -> None:
+    """Raise unless a comparison can be written to a file that is new or an earlier comparison.
+
+    Raises
+    ------
+    nlbench.RequestError
+    """
+    _check_suffix(output)
+    if not os.path.lexists(output):
+        return
+    try:
+        text = read_text(output)
+    except RequestError:
+        text = ""
+    if _MARKS[output.suffix] not in text:
+        raise RequestError(f"{output} is not a comparison by nlbench; choose another file")
+
+
+def _check_suffix(output: Path) -> None:
+    if output.suffix not in _MARKS:
+        raise RequestError(f"{output}: expected a file name ending in {', '.join(_MARKS)}")
 
 
 def _line(console: Console, text: str) -> None:

@@ -32,7 +32,10 @@ def compare(
     from nlbench.reporting import load_reports
     from nlbench.store.run import load_run
 
-    comparison = load_reports().compare_runs(load_run(first), load_run(second))
+    reports = load_reports()
+    if output is not None:
+        reports.check_comparison_file(output)
+    comparison = reports.compare_runs(load_run(first), load_run(second))
     broken = comparison.broken(fail_if or [])
     if output is None:
         comparison.print(Console())

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from nlbench.cli.app import app
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import compare
-from nlbench.reports.compare import compare_runs, difference_of
+from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
 from nlbench.reports.dumbbell import draw_dumbbells
 from nlbench.reports.exports import read_csv
 from nlbench.reports.tables import _table_cell
@@ -302,6 +304,36 @@ def test_it_is_printed_and_written_with_the_same_numbers(before, tmp_path):
     assert table.query("changed")["measure"].unique().tolist() == ["affinity"]
     with pytest.raises(RequestError, match=r"ending in \.html, \.md, \.csv"):
         comparison.write(tmp_path / "out.txt")
+
+
+@pytest.mark.parametrize("ending", ["html", "md", "csv"])
+def test_only_a_comparison_is_replaced(before, ending, tmp_path):
+    file = tmp_path / f"out.{ending}"
+    check_comparison_file(file)
+    comparison = compare_runs(before, before)
+    comparison.write(file)
+    check_comparison_file(file)
+    file.write_text("a,b\n", "utf-8")
+    with pytest.raises(RequestError, match="not a comparison"):
+        check_comparison_file(file)
+    file.unlink()
+    file.symlink_to("missing")
+    with pytest.raises(RequestError, match="not a comparison"):
+        check_comparison_file(file)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RequestError, match="not a comparison"):
+        check_comparison_file(file)
+
+
+def test_the_command_leaves_files_of_others(before, tmp_path):
+    before.save(tmp_path / "run")
+    file = tmp_path / "scores.csv"
+    file.write_text("a,b\n", "utf-8")
+    runs = [str(tmp_path / "run")] * 2
+    result = CliRunner().invoke(app, ["compare", *runs, "-o", str(file)])
+    assert isinstance(result.exception, RequestError)
+    assert file.read_text("utf-8") == "a,b\n"
 
 
 def test_the_axis_of_a_plot_holds_all_intervals(before):
