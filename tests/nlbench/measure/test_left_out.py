@@ -256,8 +256,8 @@ def test_nlc_of_an_affine_network_has_no_error():
 
 def test_substitution_leaves_out_evaluated_samples():
     result = evaluate("substitution", samples())
-    statistics = result.values[0].statistics
-    assert result.values[0].error == pytest.approx(statistics["error"], rel=0.5)
+    assert len(result.values[0].replicates) == GROUPS
+    assert result.values[0].error > 0
 
 
 def test_exact_measures_say_so():
