@@ -173,7 +173,7 @@ class AffineResidual(Measure):
     Outputs are predicted on held-out samples by ridge regression. The value is 0 for an affine
     network, and about 1 if no affine map predicts anything. ``permuted`` is the mean value for
     randomly permuted outputs, which no map can predict; a value close to it means that no affine
-    part was found. ``error`` is the standard error over samples, by linearisation.
+    part was found.
 
     Definition
     ----------
@@ -258,16 +258,9 @@ class AffineResidual(Measure):
         permuted = (distinct[order][numbers.index] for order in orders)
         stacked = torch.stack([outputs, *permuted], 1)
         errors = _squared_errors(inputs, stacked, numbers, int(self.settings["folds"]))
-        totals = outputs.square().sum(1)
-        ratios = torch.stack([_ratio(column, totals.sum()) for column in errors.sum(0)])
-        deviations = (errors[:, 0] - ratios[0] * totals) / totals.sum()
-        # Copies of a sample are not independent.
-        sums = deviations.new_zeros(n).index_add_(0, numbers.index, deviations)
-        summary = {
-            "value": ratios[0].item(),
-            "error": sums.std().item() * math.sqrt(n),
-            "permuted": ratios[1:].mean().item(),
-        }
+        total = outputs.square().sum()
+        ratios = torch.stack([_ratio(column, total) for column in errors.sum(0)])
+        summary = {"value": ratios[0].item(), "permuted": ratios[1:].mean().item()}
         replicates: tuple[float, ...] = ()
         if self.replicated:
             replicates = without_each_group(

@@ -134,8 +134,8 @@ def _directions(k: int, count: int, seeds: Tensor) -> Iterator[Tensor]:
 class GeometricComplexity(Measure):
     r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
-    ``error`` is the standard error of the mean; it contains the error of random directions. For an
-    affine network the value is the squared norm of its matrix, so the measure has no direction.
+    The standard error contains that of random directions. For an affine network the value is the
+    squared norm of its matrix, so the measure has no direction.
 
     Definition
     ----------
@@ -221,11 +221,9 @@ class GeometricComplexity(Measure):
         if not self._batches:
             raise Undefined("no samples")
         norms = torch.cat(self._batches)
-        summary = {"value": norms.mean().item()}
-        if len(norms) > 1:
-            summary["error"] = norms.std().item() / math.sqrt(len(norms))
         replicates: tuple[float, ...] = ()
         if self.replicated:
             array = norms.numpy()
             replicates = without_each_group(self._groups.array, lambda kept: array[kept].mean())
+        summary = {"value": norms.mean().item()}
         return Result(summary, n=len(norms), replicates=replicates)

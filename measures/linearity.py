@@ -334,17 +334,19 @@ class _LinearityAccumulator(Accumulator):
 class _LeftOutSums(LeftOut):
     """Sums of each group at one place. A fold consists of groups that are equal modulo folds."""
 
-    def __init__(self, folds: int) -> None:
+    def __init__(self, folds: int, memory: int | None) -> None:
         if GROUPS % folds:
             raise NoReplicates(f"linearity.folds = {folds} does not divide {GROUPS} groups")
         self._folds = folds
+        self._memory = memory
         # Accumulates sums of groups in place of folds.
         self._accumulator = _LinearityAccumulator(GROUPS, rows=0)
 
     def add(self, observation: SiteBatch, groups: Tensor) -> None:
         """Add one batch."""
         x, y = observation.shared(prepare_batch)
-        check_group_memory(8 * GROUPS * x.shape[1] * (x.shape[1] + y.shape[1]))
+        size = 8 * GROUPS * x.shape[1] * (x.shape[1] + y.shape[1])
+        check_group_memory(size, self._memory)
         self._accumulator.add(x, y, sources=observation.sources)
 
     @torch.no_grad()
@@ -497,7 +499,7 @@ class Linearity(PooledMeasure):
 
     def left_out(self) -> LeftOut:
         """Create the sums of the groups of one place."""
-        return _LeftOutSums(int(self.settings["folds"]))
+        return _LeftOutSums(int(self.settings["folds"]), self.memory)
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
         """Add one batch of one site."""

@@ -274,8 +274,6 @@ class LocalComplexity(Measure):
         if not counts:
             raise Undefined("no samples")
         summary = {"value": statistics.fmean(counts)}
-        if len(counts) > 1:
-            summary["error"] = statistics.stdev(counts) / math.sqrt(len(counts))
         if traced:
             nearest = [distance for _, distance in traced if math.isfinite(distance)]
             summary["boundaries"] = statistics.fmean(count for count, _ in traced)

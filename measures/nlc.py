@@ -190,24 +190,11 @@ def _coefficient(slopes: Tensor, spreads: Tensor, floors: Tensor, dtype: torch.d
     return (slope / spread).sqrt()
 
 
-def _standard_error(slopes: Tensor, spreads: Tensor) -> float:
-    """Estimate the standard error of the coefficient over samples (n,), by linearisation.
-
-    Each sample changes the three terms in which it takes part for each direction, so the sum of the
-    squares of these changes does not understate the variance (Efron and Stein, The Jackknife
-    Estimate of Variance, Annals of Statistics 9, 1981).
-    """
-    ratio = slopes.sum() / spreads.sum()
-    residuals = (slopes - ratio * spreads) / spreads.mean()
-    error = 3 * residuals.std() / math.sqrt(len(slopes)) / (2 * ratio.sqrt())
-    return float(error)
-
-
 class NonlinearityCoefficient(Measure):
     r"""Nonlinearity coefficient of the network as a function: 1 for an affine network.
 
-    It is a ratio of sums over all samples of the run; pairs are formed within a batch. ``error``
-    is its standard error by linearisation, for samples and directions; it errs on the large side.
+    It is a ratio of sums over all samples of the run; pairs are formed within a batch. Its
+    standard error is that for samples and directions, and errs on the large side.
 
     Definition
     ----------
@@ -303,14 +290,11 @@ class NonlinearityCoefficient(Measure):
             self._parts.append((*sides, members.flatten(0, 1).cpu()))
 
     def compute(self) -> Result:
-        """Return the coefficient of the network, with its standard error."""
+        """Return the coefficient of the network."""
         if not self._batches:
             raise Undefined(f"no batch of at least {MIN_SAMPLES} samples")
         slopes, spreads, floors = map(torch.cat, zip(*self._batches, strict=True))
-        summary = {
-            "value": _coefficient(slopes, spreads, floors, self._dtype).item(),
-            "error": _standard_error(slopes, spreads),
-        }
+        summary = {"value": _coefficient(slopes, spreads, floors, self._dtype).item()}
         notes = {"samples left out": self._skipped_samples} if self._skipped_samples else {}
         return Result(summary, n=len(slopes), notes=notes, replicates=self._leave_out())
 

@@ -441,7 +441,7 @@ class _LeftOutFolds(LeftOutAccumulators):
         for accumulator in self.accumulators:
             assert isinstance(accumulator, _FoldAccumulator)
             size += accumulator.moment_bytes
-        check_group_memory(size)
+        check_group_memory(size, self._measure.memory)
 
 
 class R2(PairsMeasure):

@@ -88,30 +88,6 @@ def divergence(
     return _per_sample(terms.kl), _per_sample(terms.counted)
 
 
-def paired_mean(sums: Tensor, weights: Tensor) -> tuple[float, float]:
-    """Compute a weighted mean over samples, with its standard error.
-
-    Parameters
-    ----------
-    sums, weights : tensor of shape (n,), float64
-        The mean is Σ sums / Σ weights.
-
-    Returns
-    -------
-    mean, error : float
-        The error is computed by linearising the ratio; it is 0 for a single sample.
-
-    Examples
-    --------
-    >>> paired_mean(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
-    (2.0, 1.0)
-    """
-    total, n = float(weights.sum()), len(sums)
-    mean = float(sums.sum()) / total
-    squares = float((sums - mean * weights).square().sum()) * n / max(n - 1, 1)
-    return mean, math.sqrt(squares) / total
-
-
 @dataclass(frozen=True)
 class _ClassTerms:
     """Changes in the class probabilities at each position, tensors of shape (n, ...), float64.
@@ -192,14 +168,14 @@ class _Terms:
     def add(self, cost: str, terms: tuple[Tensor, Tensor]) -> None:
         self.parts.setdefault(cost, []).append(terms)
 
-    def mean(self, cost: str, scale: float = 1.0) -> tuple[float, float]:
+    def mean(self, cost: str, scale: float = 1.0) -> float:
         sums, weights = map(torch.cat, zip(*self.parts[cost], strict=True))
         if not weights.sum():
             raise Undefined("there are no labels to predict")
-        mean, error = paired_mean(sums, weights)
+        mean = float(sums.sum()) / float(weights.sum())
         if not math.isfinite(mean):
             raise NotFinite("the outputs with the place replaced are not finite")
-        return mean / scale, error / scale
+        return mean / scale
 
     def without_groups(self, cost: str, groups: NDArray[np.integer[Any]]) -> tuple[float, ...]:
         """Compute the mean without each group of samples."""
@@ -216,8 +192,8 @@ class Substitution(Measure):
 
     ``value`` is the cost of the first of ``replacement.maps``: by default the best slope and
     intercept per channel of an activation call, and the best full map of a block or another module.
-    ``error`` is its standard error over paired samples. Costs of other maps are named after the
-    map. ``loss``, ``kl`` and ``accuracy`` are the first map's changes in these quantities.
+    Costs of other maps are named after the map. ``loss``, ``kl`` and ``accuracy`` are the first
+    map's changes in these quantities.
 
     Definition
     ----------
@@ -384,16 +360,15 @@ class Substitution(Measure):
                 reason = UNFITTED[self._primary]
                 values.append(Value.missing(place, "undefined", reason))
                 continue
-            mean, error = first.mean(self._cost, scale)
-            statistics = {"value": mean, "error": error}
+            statistics = {"value": first.mean(self._cost, scale)}
             for name, terms in maps.items():
                 if name != self._primary:
-                    statistics[name] = terms.mean(self._cost, scale)[0]
-            costs = {self._primary: mean, **statistics}
+                    statistics[name] = terms.mean(self._cost, scale)
+            costs = {**statistics, self._primary: statistics["value"]}
             statistics |= self._degree(place, costs)
             for other in ("loss", "kl", "accuracy"):
                 if other in first.parts:
-                    statistics[other] = first.mean(other)[0]
+                    statistics[other] = first.mean(other)
             n = sum(len(sums) for sums, _ in first.parts[self._cost])
             if n < MIN_SAMPLES:
                 raise Undefined(

@@ -33,7 +33,7 @@ from .leaderboard import Measures, sense_of
 from .manifest import flatten, settings_of
 from .relative import has_relative, with_relative
 from .tables import Scores, TableCell, TableSubject
-from .text import ERROR_LEGEND, count, number, place_text, plus_minus, range_noun
+from .text import ERROR_LEGEND, count, percentage, place_text, plus_minus, range_noun
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -49,6 +49,7 @@ _MARKS = {
 """Text in every comparison that was written, by the file's suffix."""
 _MAX_ROWS = 200
 _MAX_DRAWN = 24
+_IDENTITY = ("model", "weights", "data", "seed")
 _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
 
 
@@ -264,7 +265,7 @@ class Comparison:
             if is_unknown or (is_clear and excess > 0):
                 text = d.text
                 if parts["percent"]:
-                    text = f"{number(100 * d.relative, 2, signed=True)} % ({text})"
+                    text = f"{percentage(change_.value, change_.error)} ({text})"
                 note = ", error unknown" if is_unknown else ""
                 where = f"{d.measure}@{d.place}" if d.place else d.measure
                 yield f"{where}, {d.subject}: {text}{note} ({condition.strip()})"
@@ -367,8 +368,7 @@ class Comparison:
         texts = []
         for d in rows:
             values = [_value_text(estimate) for estimate in (d.first, d.second)]
-            relative = number(100 * d.relative, 1, signed=True)
-            relative = "–" if math.isnan(d.relative) else f"{relative} %"
+            relative = percentage(d.relative, relative_change(d.first, d.second).error)
             place = d.place or "network"
             texts.append([d.measure, place, *values, d.text, relative, d.verdict.partition(";")[0]])
         if len(self._subjects()) > 1:
@@ -539,7 +539,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
         alone += [
             (run, f"{m} of every subject") for m in scores.measures if m not in others.measures
         ]
-    explanations = tuple(_explanations(first, second))
+    explanations = tuple(_explanations(first, second, pairs))
     tested = tuple(mark_significant(differences))
     return Comparison(names, tested, explanations, tuple(alone), before.describe(described[0]))
 
@@ -629,22 +629,46 @@ def mark_significant(differences: Sequence[Difference]) -> list[Difference]:
     return result
 
 
-def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
+def _explanations(
+    first: Run, second: Run, pairs: Iterable[tuple[TableSubject, TableSubject]]
+) -> Iterator[tuple[str, str, str]]:
     """Yield the manifest entries that differ and can affect values."""
     before, after = (
-        {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
+        {name: str(value) for name, value in _run_facts(run.manifest)} for run in (first, second)
     )
     for key in dict.fromkeys([*before, *after]):
         if before.get(key) != after.get(key):
             yield key, before.get(key, ""), after.get(key, "")
+    # Subjects with the same change share a line.
+    changes: dict[tuple[str, str, str], list[str]] = {}
+    known = [_subject_facts(run.manifest) for run in (first, second)]
+    pairs = list(pairs)
+    for pair in pairs:
+        old, new = (facts.get(s.identity, {}) for facts, s in zip(known, pair, strict=True))
+        for name in _differing_facts(old, new):
+            change_ = (name.replace("_", " "), str(old.get(name, "")), str(new.get(name, "")))
+            changes.setdefault(change_, []).append(_label(*pair))
+    for (name, old_text, new_text), labels in changes.items():
+        prefix = "" if len(labels) == len(pairs) else f"{', '.join(labels)}: "
+        yield f"{prefix}{name}", old_text, new_text
 
 
-def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _run_facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from settings_of(manifest)
     yield from flatten(manifest.get("environment") or {}, "environment.")
-    for subject in manifest.get("subjects") or []:
-        keys = ("model", "weights", "data", "seed")
-        label = " · ".join(str(subject.get(key, "")) for key in keys)
-        for fact in _SUBJECT_FACTS:
-            if fact in subject:
-                yield f"{label}: {fact.replace('_', ' ')}", subject[fact]
+
+
+def _subject_facts(manifest: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the manifest's entry for each subject, by model, weights, data and seed."""
+    entries = manifest.get("subjects") or []
+    return {tuple(entry.get(key) for key in _IDENTITY): entry for entry in entries}
+
+
+def _differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the facts of a subject that differ, without those that others imply."""
+    names = [n for n in (*_IDENTITY, *_SUBJECT_FACTS) if old.get(n) != new.get(n)]
+    if "weights" in names or "model" in names:
+        names = [name for name in names if name != "weights_hash"]
+    if "data" in names or "seed" in names:
+        names = [name for name in names if name != "sample_hash"]
+    return names

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .leaderboard import Standing
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
+_MAX_PERCENT_DECIMALS = 8
 ERROR_LEGEND = "± is how much a value would change with other samples of the same distribution"
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
@@ -158,6 +159,29 @@ def plus_minus(value: float, error: float = math.nan, *, signed: bool = False) -
     # A value that rounds to 0 is within its error: 0.000 ± 0.002.
     shown = value if round(size, decimals) else 0.0
     return f"{number(shown, decimals, signed=signed)} ± {number(error, decimals)}"
+
+
+def percentage(fraction: float, error: float = math.nan) -> str:
+    """Format a relative change as a percentage, whose digits its standard error determines.
+
+    Without an error it has two significant digits.
+
+    Examples
+    --------
+    >>> percentage(-0.0000213, 0.0004), percentage(-0.0000213), percentage(0.12345, 0.002)
+    ('0.00 %', '−0.0021 %', '+12.3 %')
+    >>> percentage(1.5), percentage(math.nan), percentage(math.inf)
+    ('+150 %', '–', '∞ %')
+    """
+    if math.isnan(fraction):
+        return "–"
+    percent = 100 * fraction
+    if math.isinf(percent) or abs(percent) >= LARGEST_PLAIN:
+        return f"{number(percent)} %"
+    resolution = 100 * error if error > 0 else abs(percent) / 5
+    decimals = min(error_decimals(resolution), _MAX_PERCENT_DECIMALS) if resolution else 0
+    shown = percent if round(percent, decimals) else 0.0
+    return f"{number(shown, decimals, signed=True)} %"
 
 
 def _exponent(value: float, error: float, signed: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor
 
 from nlbench.errors import RequestError
 from nlbench.measure import Accumulator, PooledMeasure
-from nlbench.measure.left_out import LeftOut, check_group_memory, merge_all_but_one
+from nlbench.measure.left_out import (
+    LeftOut,
+    check_group_memory,
+    fits_group_memory,
+    merge_all_but_one,
+)
 from nlbench.measure.replicates import GROUPS, group_index
 
 from .prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
@@ -273,7 +279,7 @@ class GroupPairs:
     """Samples x (n, d) and y (n, k) of one group, as moments and as rows not yet added to them.
 
     Rows are added to the moments max(d, k) + 2 at a time, since each addition changes the whole
-    matrix.
+    matrix. If the moments of all groups exceed the memory, rows are kept as long as they don't.
 
     Parameters
     ----------
@@ -287,16 +293,25 @@ class GroupPairs:
     batches: tuple[tuple[PreparedSamples, PreparedSamples], ...] = ()
 
     def added(
-        self, x: PreparedSamples, y: PreparedSamples, distinct: int, origin: Tensor
+        self,
+        x: PreparedSamples,
+        y: PreparedSamples,
+        distinct: int,
+        origin: Tensor,
+        memory: int | None,
     ) -> GroupPairs:
         """Add the group's samples in one batch."""
         added = GroupPairs(
             self.n + len(x), self.distinct + distinct, self.moments, (*self.batches, (x, y))
         )
-        if sum(len(rows) for rows, _ in added.batches) <= max(x.shape[1], y.shape[1]) + 1:
+        rows = sum(len(rows) for rows, _ in added.batches)
+        if rows <= max(x.shape[1], y.shape[1]) + 1:
             return added
-        check_group_memory(8 * GROUPS * (x.shape[1] + y.shape[1]) ** 2)
-        return GroupPairs(added.n, added.distinct, added.condensed(origin))
+        width = x.shape[1] + y.shape[1]
+        if fits_group_memory(8 * GROUPS * width**2, memory):
+            return GroupPairs(added.n, added.distinct, added.condensed(origin))
+        check_group_memory(8 * GROUPS * width * rows, memory)
+        return added
 
     def condensed(self, origin: Tensor) -> Moments:
         """Return the moments of all samples."""
@@ -310,8 +325,15 @@ class GroupPairs:
 
 @dataclass(frozen=True, eq=False)
 class GroupedPairs:
-    """Samples of each group. Measures that have added the same batches share one."""
+    """Samples of each group. Measures that have added the same batches share one.
 
+    Parameters
+    ----------
+    memory : int, optional
+        Limit in bytes for the moments of all groups.
+    """
+
+    memory: int | None = None
     groups: tuple[GroupPairs, ...] = (GroupPairs(),) * GROUPS
     origin: Tensor | None = None
     widths: tuple[int, int] = (0, 0)
@@ -330,8 +352,8 @@ class GroupedPairs:
             rows = (index == group).nonzero()[:, 0]
             parts = (PreparedSamples(side.values[rows], side.rounding) for side in (x, y))
             distinct = batch.sources.of_rows(rows).distinct
-            groups[group] = groups[group].added(*parts, distinct, origin)
-        return GroupedPairs(tuple(groups), origin, (x.shape[1], y.shape[1]))
+            groups[group] = groups[group].added(*parts, distinct, origin, self.memory)
+        return GroupedPairs(self.memory, tuple(groups), origin, (x.shape[1], y.shape[1]))
 
     @torch.no_grad()
     def without_each(self) -> Iterator[tuple[SamplePairs, int]]:
@@ -342,23 +364,31 @@ class GroupedPairs:
         assert self.origin is not None
         limit = max(self.widths) + 1
         moments: list[Moments] = []
-        if any(sum(other.n for other in groups if other is not group) > limit for group in groups):
-            check_group_memory(8 * GROUPS * sum(self.widths) ** 2)
+        total = sum(group.n for group in groups)
+        has_moments = any(total - group.n > limit for group in groups)
+        if has_moments and fits_group_memory(8 * GROUPS * sum(self.widths) ** 2, self.memory):
             condensed = [group.condensed(self.origin) for group in groups]
             moments = merge_all_but_one(condensed, Moments.merged)
         for index, left_out in enumerate(groups):
             others = [group for group in groups if group is not left_out]
-            n = sum(group.n for group in others)
+            n = total - left_out.n
             distinct = sum(group.distinct for group in others)
-            if n > limit:
-                yield SamplePairs(n, moments[index], widths=self.widths), distinct
-            else:
+            if n <= limit:
                 batches = tuple(batch for group in others for batch in group.batches)
                 yield SamplePairs(n, None, batches, self.widths), distinct
+            elif moments:
+                yield SamplePairs(n, moments[index], widths=self.widths), distinct
+            else:
+                # One group at a time takes seven times as long, and a fourth of the memory.
+                parts = (group.condensed(self.origin) for group in others)
+                merged = reduce(Moments.merged, parts)
+                yield SamplePairs(n, merged, widths=self.widths), distinct
 
 
-NO_GROUPED_PAIRS = GroupedPairs()
-"""Initial state of all measures, as `NO_PAIRS`."""
+@lru_cache
+def no_grouped_pairs(memory: int | None) -> GroupedPairs:
+    """Return the initial state of all measures, a single object as `NO_PAIRS`."""
+    return GroupedPairs(memory)
 
 
 class PairsAccumulator(Accumulator):
@@ -381,7 +411,7 @@ class _LeftOutPairs(LeftOut):
 
     def __init__(self, measure: PairsMeasure) -> None:
         self._measure = measure
-        self._pairs = NO_GROUPED_PAIRS
+        self._pairs = no_grouped_pairs(measure.memory)
 
     def add(self, observation: SiteBatch, groups: Tensor) -> None:
         """Add one batch."""

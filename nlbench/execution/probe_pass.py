@@ -66,9 +66,11 @@ class _Feed:
         monitor: ProgressMonitor,
         device: torch.device,
         replicated: bool = False,
+        memory: int | None = None,
     ) -> None:
         self.seconds = 0.0
         self.replicated = replicated
+        self._memory = memory
         self._name, self._stream, self._monitor = measure.name, stream, monitor
         self._device = device
         self.failure: Result | None = None
@@ -106,6 +108,7 @@ class _Feed:
         self._bounds = measure.bounds_of(options)
         self._measure = measure(**options)
         self._measure.replicated = self.replicated
+        self._measure.memory = self._memory
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:
@@ -242,7 +245,15 @@ def _observe_once(
     probe = load_probe(entries[0][0].probe)
     device = torch.device("cpu") if probe.shows_on_cpu else resources.device
     feeds = [
-        _Feed(measure, options, RandomStream(stream, resources.device), monitor, device, replicated)
+        _Feed(
+            measure,
+            options,
+            RandomStream(stream, resources.device),
+            monitor,
+            device,
+            replicated,
+            resources.memory,
+        )
         for measure, options, stream in entries
     ]
     facts: dict[str, Any] = {}

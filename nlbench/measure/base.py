@@ -69,6 +69,8 @@ class Measure(ABC):
     replicated : bool
         True if the result should have replicates, set before ``reset`` is called. Measures derived
         from `PooledMeasure` have them without further code.
+    memory : int, optional
+        Limit in bytes for the state of replicates at one place, set with ``replicated``.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class Measure(ABC):
     independent_sites: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     replicated: bool = False
+    memory: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -267,6 +267,11 @@ def validated_result(returned: object, bounds: tuple[float, float]) -> Result:
         if value.status != "ok" and not value.reason:
             raise PluginError(f"status '{value.status}' without a reason")
         _check_bounds(value, bounds)
+        if "error" in value.statistics:
+            raise PluginError(
+                "a statistic is called 'error', the name of the standard error from replicates; "
+                "choose another, such as 'numerical_error'"
+            )
     if returned.status == "ok" and "value" not in returned.summary:
         raise PluginError("the summary has no 'value'")
     places = [value.place for value in returned.values]

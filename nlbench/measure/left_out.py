@@ -21,26 +21,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_GROUP_BYTES = 2**28
-"""Maximum memory for the state of all groups at one site."""
+GROUP_BYTES = 2**28
+"""Memory for the state of all groups at one site, if no limit is given."""
 
 
 class NoReplicates(Exception):
     """Signal that a site has no replicates. The message is the reason."""
 
 
-def check_group_memory(size: int) -> None:
+def fits_group_memory(size: int, limit: int | None) -> bool:
+    """Return True if the groups' state at one site, in bytes, is within the limit."""
+    return size <= (GROUP_BYTES if limit is None else limit)
+
+
+def check_group_memory(size: int, limit: int | None) -> None:
     """Raise `NoReplicates` if the groups' state at one site takes too many bytes.
 
     Examples
     --------
-    >>> check_group_memory(2**20)
-    >>> check_group_memory(2**30)
+    >>> check_group_memory(2**20, limit=None)
+    >>> check_group_memory(2**20, limit=2**10)
     Traceback (most recent call last):
-    nlbench.measure.left_out.NoReplicates: moments of 8 groups would take 1.1 GB
+    nlbench.measure.left_out.NoReplicates: moments of 8 groups take 1 MiB, --memory is 1 KiB
     """
-    if size > MAX_GROUP_BYTES:
-        raise NoReplicates(f"moments of {GROUPS} groups would take {size / 1e9:.1f} GB")
+    if not fits_group_memory(size, limit):
+        from nlbench.introspection.memory import format_bytes
+
+        text = "the limit without --memory is" if limit is None else "--memory is"
+        raise NoReplicates(
+            f"moments of {GROUPS} groups take {format_bytes(size)}, "
+            f"{text} {format_bytes(GROUP_BYTES if limit is None else limit)}"
+        )
 
 
 def merge_all_but_one(parts: Sequence[T], merge: Callable[[T, T], T]) -> list[T]:

@@ -54,6 +54,8 @@ def _flat_numbers(
 ) -> dict[str, float]:
     """Return all numbers keyed by flat names: ``segment0``, ``segment1``, … and ``site:relu``."""
     flat = dict(statistics)
+    # Records of earlier versions have errors by other methods.
+    flat.pop("error", None)
     error = standard_error(replicates)
     if error is not None:
         flat["error"] = error

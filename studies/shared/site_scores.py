@@ -45,7 +45,7 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
         if record.measure.name == measure
         for subject in [_subject_columns(record.subject)]
         for site in record.result.values
-        for value in [site.statistics.get(statistic, math.nan)]
+        for value in [site.numbers.get(statistic, math.nan)]
     ]
     columns = ["model", "weights", "state", "data", "seed", "draw", "kind", "place", "value"]
     return pd.DataFrame(rows, columns=columns)

@@ -130,7 +130,7 @@ def test_the_measure_is_the_function_of_all_batches():
     x = torch.randn(90, 5)
     settings = {"function.batch": 20}
     result = nlbench.evaluate(network, x, "affine-residual", settings=settings)
-    summary = result["affine-residual"].summary
+    summary = result["affine-residual"].numbers
     assert 0 < summary["value"] < 0.5
     assert 0 < summary["error"] < summary["value"]
     once = nlbench.evaluate(network, x, "affine-residual")["affine-residual"].summary
@@ -140,7 +140,7 @@ def test_the_measure_is_the_function_of_all_batches():
 def test_the_standard_error_is_the_spread_over_draws():
     x = torch.randn(60, 500, 1, generator=torch.Generator().manual_seed(2))
     results = [
-        nlbench.evaluate(nn.ReLU(), sample, "affine-residual")["affine-residual"].summary
+        nlbench.evaluate(nn.ReLU(), sample, "affine-residual")["affine-residual"].numbers
         for sample in x
     ]
     spread = np.std([result["value"] for result in results])

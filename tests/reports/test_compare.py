@@ -20,6 +20,7 @@ from nlbench.reports.compare import check_comparison_file, compare_runs, differe
 from nlbench.reports.dumbbell import draw_dumbbells
 from nlbench.reports.exports import read_csv
 from nlbench.reports.tables import _table_cell
+from nlbench.reports.text import percentage
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
 
@@ -358,3 +359,39 @@ def test_rounding_is_no_change():
         first, second = (cell([scale * v for v in values]) for values in ((1, 2), (1 + 1e-12, 2.1)))
         [d] = compare.mark_significant([difference_of("a", "m", first, second)])
         assert [p.is_significant for p in d.places] == [False, True]
+
+
+def renamed(run, **facts):
+    """The same run with other facts of its subjects."""
+    records = [replace(r, subject=replace(r.subject, **facts)) for r in run.records]
+    return Run({**run.manifest, **Manifest().of_records(records)}, records, Path("runs/renamed"))
+
+
+def test_other_weights_are_named_once():
+    first = make_run(1, measures=("affinity",))
+    second = renamed(first, weights="epoch2", weights_hash="1e" * 32)
+    assert compare_runs(first, second).explanations == (("weights", "trained", "epoch2"),)
+    retrained = renamed(first, weights_hash="1e" * 32)
+    expected = (("weights hash", "0f" * 32, "1e" * 32),)
+    assert compare_runs(first, retrained).explanations == expected
+
+
+def test_a_fact_of_one_network_is_named_with_it(before):
+    records = [
+        replace(r, subject=replace(r.subject, samples=9)) if r.subject.model == "vgg8" else r
+        for r in before.records
+    ]
+    after = Run({**before.manifest, **Manifest().of_records(records)}, records)
+    (line,) = compare_runs(before, after).explanations
+    assert line == ("vgg8: samples", "512", "9")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "error", "text"),
+    [
+        (-2.13e-5, 4e-4, "0.00 %"), (-2.13e-5, math.nan, "−0.0021 %"), (0.12345, 0.002, "+12.3 %"),
+        (-0.5, 0.02, "−50 %"), (0.0, math.nan, "0 %"),
+    ],
+)  # fmt: skip
+def test_percentages_have_the_digits_of_their_errors(fraction, error, text):
+    assert percentage(fraction, error) == text

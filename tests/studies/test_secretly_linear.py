@@ -31,6 +31,15 @@ def blocks(costs, published, **changed):
     ]
 
 
+def block(place, statistics):
+    """The value of a block, with replicates if it has an ``error``."""
+    value = statistics["value"]
+    error = statistics.get("error")
+    replicates = () if error is None else (value - error, value + error)
+    numbers = {name: number for name, number in statistics.items() if name != "error"}
+    return Value(place, numbers, 8, replicates=replicates)
+
+
 def run_of(networks):
     """A run of ``{(model, weights, seed): blocks}``."""
     records = [
@@ -45,7 +54,7 @@ def run_of(networks):
             },
             measure={"name": measure, "version": "1", "options": {}},
             probe={"name": "sites", "options": {}, "samples": 8, "kinds": {}},
-            result=Result.of([Value(f"b.{i}", own[measure], 8) for i, own in enumerate(rows)]),
+            result=Result.of([block(f"b.{i}", own[measure]) for i, own in enumerate(rows)]),
         )
         for (model, weights, seed), rows in networks.items()
         for measure in USUAL

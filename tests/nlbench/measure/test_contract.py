@@ -203,3 +203,9 @@ def test_the_bounds_are_those_of_the_options_in_force():
     assert record.measure.bounds == (0.0, 1.0)
     (record,) = nlbench.evaluate(model, inputs, ["affinity"]).records
     assert record.measure.bounds == (None, 1.0)
+
+
+def test_a_statistic_is_not_called_error():
+    result = Result({"value": 1.0, "error": 0.1})
+    with pytest.raises(PluginError, match=r"'error'.* 'numerical_error'"):
+        validated_result(result, (0.0, 1.0))

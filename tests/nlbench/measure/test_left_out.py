@@ -1,4 +1,5 @@
 import functools
+import re
 
 import pytest
 import torch
@@ -9,10 +10,15 @@ from nlbench.conformance.replicates import check_replicates
 from nlbench.conformance.trial import Trial, relu_network
 from nlbench.conformance.trial import samples as trial_samples
 from nlbench.errors import Undefined
+from nlbench.execution.probe_pass import observe
 from nlbench.measure import site_measure
 from nlbench.measure.replicates import GROUPS, group_index
-from nlbench.plugin_loading import load_measure
+from nlbench.options import resolve_options
+from nlbench.plugin_loading import load_measure, load_probe
 from nlbench.probes.function import FunctionBatch
+from nlbench.probes.probe import Resources
+from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.subject import Subject
 
 N = 80
 
@@ -231,11 +237,25 @@ def test_value_that_is_undefined_without_a_group_has_no_error():
     assert result.error is None
 
 
-def test_places_with_many_columns_have_no_error_but_a_reason(monkeypatch):
-    monkeypatch.setattr("nlbench.measure.left_out.MAX_GROUP_BYTES", 1000)
-    result = evaluate("r2", samples(), sites__select="3")
-    assert result.error is None
-    assert "no standard error: moments of 8 groups would take" in result.values[0].reason
+@pytest.mark.parametrize("memory", [6000, 12_000])
+@pytest.mark.parametrize("measure", ["r2", "linearity", "cka"])
+def test_groups_keep_to_the_memory(measure, memory):
+    facts = SubjectFacts(model="mlp", weights="none", data="normal", seed=0)
+    subject = Subject(network(), samples(), None, facts)
+    options = load_probe("sites").options
+    settings = resolve_options(options, {"select": "3"}, owner="sites")
+    resources = Resources(torch.device("cpu"), memory=memory)
+    kind = load_measure(measure)
+    (outcome,) = observe(subject, [(kind, kind().settings)], settings, resources=resources)
+    (value,) = outcome.result.values
+    assert value.status == "ok"
+    if memory == 6000:
+        assert value.replicates == ()
+        expected = r"no standard error: moments of 8 groups take \d.* KiB, --memory is 5.859 KiB"
+        assert re.fullmatch(expected, value.reason)
+    else:
+        unlimited = evaluate(measure, samples(), sites__select="3")
+        assert value.replicates == pytest.approx(unlimited.replicates)
 
 
 def test_paths_are_left_out():
@@ -256,8 +276,8 @@ def test_nlc_of_an_affine_network_has_no_error():
 
 def test_substitution_leaves_out_evaluated_samples():
     result = evaluate("substitution", samples())
-    statistics = result.values[0].statistics
-    assert result.values[0].error == pytest.approx(statistics["error"], rel=0.5)
+    assert len(result.values[0].replicates) == GROUPS
+    assert result.values[0].error > 0
 
 
 def test_exact_measures_say_so():

@@ -1,6 +1,7 @@
 import json
 import math
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from made_records import make_record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, Value
+from nlbench.measure.replicates import standard_error
 from nlbench.store.record import Record, RecordedMeasure, ensure_readable
 from nlbench.store.run import Run, load_run
 
@@ -113,6 +115,14 @@ def test_replicates_are_recorded():
     read = Record.from_json(record(result=result).to_json(), "r.json").result
     assert read.replicates == (0.4, 0.5)
     assert [value.replicates for value in read.values] == [(0.333333333, 0.5), ()]
+
+
+def test_errors_by_other_methods_are_not_read():
+    result = Result(summary={"value": 0.5, "error": 0.1}, replicates=(0.4, 0.5))
+    read = Record.from_json(record(result=result).to_json(), "r.json").result
+    assert read.numbers["error"] == pytest.approx(standard_error((0.4, 0.5)))
+    without = Record.from_json(record(result=replace(result, replicates=())).to_json(), "r.json")
+    assert "error" not in without.result.numbers
 
 
 def test_records_of_format_1_have_no_standard_error():
