@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection import pytree
@@ -590,11 +589,6 @@ class OutputChoice:
 
 def input_error(inputs: object) -> RequestError:
     """Return the error for inputs that are neither a batch nor a loader."""
-    if isinstance(inputs, TorchDataset):
-        return RequestError(
-            f"inputs: a {type(inputs).__name__} is a Dataset, which yields samples one at a time; "
-            "expected batches, as from torch.utils.data.DataLoader(dataset, batch_size=128)"
-        )
     expected = _expected_text(inputs, "a tensor or a loader of")
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
