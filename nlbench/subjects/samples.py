@@ -181,7 +181,7 @@ def drawn_batches(
     inputs = torch.cat([part for part, _ in parts])
     known = [labels for _, labels in parts if labels is not None]
     labels = torch.cat(known) if len(known) == len(parts) else None
-    chosen = random_order(len(inputs), seed).split(READ_BATCH)
+    chosen = torch.split(random_order(len(inputs), seed), READ_BATCH)
     drawn = [(inputs[part], None if labels is None else labels[part]) for part in chosen]
     return Batches(drawn, lambda part: part, is_drawn=True)
 
@@ -194,7 +194,7 @@ def _has_indices(loader: DataLoader[Any]) -> bool:
 def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     """Return a loader of the same samples in random order."""
     indices = list(itertools.chain.from_iterable(loader.batch_sampler))  # type: ignore[arg-type]
-    order = random_order(len(indices), seed).split(loader.batch_size or READ_BATCH)
+    order = torch.split(random_order(len(indices), seed), loader.batch_size or READ_BATCH)
     return DataLoader(
         loader.dataset,
         batch_sampler=[[indices[index] for index in part.tolist()] for part in order],
