@@ -29,6 +29,10 @@ class SubjectPlan:
         Identity of the weights, see `WeightsChoice.identity`; empty if unknown.
     files : str
         Fingerprint of the dataset's files; empty if it has no files.
+    sources : tuple of (str, str)
+        Versions of the files of the model and of the data, by the name of the model or dataset.
+    settings_key : str
+        Hash of everything that determines the observations, except these versions.
     """
 
     key: str
@@ -37,6 +41,13 @@ class SubjectPlan:
     impossible: str = ""
     weights: str = ""
     files: str = ""
+    sources: tuple[tuple[str, str], ...] = ()
+    settings_key: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        """The subject's model, weights, data and seed in the tidy table."""
+        return self.spec.model, self.label, self.spec.data, self.spec.seed
 
     def changed_files(self, planned_on: str) -> str:
         """Describe a file change since the run was planned; empty if no file has changed.
@@ -112,5 +123,6 @@ class Plan:
         return {
             **{("measure", m.name): (m.version, dict(m.options), m.errors) for m in self.measures},
             **{("probe", m.probe): dict(m.probe_options) for m in self.measures},
-            **{("subject", *cell.identity[:4]): cell.subject.key for cell in self.cells},
+            **{("subject", *s.identity): s.key for s in self.subjects},
+            **{("sources", *s.identity): (s.settings_key, dict(s.sources)) for s in self.subjects},
         }

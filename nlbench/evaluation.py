@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, nearest
@@ -44,10 +45,16 @@ from nlbench.subjects.inputs import (
     is_batch,
     single_tensor_call,
 )
-from nlbench.subjects.samples import Batches, sample_facts
+from nlbench.subjects.samples import Batches, drawn_batches, random_order, sample_facts
 from nlbench.subjects.subject import Subject
 
 from .plugin_loading import checked_measure, load_measures, load_probe
+
+SEED = 0
+"""Seed that draws the order of the samples."""
+
+LOADER_BATCH = 128
+"""Batch size in which a dataset is read."""
 
 
 @one_measurement()
@@ -72,16 +79,18 @@ def evaluate(
         ``model.output`` selects one by its name, such as ``"out"`` or ``"boxes.0"``, or by a
         function. Measures of activations need none. A mapping contains several models,
         such as checkpoints from one training run; its keys name their weights in the table.
-    inputs : tensor of shape (n, ...), tuple, mapping, or loader
+    inputs : tensor of shape (n, ...), tuple, mapping, dataset or loader
         A tensor contains all samples. A tuple or a mapping is one batch of arguments, for
         ``model(*inputs)`` or ``model(**inputs)``; a mapping whose keys the model doesn't take is
         its first argument. Arguments may be nested containers, numbers, strings and None; see
         `nlbench.Arguments` for tensors without samples, such as the edges of a graph. Any other
-        iterable, such as a DataLoader or a list, yields such batches. Measures of the probe
-        ``sites`` iterate over a loader once, with one batch in memory; other measures use its first
-        512 samples (or more if ``lines.number`` requires it), and their results note it. Of samples
-        in memory, those that paths start at are drawn at random. Several arguments are packed into
-        one tensor (n, k), and must all have the same floating dtype or all be integers.
+        iterable, such as a DataLoader, a Dataset or a list, yields such batches. Samples are taken
+        in a random order, which is always the same. Only a stream, such as a generator or an
+        IterableDataset, has its own order. Measures of the probe ``sites`` iterate over a loader
+        once, with one batch in memory; other measures use 512 of its samples (or more if
+        ``lines.number`` requires it), the first of a stream, and their results note it. Several
+        arguments are packed into one tensor (n, k), and must all have the same floating dtype or
+        all be integers.
     measures : sequence of str or Measure class
         Registered names, globs or measure classes; or a string of comma-separated names.
     labels : tensor of shape (n,), bool or str, optional
@@ -131,7 +140,7 @@ def evaluate(
     models = model if isinstance(model, Mapping) else {"given": model}
     if not models:
         raise RequestError("no model to evaluate, expected at least one")
-    if len(models) > 1 and iter(inputs) is inputs:
+    if len(models) > 1 and isinstance(inputs, Iterator):
         raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
     runs = []
     for weights, each in models.items():
@@ -180,6 +189,9 @@ def _evaluate(
     probe_options = resolve_settings(loaded, settings).probes.items()
     stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
     samples = _read_samples(model, inputs, labels, stored)
+    is_divisible = _is_divisible(model, samples, output)
+    if is_divisible:
+        samples = samples.in_random_order()
     stream = samples.stream
     resolved = resolve_settings(loaded, settings, inputs=samples.inputs)
     for probe, options in resolved.probes.items():
@@ -189,13 +201,12 @@ def _evaluate(
         model=name or type(model).__name__,
         weights=weights,
         data="given",
-        seed=0,
+        seed=SEED,
         weights_hash=state_hash(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         preprocessing=samples.preprocessing + output.description,
         **sample_facts(samples.inputs, stream),
     )
-    is_divisible = _is_divisible(model, samples, output)
     if stream is not None and not is_divisible:
         raise RequestError(
             "inputs: the samples of a batch depend on each other through arguments without "
@@ -208,7 +219,6 @@ def _evaluate(
         facts,
         stream=stream,
         is_indivisible=not is_divisible,
-        is_ordered=True,
     )
 
     def key_of(
@@ -302,6 +312,17 @@ class _Samples(NamedTuple):
     stream: Batches | None
     arguments: ArgumentLayout
 
+    def in_random_order(self) -> _Samples:
+        """Return samples in memory in random order, as those of a stream are already."""
+        if self.stream is not None:
+            return self
+        order = random_order(len(self.inputs), SEED)
+        labels = self.labels
+        return self._replace(
+            inputs=self.inputs[order.to(self.inputs.device)],
+            labels=None if labels is None else labels[order.to(labels.device)],
+        )
+
     @property
     def preprocessing(self) -> str:
         """Description of the inputs."""
@@ -354,7 +375,9 @@ def _read_samples(
             read_labels = labels
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
-    is_invalid = isinstance(inputs, TorchDataset | str | bytes) or hasattr(inputs, "__array__")
+    if isinstance(inputs, TorchDataset):
+        inputs = DataLoader(inputs, batch_size=LOADER_BATCH)
+    is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)
     if isinstance(labels, Tensor):
@@ -362,6 +385,8 @@ def _read_samples(
             "labels: a tensor, but a loader yields its labels with its batches; use labels=True "
             "if they are the last element of a batch"
         )
-    stream = Batches(inputs, BatchReader(model, label_place))
+    reader = BatchReader(model, label_place)
+    stream = drawn_batches(inputs, reader.read, SEED)
     first = stream.head(stored)
-    return _Samples(first, stream.head_labels(len(first)), stream, stream.arguments)
+    assert reader.arguments is not None
+    return _Samples(first, stream.head_labels(len(first)), stream, reader.arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class Monitor:
     Parameters
     ----------
     model : torch.nn.Module
-    inputs : tensor, tuple, mapping or loader
+    inputs : tensor, tuple, mapping, dataset or loader
         The samples to measure on; see `nlbench.evaluate`.
     measures : sequence of str or Measure class
     every : int, optional
@@ -68,7 +68,7 @@ class Monitor:
     ) -> None:
         if every is not None and every < 1:
             raise RequestError(f"every={every}, expected at least 1")
-        if not isinstance(inputs, Tensor | tuple | Mapping) and iter(inputs) is inputs:
+        if isinstance(inputs, Iterator):
             raise RequestError(
                 "inputs: an iterator can be read only once, expected a loader or tensor"
             )

@@ -106,19 +106,24 @@ def _plan_subjects(
         weights = plan_weights(replace(spec, seed=0))
         if weights.note:
             notes.setdefault(weights.note)
-        key = content_key(
-            {
-                "subject": {**_spec_content(spec), "weights": weights.identity},
-                "model": providers("models", model),
-                "data": [providers("datasets", dataset), infos[dataset].version],
-                "files": files,
-                "device": device.partition(":")[0],
-                "precision": request.precision,
-            }
-        )
+        content: dict[str, Any] = {
+            "subject": {**_spec_content(spec), "weights": weights.identity},
+            "model": providers("models", model),
+            "data": [providers("datasets", dataset), infos[dataset].version],
+            "files": files,
+            "device": device.partition(":")[0],
+            "precision": request.precision,
+        }
+        key = content_key(content)
+        content["subject"]["weights"] = weights.content
+        settings_key = content_key({**content, "files": ""})
+        versions = {model: weights.model, dataset: files}
+        sources = tuple((name, version[:16]) for name, version in versions.items() if version)
         problem = problem or weights.problem
         identity = "" if problem else weights.identity
-        subject = SubjectPlan(key, spec, weights.label, problem, identity, files)
+        subject = SubjectPlan(
+            key, spec, weights.label, problem, identity, files, sources, settings_key
+        )
         first = subjects.setdefault(key, subject)
         if first.label != subject.label:
             notes.setdefault(
@@ -167,9 +172,14 @@ class _Weights:
     """Weights of a subject, the same for all seeds."""
 
     label: str
-    identity: str
+    content: str
+    model: str = ""
     problem: str = ""
     note: str = ""
+
+    @property
+    def identity(self) -> str:
+        return f"{self.content} {self.model}".rstrip()
 
 
 def _plan_weights(spec: SubjectSpec) -> _Weights:
@@ -177,13 +187,13 @@ def _plan_weights(spec: SubjectSpec) -> _Weights:
     try:
         choice = choose_weights(spec)
         label = choice.label
-        return _Weights(label, choice.identity, "", choice.note)
+        return _Weights(label, choice.content, choice.model, "", choice.note)
     except NlbenchError as error:
         problem = one_line(error)
     except OSError as error:
         problem = f"weights '{spec.weights}': {system_text(error)}"
     # Missing weights with different names count as different subjects.
-    return _Weights(label, f"absent: {spec.weights}", problem)
+    return _Weights(label, f"absent: {spec.weights}", problem=problem)
 
 
 def _plan_cell(subject: SubjectPlan, measure: MeasureSpec, providers: list[str]) -> Cell:

@@ -6,6 +6,7 @@ resume a run.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -30,7 +31,7 @@ from nlbench.plan import make_plan
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.signals import check_interruption, interruptible
-from nlbench.store.consistency import changed_subject, recorded_facts
+from nlbench.store.consistency import changed_sources, changed_subject, recorded_facts
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import Record, RecordedMachine
 from nlbench.store.run import Run
@@ -49,16 +50,22 @@ class Preview:
         Cells to measure, including failed cells to repeat.
     impossible : tuple of Cell
         Cells to record as skipped, with the reason in ``cell.subject.impossible``.
+    superseded : tuple of str
+        Names of models and data whose files have changed since cells were recorded.
     """
 
     plan: Plan
     new: tuple[Cell, ...]
     recorded: tuple[Cell, ...]
     impossible: tuple[Cell, ...]
+    superseded: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, records: Iterable[Record], execution: ExecutionOptions) -> Preview:
         """Compare a plan with the records of a run."""
+        records = list(records)
+        decisions = plan.decisions
+        superseded = itertools.chain.from_iterable(changed_sources(r, decisions) for r in records)
         done = {
             record.key
             for record in records
@@ -71,6 +78,7 @@ class Preview:
             tuple(cell for cell in missing if not cell.subject.impossible),
             tuple(cell for cell in plan.cells if cell.key in done),
             tuple(cell for cell in missing if cell.subject.impossible),
+            tuple(dict.fromkeys(superseded)),
         )
 
 
@@ -142,6 +150,8 @@ def run(
             return finished
         pool = _worker_pool(execution, plan)
         with folder.open(plan.decisions):
+            if superseded := folder.set_aside(plan.decisions):
+                monitor.warn(superseded)
             folder.forget_failures(
                 {cell.key for cell in plan.cells}, {cell.identity for cell in plan.cells}
             )

@@ -69,6 +69,8 @@ class Difference:
         Reason for a missing value.
     places : tuple of Difference
         Of a network: its places in call order.
+    where : str
+        Of a functional call: where it stands, such as ``my_net.py:11, after conv1``.
     """
 
     subject: str
@@ -79,6 +81,12 @@ class Difference:
     is_significant: bool = False
     note: str = ""
     places: tuple[Difference, ...] = ()
+    where: str = ""
+
+    @property
+    def place_text(self) -> str:
+        """The name of the place, and where it stands if it is a functional call."""
+        return f"{self.place} ({self.where})" if self.where else self.place
 
     @property
     def before(self) -> float:
@@ -324,11 +332,9 @@ class Comparison:
             table.add_column(Text(head[i]), justify="right", no_wrap=True)
         is_single = len(self._subjects()) == 1
         for d, row in zip(rows, texts, strict=True):
-            name = f"  {d.place}" if d.place else d.measure
-            if not d.place and not is_single:
-                name = f"{d.subject}: {name}"
+            name = d.measure if is_single else f"{d.subject}: {d.measure}"
             table.add_row(
-                Text(one_line(name) if not d.place else f"  {one_line(d.place)}"),
+                Text(f"  {one_line(d.place_text)}" if d.place else one_line(name)),
                 *(Text(row[i]) for i in columns),
             )
         console.print()
@@ -369,7 +375,7 @@ class Comparison:
         for d in rows:
             values = [_value_text(estimate) for estimate in (d.first, d.second)]
             relative = percentage(d.relative, relative_change(d.first, d.second).error)
-            place = d.place or "network"
+            place = d.place_text or "network"
             texts.append([d.measure, place, *values, d.text, relative, d.verdict.partition(";")[0]])
         if len(self._subjects()) > 1:
             head.insert(0, "subject")
@@ -519,13 +525,15 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     )
     pairs = _match_checkpoints(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
+    calls = {record.identity: record.probe.facts.get("where", {}) for record in second.records}
     differences, alone = [], []
     for old, new in pairs:
         for name in measures:
             cells = before[old.label, name], after[new.label, name]
             absent = [cell.status == "absent" for cell in cells]
             if not any(absent):
-                differences.append(difference_of(_label(old, new), name, *cells))
+                where = calls.get((*new.identity, name), {})
+                differences.append(difference_of(_label(old, new), name, *cells, where))
             elif not all(absent):
                 alone.append((names[int(absent[0])], f"{name}, {old.label}"))
     if not differences:
@@ -577,8 +585,20 @@ def _label(before: TableSubject, after: TableSubject) -> str:
     return before.label if same else f"{before.label} → {after.label.removeprefix(shared)}"
 
 
-def difference_of(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
-    """Compare two cells and the places that they have in common, in the order of the second."""
+def difference_of(
+    subject: str,
+    measure: str,
+    before: TableCell,
+    after: TableCell,
+    where: Mapping[str, str] | None = None,
+) -> Difference:
+    """Compare two cells and the places that they have in common, in the order of the second.
+
+    Parameters
+    ----------
+    where : mapping of str to str, optional
+        Where functional calls stand, by place.
+    """
     notes = [
         f"{word}: {cell.status}: {cell.reason}"
         for word, cell in (("first", before), ("second", after))
@@ -593,6 +613,7 @@ def difference_of(subject: str, measure: str, before: TableCell, after: TableCel
             before.place_estimate(known[place.name]),
             after.place_estimate(place),
             note=place.reason or known[place.name].reason,
+            where=(where or {}).get(place.name, ""),
         )
         for place in after.places
         if place.name in known

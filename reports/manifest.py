@@ -66,6 +66,8 @@ def manifest_lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "unfinished", "interrupted or still running"
     if "merged" in manifest:
         yield "merged", ", ".join(map(str, manifest["merged"].get("from", [])))
+    for change in manifest.get("superseded", ()):
+        yield "superseded", change
     for key, value in manifest.get("request", {}).items():
         if value not in ({}, [], "", None):
             yield "request", f"{key} {_value_text(value)}"

@@ -54,7 +54,7 @@ from .remarks import (
 from .signatures import signature_maps
 from .single import cards, cite_sentence, strip_fields
 from .tables import CellReplicates, Identity, Scores, labelled, mean_cell, replicates_by_cell
-from .text import ERROR_LEGEND, place_noun
+from .text import ERROR_LEGEND, functional_calls, place_noun
 from .training import change_table, training_runs
 from .views import board_view, heatmaps, meanings
 
@@ -414,9 +414,7 @@ def _record_facts(run: Run) -> dict[str, Any]:
         for site, remark in facts.get("remarks", {}).items():
             notes[f"{site}: {remark}"] = None
         if where := facts.get("where"):
-            calls = [f"{site} at {place}" for site, place in where.items()]
-            more = f"; and {len(calls) - 12} more" if len(calls) > 12 else ""
-            notes[f"functional calls: {'; '.join(calls[:12])}{more}"] = None
+            notes[functional_calls(where)] = None
         if facts.get("unseen"):
             notes[f"activations inside {', '.join(facts['unseen'])} were not observed"] = None
         cells[record.identity] = {

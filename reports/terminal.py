@@ -20,6 +20,7 @@ from .text import (
     ERROR_LEGEND,
     count,
     direction,
+    functional_calls,
     number,
     plus_minus,
     uncertain_decimals,
@@ -53,6 +54,9 @@ def print_leaderboard(run: Run, console: Console) -> None:
         console.print()
         console.print(_network_table(rows[0], measures))
         console.print()
+        facts = [record.probe.facts.get("where") for record in run.records]
+        for calls in {functional_calls(where): None for where in facts if where}:
+            _line(console, calls)
     else:
         _print_board(console, rows, measures, subjects)
     if any(entry.error > 0 for row in rows for entry in row.entries.values()):

@@ -264,6 +264,19 @@ def place_text(name: str) -> str:
     return name if any(map(str.isalpha, name)) else f"activation {name}"
 
 
+def functional_calls(where: Mapping[str, str], limit: int = 12) -> str:
+    """Describe where functional calls stand.
+
+    Examples
+    --------
+    >>> functional_calls({"relu": "my_net.py:11, after conv1", "relu:1": "my_net.py:12"})
+    'functional calls: relu at my_net.py:11, after conv1; relu:1 at my_net.py:12'
+    """
+    calls = [f"{site} at {place}" for site, place in where.items()]
+    more = f"; and {len(calls) - limit} more" if len(calls) > limit else ""
+    return f"functional calls: {'; '.join(calls[:limit])}{more}"
+
+
 def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
     """Format a value with its standard error and its range over places or seeds.
 

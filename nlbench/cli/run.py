@@ -183,6 +183,8 @@ def _print_preview(preview: Preview, folder: Path) -> None:
     counts = ", ".join(f"{len(cells)} {word}" for word, cells in groups)
     print(f"{len(plan.cells)} cells on {plan.device}: {counts}")
     print(f"run {folder}")
+    for name in preview.superseded:
+        print(f"{name} has changed since cells were recorded")
     for subject in plan.subjects:
         spec = subject.spec
         parts = []

@@ -272,11 +272,16 @@ def _observe_once(
         failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
     outcomes = []
     if stream is not None and stream.samples == read and stream.exceeds(len(subject.inputs)):
-        remark = f"of the first {len(subject.inputs)} samples of a stream"
+        count = len(subject.inputs)
+        remark = f"of the first {count} samples of a stream"
+        if stream.is_drawn:
+            remark = f"of {count} samples drawn from all"
         facts["remark"] = _join(facts.get("remark", ""), remark)
     for feed in feeds:
         if failure is None or feed.failure is not None:
             result = _annotate(feed.compute(), facts)
+            if stream is not None and not stream.is_drawn and _has_batches(result):
+                result = with_remark(result, "batches in the order of a stream")
             outcome = Outcome(result, feed.seconds, feed.traceback, facts, feed.is_out_of_memory)
         else:
             outcome = Outcome(failure[0], feed.seconds, failure[1], facts, out_of_memory)
@@ -298,6 +303,11 @@ def _annotate(result: Result, facts: Mapping[str, Any]) -> Result:
         if place not in places
     )
     return with_remark(replace(result, values=values, n=result.n or n), facts.get("remark", ""))
+
+
+def _has_batches(result: Result) -> bool:
+    """Return True if values are means over several batches."""
+    return any(value.statistics.get("batches", 0) > 1 for value in result.values)
 
 
 def with_remark(result: Result, *remarks: str) -> Result:

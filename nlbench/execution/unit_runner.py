@@ -187,7 +187,11 @@ class UnitRunner:
                     subject.model.double(),
                     lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
                 )
-            subject = replace(subject, facts=replace(subject.facts, key=plan.key))
+            facts = replace(subject.facts, key=plan.key)
+            if plan.sources:
+                versions = dict(plan.sources)
+                facts = replace(facts, sources=versions, settings_key=plan.settings_key)
+            subject = replace(subject, facts=facts)
             _check_recordable(plan, subject.facts)
             self._load_seconds = round(time.perf_counter() - start, 6)
             planned_at = unit.planned_at

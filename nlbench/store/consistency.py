@@ -17,7 +17,8 @@ K = TypeVar("K")
 Decisions = Mapping[tuple[object, ...], object]
 """Everything that determines the values in a leaderboard's columns and rows.
 
-Keys are ``("measure", name)``, ``("probe", name)`` and ``("subject", *identity)``.
+Keys are ``("measure", name)``, ``("probe", name)``, ``("subject", *identity)`` and
+``("sources", *identity)``.
 """
 
 
@@ -47,6 +48,15 @@ def decisions_of(record: Record) -> Decisions:
     if subject.key:
         decisions["subject", *subject.identity] = subject.key
     return decisions
+
+
+def changed_sources(record: Record, decisions: Decisions) -> list[str]:
+    """Return the names of the model and data whose files alone have changed since a record."""
+    subject = record.subject
+    settings_key, sources = decisions.get(("sources", *subject.identity), (None, {}))  # type: ignore[misc]
+    if not subject.sources or subject.settings_key != settings_key:
+        return []
+    return [name for name, version in sources.items() if subject.sources.get(name) != version]
 
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:

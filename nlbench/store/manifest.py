@@ -58,6 +58,8 @@ class Manifest(Mapping[str, Any]):
         True while `nlbench.Run.save` writes the folder; the other fields are then absent.
     merged : mapping
         The runs that were merged, and the time of the merge.
+    superseded : tuple of str
+        What was measured again because a file had changed.
     order : tuple of str
         Record keys in the order of the table.
     environments : tuple of mapping
@@ -86,6 +88,7 @@ class Manifest(Mapping[str, Any]):
     unfinished: bool = False
     saving: bool = False
     merged: Merged = field(default_factory=Merged)
+    superseded: tuple[str, ...] = ()
     calls: tuple[RunCall, ...] = ()
     order: tuple[str, ...] = ()
     dtype: str = ""

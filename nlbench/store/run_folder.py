@@ -17,11 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from nlbench.errors import RequestError, system_text
-from nlbench.serialization.files import is_part, read_text
+from nlbench.serialization.files import is_part, make_folder, read_text
 from nlbench.signals import uninterrupted
 from nlbench.subjects.facts import SubjectFacts
 
-from .consistency import Decisions, changed_keys, decisions_of, difference_text
+from .consistency import (
+    Decisions,
+    changed_keys,
+    changed_sources,
+    decisions_of,
+    difference_text,
+)
 from .locked_folder import LockedFolder
 from .manifest import Manifest, RunCall, now
 from .record import MAX_RECORD_BYTES, Record, is_plain_name
@@ -31,6 +37,9 @@ TABLE_SECONDS = 30.0
 """Minimum time between updates of the table while cells are being added."""
 
 _CHECKPOINTS = "checkpoints"
+
+SUPERSEDED = "superseded"
+"""Folder of the records that were made with earlier versions of files."""
 
 
 class RunFolder(LockedFolder):
@@ -117,10 +126,38 @@ class RunFolder(LockedFolder):
             self.manifest, self.records = manifest, {record.key: record for record in records}
             yield
 
+    def set_aside(self, decisions: Decisions) -> str:
+        """Move the records of earlier versions of files, and describe what was moved, if any."""
+        outdated = {
+            record.key: names
+            for record in self.records.values()
+            if (names := changed_sources(record, decisions))
+        }
+        if not outdated:
+            return ""
+        names = dict.fromkeys(name for changed in outdated.values() for name in changed)
+        cells = "1 cell" if len(outdated) == 1 else f"{len(outdated)} cells"
+        note = (
+            f"{', '.join(names)} changed after {cells} had been recorded; what is requested is "
+            f"measured again, and the earlier records are in {SUPERSEDED}/"
+        )
+        make_folder(self.path / SUPERSEDED)
+        with uninterrupted():
+            for key in outdated:
+                del self.records[key]
+                file = self.record_file(key)
+                file.replace(self.path / SUPERSEDED / file.name)
+            superseded = (*self.manifest.superseded, f"{now()} {note}")
+            self.manifest = replace(self.manifest, superseded=superseded)
+        return note
+
     def check(self, records: Iterable[Record], decisions: Decisions) -> None:
-        """Raise if the decisions of a finished record differ from those of the cells to add."""
+        """Raise if the decisions of a finished record differ from those of the cells to add.
+
+        Records of earlier versions of files don't count.
+        """
         for record in records:
-            if not record.is_done:
+            if not record.is_done or changed_sources(record, decisions):
                 continue
             for key in changed_keys(decisions_of(record), decisions):
                 raise RequestError(
@@ -148,6 +185,7 @@ class RunFolder(LockedFolder):
             manifest,
             created=self._earlier.created or manifest.created,
             merged=self._earlier.merged,
+            superseded=self._earlier.superseded,
             rest=self._earlier.rest,
         )
         self._arrange(unfinished=True)

@@ -17,8 +17,10 @@ from nlbench.options import Option
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.utils.data import Dataset as TorchDataset
+
+    from .inputs import ArgumentLayout
 
 Items: TypeAlias = "TorchDataset[tuple[Tensor, int]]"
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -129,6 +131,11 @@ class Dataset:
     adapt : callable, optional
         If the resolution isn't fixed, maps a `Preprocessing` to a copy of this dataset that
         uses it.
+    for_model : callable, optional
+        If items have several arguments, maps a model to a copy of this dataset with all of those
+        that the model takes.
+    arguments : ArgumentLayout, optional
+        Layout of several arguments in each item.
 
     See Also
     --------
@@ -146,6 +153,8 @@ class Dataset:
     source: Source = field(default_factory=lambda: Source(""))
     labelled: bool = True
     adapt: Callable[[Preprocessing], Dataset] | None = None
+    for_model: Callable[[nn.Module], Dataset] | None = None
+    arguments: ArgumentLayout | None = None
 
     def normalize(self, images: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel.

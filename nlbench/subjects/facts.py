@@ -26,6 +26,10 @@ class SubjectFacts:
         Hash of the parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
     key : str
         Hash of the subject's specification.
+    sources : mapping of str to str
+        Versions of the files of its model and data, by the name of the model or dataset.
+    settings_key : str
+        Hash of the subject's specification without these versions.
     rest : mapping
         Facts added by other programs.
 
@@ -50,6 +54,8 @@ class SubjectFacts:
     batch_norm: str | None = None
     weights_hash: str | None = None
     key: str | None = None
+    sources: Mapping[str, str] | None = None
+    settings_key: str | None = None
     rest: Mapping[str, Any] = extra_fields()
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset as TorchDataset
+from torch.utils.hooks import RemovableHandle
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection import pytree
@@ -187,6 +187,11 @@ class ArgumentLayout:
         return len(self.leaves) == 1 and self.spec == _ONE_TENSOR
 
     @property
+    def names(self) -> list[str]:
+        """Places of the arguments."""
+        return _names(self.leaves)
+
+    @property
     def whole_tensors(self) -> dict[str, Tensor]:
         """Tensors with axes that hold no samples, by the place of the argument."""
         return {
@@ -324,6 +329,9 @@ class BatchReader:
         True: the labels are a tuple's last element or a mapping's entry ``labels``. False: there
         are none. A string: the labels' key in a mapping. None: a pair is (inputs, labels) if the
         model takes one argument.
+    guesses_labels : bool
+        Where it isn't certain which part holds the labels: True to choose class indices and the
+        names in `LABEL_KEYS` that the model doesn't take, False to raise.
 
     Examples
     --------
@@ -333,8 +341,11 @@ class BatchReader:
     (torch.Size([3, 2]), tensor([0, 1, 1]))
     """
 
-    def __init__(self, model: nn.Module, labels: bool | str | None) -> None:
+    def __init__(
+        self, model: nn.Module, labels: bool | str | None, guesses_labels: bool = False
+    ) -> None:
         self._labels = labels
+        self._guesses_labels = guesses_labels
         self._model = model
         self._signature = _signature(model)
         self._max_arguments, self._keywords = _parameters(self._signature)
@@ -342,7 +353,7 @@ class BatchReader:
         self.arguments: ArgumentLayout | None = None
         # Set by the first batch.
         self._length: int | None = None
-        self._takes_mapping: bool | None = None
+        self._mapping_keys: list[str] | None = None
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
         """Return a batch's packed arguments, and its labels if there are any.
@@ -383,16 +394,20 @@ class BatchReader:
         if not isinstance(batch, Mapping):
             return Arguments(*batch)  # type: ignore[misc]
         keywords = {str(name): value for name, value in batch.items()}
+        taken = {n: v for n, v in keywords.items() if n in self._keywords or not is_identifier(v)}
+        if _binds(self._signature, (), taken):
+            return Arguments(**taken)
         if _binds(self._signature, (), keywords) or not _binds(self._signature, (batch,), {}):
             return Arguments(**keywords)
         # A model of one argument takes the mapping itself, or its only tensor next to identifiers.
-        whole = Arguments(dict(batch))
-        others = [value for value in keywords.values() if not _is_identifier(value)]
-        if self._takes_mapping is None:
-            self._takes_mapping = self._run(whole) is not None
-        if self._takes_mapping:
-            return whole
-        return Arguments(others[0]) if len(others) == 1 else Arguments(**keywords)
+        others = {name: value for name, value in batch.items() if not is_identifier(value)}
+        if self._mapping_keys is None:
+            candidates = [mapping for mapping in (others, dict(batch)) if mapping]
+            runs = (m for m in candidates if self._run(Arguments(m)) is not None)
+            self._mapping_keys = list(next(runs, {}))
+        if self._mapping_keys:
+            return Arguments({name: batch.get(name) for name in self._mapping_keys})
+        return Arguments(*others.values()) if len(others) == 1 else Arguments(**keywords)
 
     def _output_length(self, arguments: Arguments) -> int | None:
         """Return the length of the model's output if some arguments are as long, else None."""
@@ -432,10 +447,13 @@ class BatchReader:
                 "labels=True uses the last element as labels"
             )
         takes_one = self._max_arguments == 1
-        may_have_labels = takes_one and self._labels is not False and len(batch) > 2
-        if may_have_labels and all(map(_is_identifier, batch[2:])):
-            # (inputs, labels, index): the model doesn't take the index.
-            return batch[0], batch[1]
+        if self._labels is not False and self._max_arguments is not None:
+            # The model doesn't take an index after the labels.
+            while len(batch) > self._max_arguments + 1 and is_identifier(batch[-1]):
+                batch = batch[:-1]
+        if self._guesses_labels and not takes_one and len(batch) > 1:
+            has_labels = is_identifier(batch[-1])
+            return (_first(batch[:-1]), batch[-1]) if has_labels else (tuple(batch), None)
         if self._labels is None and len(batch) == 2:
             if not takes_one:
                 raise RequestError(
@@ -445,12 +463,14 @@ class BatchReader:
             return _first(batch[:-1]), batch[-1]
         if self._labels and len(batch) > 1:
             return _first(batch[:-1]), batch[-1]
-        return _first(batch), None
+        return tuple(batch), None
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
         key = self._labels if isinstance(self._labels, str) else "labels"
-        other = next((name for name in _LABEL_KEYS if name in batch), None)
+        other = next((name for name in LABEL_KEYS if name in batch), None)
         is_taken = other is None or other in self._keywords
+        if self._guesses_labels and other is not None and not is_taken:
+            key = other
         if self._labels in (None, True) and key not in batch and not is_taken:
             raise RequestError(
                 f"inputs: a batch has '{other}'; pass labels=\"{other}\" if it holds the labels, "
@@ -507,16 +527,21 @@ def single_tensor_call(
         return
     handles = [model.register_forward_hook(output or OutputChoice())]
     if not arguments.is_one_tensor:
-        handles.append(
-            model.register_forward_pre_hook(
-                _Unpacker(arguments, count), prepend=True, with_kwargs=True
-            )
-        )
+        handles.append(unpack_arguments(model, arguments, count))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def unpack_arguments(
+    model: nn.Module, arguments: ArgumentLayout, count: int | None = None
+) -> RemovableHandle:
+    """Make a model and its copies take one packed tensor, until the handle is removed."""
+    return model.register_forward_pre_hook(
+        _Unpacker(arguments, count), prepend=True, with_kwargs=True
+    )
 
 
 def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
@@ -590,11 +615,6 @@ class OutputChoice:
 
 def input_error(inputs: object) -> RequestError:
     """Return the error for inputs that are neither a batch nor a loader."""
-    if isinstance(inputs, TorchDataset):
-        return RequestError(
-            f"inputs: a {type(inputs).__name__} is a Dataset, which yields samples one at a time; "
-            "expected batches, as from torch.utils.data.DataLoader(dataset, batch_size=128)"
-        )
     expected = _expected_text(inputs, "a tensor or a loader of")
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
@@ -694,11 +714,11 @@ def _binds(
         return False
 
 
-_LABEL_KEYS = ("label", "target", "targets", "y")
-"""Keys of labels in the batches of other libraries."""
+LABEL_KEYS = ("labels", "label", "target", "targets", "y")
+"""Keys of labels in batches; all but the first are those of other libraries."""
 
 
-def _is_identifier(value: object) -> bool:
+def is_identifier(value: object) -> bool:
     """Return True for an index or a name per sample, as some loaders add to their batches."""
     if isinstance(value, Tensor):
         return value.ndim == 1 and not value.is_floating_point()
@@ -721,7 +741,8 @@ def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _first(entries: Any) -> Any:
-    return entries[0] if len(entries) == 1 and isinstance(entries[0], Tensor) else tuple(entries)
+    is_one = len(entries) == 1 and isinstance(entries[0], Tensor | Mapping)
+    return entries[0] if is_one else tuple(entries)
 
 
 def _with_article(value: object) -> str:

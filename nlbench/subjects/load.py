@@ -168,7 +168,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """
     from nlbench.introspection.model_state import batch_norm_layers
 
-    from .inputs import OutputChoice
+    from .inputs import OutputChoice, unpack_arguments
     from .samples import draw, sample_facts
     from .subject import Subject
 
@@ -176,6 +176,10 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     dataset, label = source.dataset, source.weights.label
     model, metadata = source.build()
     _, output = split_output(dict(spec.arguments), source.info)
+    if isinstance(dataset, Dataset) and dataset.for_model is not None:
+        dataset = dataset.for_model(model)
+        if dataset.arguments is not None and not dataset.arguments.is_one_tensor:
+            unpack_arguments(model, dataset.arguments)
     model.register_forward_hook(OutputChoice(output))
     model.to(device).eval()
     sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
@@ -192,7 +196,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         split=spec.split,
         **sample_facts(sample.inputs, stream),
     )
-    images = sample.images if len(dataset.shape) == 3 else None
+    images = sample.images if len(dataset.shape) == 3 and sample.images.ndim == 4 else None
     subject = Subject(
         model, sample.inputs, sample.labels, facts, images, dataset.normalize, stream=stream
     )

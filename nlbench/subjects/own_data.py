@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
+from nlbench.introspection import pytree
+from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
+from .inputs import LABEL_KEYS, BatchReader, is_identifier
 from .samples import MAX_SAMPLE_BYTES
+
+Batch: TypeAlias = tuple[Tensor, Tensor | None]
+"""The inputs of a batch, and its labels if they are class indices."""
+
+Read: TypeAlias = Callable[[Any], Batch]
 
 _NO_LABELS = "; labels that are no class indices are left out"
 _CLASS_ATTRIBUTES = ("num_classes", "n_classes")
@@ -46,14 +56,22 @@ class TensorItems(TorchDataset[tuple[Tensor, int]]):
 
 
 class ForeignItems(TorchDataset[tuple[Tensor, int]]):
-    """Items of a dataset in PyTorch's form, read with the function that collates its batches."""
+    """Items of a dataset in PyTorch's form.
 
-    def __init__(
-        self, label: str, items: Any, collate: Callable[[list[Any]], Any] | None = None
-    ) -> None:
-        self._label = label
+    Parameters
+    ----------
+    items : object
+        Has indices and a length.
+    collate : callable
+        Makes a batch of a list of items.
+    read : callable
+        Returns the inputs and the labels of a batch.
+    """
+
+    def __init__(self, items: Any, collate: Callable[[list[Any]], Any], read: Read) -> None:
         self._items = items
         self._collate = collate
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._items)
@@ -64,24 +82,16 @@ class ForeignItems(TorchDataset[tuple[Tensor, int]]):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         """Read several items. Random ones are the same in every call with these indices."""
         with RandomStream("items").active():
-            return self._read(indices)
-
-    def _read(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        items = [self._items[index] for index in indices]
-        if self._collate is None:
-            pairs = [_pair(self._label, item) for item in items]
-            return [
-                (_tensor(self._label, x), int(y) if _is_class_index(y) else 0) for x, y in pairs
-            ]
-        rows, labels = _pair(self._label, self._collate(items))
-        return TensorItems(*_rows(self._label, rows, labels)).__getitems__(range(len(items)))
+            batch = self._collate([self._items[index] for index in indices])
+            return TensorItems(*self._read(batch)).__getitems__(range(len(indices)))
 
 
 def as_dataset(label: str, value: Any) -> Dataset:
     """Return the dataset in a tensor, a tuple of tensors, a PyTorch dataset or a loader.
 
     Batches of a loader are drawn like those of any dataset: its order doesn't matter. A loader
-    that can only be iterated is read to its end.
+    that can only be iterated is read to its end. Batches may be mappings, objects or tuples of
+    several arguments, which are read as soon as their model is known.
 
     Parameters
     ----------
@@ -100,36 +110,112 @@ def as_dataset(label: str, value: Any) -> Dataset:
     """
     if isinstance(value, Dataset):
         return value
-    note = ""
-    items: Any
-    if isinstance(value, Tensor | np.ndarray):
-        items, is_labelled = TensorItems(*_rows(label, value, None)), False
-    elif _is_tensor_pair(value):
-        inputs, labels = value
-        rows, numbers = _rows(label, inputs, labels)
-        items, is_labelled = TensorItems(rows, numbers), numbers is not None
-        note = "" if is_labelled else _NO_LABELS
-    elif _is_map_style(value):
-        loader = value if isinstance(value, DataLoader) else None
-        source = loader.dataset if loader else value
-        if not len(source):  # type: ignore[arg-type]
-            raise RequestError(f"{label} is empty, expected samples")
-        collate = loader.collate_fn if loader else None
-        items = ForeignItems(label, source, collate)
-        _, first = _pair(label, collate([source[0]]) if collate else source[0])
-        is_labelled = _is_class_index(first)
-        note = "" if is_labelled or first is None else _NO_LABELS
-    elif hasattr(value, "__iter__") and not isinstance(value, str | bytes | dict):
-        rows, numbers, note = _read_batches(label, value)
-        items, is_labelled = TensorItems(rows, numbers), numbers is not None
-    else:
-        raise RequestError(
-            f"{label} is a {type(value).__name__}, expected a Dataset, a DataLoader, a tensor, a "
-            "tuple of tensors (inputs, labels) or a function that returns one of those"
-        )
-    return make_dataset(
-        label, items, _class_count(value, items) if is_labelled else 0, f"as {label} has it{note}"
+    if isinstance(value, Tensor | np.ndarray) or _is_tensor_pair(value):
+        return _Source(label, value, [value]).dataset()
+    if _is_map_style(value):
+        return _Source(label, value).dataset()
+    if hasattr(value, "__iter__") and not isinstance(value, str | bytes | dict):
+        return _Source(label, value, *_read_stream(value)).dataset()
+    raise RequestError(
+        f"{label} is a {type(value).__name__}, expected a Dataset, a DataLoader, a tensor, a "
+        "tuple of tensors (inputs, labels) or a function that returns one of those"
     )
+
+
+class _Source:
+    """Batches in memory, or a dataset whose items are collated to batches.
+
+    Parameters
+    ----------
+    label : str
+        Name of the dataset.
+    value : object
+        The user's tensor, dataset or loader.
+    batches : sequence, optional
+    note : str
+        Appended to the description of the preprocessing.
+    """
+
+    def __init__(
+        self, label: str, value: Any, batches: Sequence[Any] | None = None, note: str = ""
+    ) -> None:
+        self._label = label
+        self._value = value
+        self._batches = batches
+        self._note = note
+        loader = value if isinstance(value, DataLoader) else None
+        self._items: Any = value if loader is None else loader.dataset
+        self._collate: Any = self._collate_items if loader is None else loader.collate_fn
+        if batches is None and not len(self._items):
+            raise RequestError(f"{label} is empty, expected samples")
+        if batches is not None and not batches:
+            raise RequestError(f"{label} yields nothing, expected batches of tensors")
+        self._first = self._collate([self._items[0]]) if batches is None else batches[0]
+
+    def dataset(self) -> Dataset:
+        """Return the dataset of the first inputs in each batch and their labels."""
+        items, has_labels = self._read_items(self._read)
+        note = self._note
+        if not has_labels and _split(self._label, self._first)[1] is not None:
+            note += _NO_LABELS
+        classes = _class_count(self._value, items) if has_labels else 0
+        dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
+        if isinstance(self._first, Tensor | np.ndarray) or _is_labelled_tensor(self._first):
+            return dataset
+        return replace(dataset, for_model=partial(self._for_model, dataset))
+
+    def _for_model(self, dataset: Dataset, model: nn.Module) -> Dataset:
+        """Return a dataset of all arguments that a model takes, packed into one tensor."""
+        reader = BatchReader(model, None, guesses_labels=True)
+
+        def read(batch: Any) -> Batch:
+            plain = batch if isinstance(batch, tuple | list) else output_parts(batch)
+            inputs, labels = reader.read(pytree.tree_map(_converted, plain))
+            return _rows(self._label, inputs, labels)
+
+        items, has_labels = self._read_items(read)
+        assert reader.arguments is not None
+        text = f"{dataset.preprocessing}; inputs {', '.join(reader.arguments.names)}"
+        changed = {"train": items, "test": items, "labelled": dataset.labelled and has_labels}
+        return replace(dataset, arguments=reader.arguments, preprocessing=text, **changed)
+
+    def _read_items(self, read: Read) -> tuple[Items, bool]:
+        """Return all samples, and True if they have labels."""
+        if self._batches is None:
+            has_labels = read(self._first)[1] is not None
+            return ForeignItems(self._items, self._collate, read), has_labels
+        parts = [read(batch) for batch in self._batches]
+        rows = _joined(self._label, [inputs for inputs, _ in parts], torch.cat)
+        known = [labels for _, labels in parts if labels is not None]
+        labels = torch.cat(known) if len(known) == len(parts) else None
+        return TensorItems(rows, labels), labels is not None
+
+    def _read(self, batch: Any) -> Batch:
+        return _rows(self._label, *_split(self._label, batch))
+
+    def _collate_items(self, items: list[Any]) -> Any:
+        """Return the batch of a dataset's items."""
+        if not isinstance(items[0], Tensor | np.ndarray | tuple | list):
+            return default_collate([output_parts(item) or item for item in items])
+        if isinstance(items[0], tuple | list) and not _is_labelled_tensor(items[0]):
+            return default_collate(items)
+        pairs = [_split(self._label, item) for item in items]
+        rows = _joined(self._label, [_tensor(self._label, x) for x, _ in pairs], torch.stack)
+        labels = [label for _, label in pairs]
+        return rows, labels if all(label is not None for label in labels) else None
+
+
+def _joined(
+    label: str, rows: Sequence[Tensor], join: Callable[[Sequence[Tensor]], Tensor]
+) -> Tensor:
+    """Join samples, which must have the same shape."""
+    first = 1 if join is torch.cat else 0
+    shapes = list(dict.fromkeys(tuple(row.shape[first:]) for row in rows))
+    if len(shapes) > 1:
+        raise RequestError(
+            f"{label} yields samples of shapes {shapes[0]} and {shapes[1]}, expected one"
+        )
+    return join(rows)
 
 
 def make_dataset(label: str, items: Items, classes: int, preprocessing: str) -> Dataset:
@@ -167,9 +253,9 @@ def _is_map_style(value: object) -> bool:
     is_indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     is_plain = isinstance(source, dict | str | bytes | tuple | list)
     if isinstance(source, list) and source and isinstance(value, list):
-        first = source[0]
         # A list of pairs (inputs, label) is a dataset; a list of batches is a loader.
-        is_plain = not (isinstance(first, tuple) and len(first) > 1 and _is_scalar(first[1]))
+        is_item = isinstance(source[0], tuple | Mapping) and len(source[0]) > 1
+        is_plain = not (is_item and _is_scalar(_split("", source[0])[1]))
     if isinstance(value, DataLoader):
         is_plain = False
     return is_indexed and not is_plain and not isinstance(source, IterableDataset)
@@ -179,18 +265,36 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, int | float | str) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
-def _pair(label: str, item: Any) -> tuple[Any, Any]:
-    """Return the inputs and the label of an item or a batch. Other elements are ignored."""
-    if isinstance(item, dict):
-        raise RequestError(
-            f"{label} yields mappings, expected tensors or (inputs, label); pass the loader to "
-            "nlbench.evaluate for a model with several arguments"
-        )
-    if isinstance(item, tuple | list):
-        if not item:
+def _is_labelled_tensor(value: object) -> bool:
+    """Return True for a tensor in a tuple, followed by nothing but labels and indices."""
+    if not isinstance(value, tuple | list) or not value:
+        return False
+    inputs, *rest = value
+    return isinstance(inputs, Tensor | np.ndarray) and all(
+        part is None or _is_scalar(part) or is_identifier(part) for part in rest
+    )
+
+
+def _split(label: str, batch: Any) -> tuple[Any, Any]:
+    """Return the first inputs and the labels of an item or a batch."""
+    if isinstance(batch, Tensor | np.ndarray):
+        return batch, None
+    if isinstance(batch, tuple | list):
+        if not batch:
             raise RequestError(f"{label} yields empty tuples, expected (inputs, label)")
-        return item[0], item[1] if len(item) > 1 else None
-    return item, None
+        inputs = _split(label, batch[0])[0] if isinstance(batch[0], Mapping) else batch[0]
+        labels = [part for part in batch[1:] if _is_scalar(part) or is_identifier(part)]
+        return inputs, next(iter(labels or batch[1:]), None)
+    parts = output_parts(batch)
+    labels = next((parts.pop(key) for key in LABEL_KEYS if key in parts), None)
+    tensors = [part for part in parts.values() if isinstance(part, Tensor | np.ndarray)]
+    inputs = [tensor for tensor in tensors if not is_identifier(tensor)] or tensors or [batch]
+    return inputs[0], labels
+
+
+def _converted(value: Any) -> Any:
+    """Convert arrays to tensors on the CPU, and float64 to float32, as in `_tensor`."""
+    return _tensor("", value) if isinstance(value, Tensor | np.ndarray) else value
 
 
 def _tensor(label: str, value: Any) -> Tensor:
@@ -211,25 +315,19 @@ def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:
         raise RequestError(
             f"{label} has inputs of shape {tuple(rows.shape)}, expected (n, ...) with n at least 1"
         )
-    if labels is None:
-        return rows, None
-    numbers = torch.as_tensor(np.asarray(labels) if isinstance(labels, list) else labels).cpu()
+    try:
+        numbers = torch.as_tensor(
+            np.asarray(labels) if isinstance(labels, list | tuple) else labels
+        )
+    except (TypeError, ValueError, RuntimeError):
+        return rows, None  # None, text or objects
     if len(numbers) != len(rows) if numbers.ndim else True:
         raise RequestError(f"{label} has {len(rows)} inputs and labels of {tuple(numbers.shape)}")
     numbers = numbers.squeeze(1) if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
     is_index = numbers.ndim == 1 and not numbers.is_floating_point() and not numbers.is_complex()
     if not is_index or bool((numbers < 0).any()):
         return rows, None
-    return rows, numbers.to(torch.int64)
-
-
-def _is_class_index(label: Any) -> bool:
-    try:
-        value = torch.as_tensor(label)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    is_real = value.is_floating_point() or value.is_complex()
-    return value.numel() == 1 and not is_real and int(value) >= 0
+    return rows, numbers.cpu().to(torch.int64)
 
 
 def _class_count(value: Any, items: Any) -> int:
@@ -243,9 +341,8 @@ def _class_count(value: Any, items: Any) -> int:
     if isinstance(classes, list | tuple):
         return len(classes)
     labels = getattr(source, "targets", None)
-    tensors = getattr(source, "tensors", None)
-    if labels is None and tensors is not None and len(tensors) > 1:
-        labels = tensors[1]
+    if labels is None:
+        labels = next(filter(is_identifier, getattr(source, "tensors", ())[1:]), None)
     if labels is None and isinstance(items, TensorItems):
         labels = items.labels
     if labels is None:
@@ -254,27 +351,15 @@ def _class_count(value: Any, items: Any) -> int:
     return int(numbers.max()) + 1 if numbers.numel() and not numbers.is_floating_point() else 0
 
 
-def _read_batches(label: str, batches: Iterable[Any]) -> tuple[Tensor, Tensor | None, str]:
+def _read_stream(batches: Iterable[Any]) -> tuple[list[Any], str]:
     """Read a stream to its end, or until the memory limit."""
-    rows: list[Tensor] = []
-    labels: list[Tensor | None] = []
+    read: list[Any] = []
     size = 0
-    note = ""
     for batch in batches:
-        inputs, numbers = _rows(label, *_pair(label, batch))
-        if rows and inputs.shape[1:] != rows[0].shape[1:]:
-            raise RequestError(
-                f"{label} yields samples of shapes {tuple(rows[0].shape[1:])} and "
-                f"{tuple(inputs.shape[1:])}, expected one"
-            )
-        rows.append(inputs.clone())
-        labels.append(numbers)
-        size += math.prod(inputs.shape) * inputs.element_size()
+        # Some loaders reuse the same tensors for all batches.
+        read.append(copy.deepcopy(batch))
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        size += sum(leaf.nbytes for leaf in leaves)
         if size > MAX_SAMPLE_BYTES:
-            note = f"; the first {sum(map(len, rows))} samples of a stream"
-            break
-    if not rows:
-        raise RequestError(f"{label} yields nothing, expected batches of tensors")
-    known = [numbers for numbers in labels if numbers is not None]
-    complete = torch.cat(known) if len(known) == len(labels) else None
-    return torch.cat(rows), complete, note
+            return read, f"; the first {len(read)} batches of a stream"
+    return read, ""

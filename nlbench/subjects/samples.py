@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from nlbench.errors import RequestError
 from nlbench.serialization.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
-from .inputs import ArgumentLayout, BatchReader
+from .inputs import BatchReader
+
+MAX_SAMPLE_BYTES = 2**30
+"""Size in bytes above which a sample is read batch by batch."""
+
+HEAD_SAMPLES = 1024
+"""Number of samples from a stream kept in memory, for probes that don't read in batches."""
+
+READ_BATCH = 128
+
+ReadBatch: TypeAlias = tuple[Tensor, Tensor | None]
+"""The inputs of a batch, and its labels if there are any."""
 
 
 class Batches:
     """The batches of a loader, which is read only once; by default, for a one-argument model.
+
+    Parameters
+    ----------
+    loader : iterable
+    read : callable, optional
+        Returns the inputs and the labels of a batch.
+    is_drawn : bool
+        True if the loader yields its samples in random order.
 
     Examples
     --------
@@ -29,10 +48,16 @@ class Batches:
     (5, 5)
     """
 
-    def __init__(self, loader: Iterable[Any], reader: BatchReader | None = None) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        read: Callable[[Any], ReadBatch] | None = None,
+        is_drawn: bool = False,
+    ) -> None:
         self._loader = loader
-        self._reader = reader or BatchReader(nn.Identity(), None)
+        self._read = read or BatchReader(nn.Identity(), None).read
         self._batches = iter(loader)
+        self.is_drawn = is_drawn
         self._buffered: list[Tensor] = []
         self._labels: list[Tensor | None] = []
         self._hash: SampleHash | None = None
@@ -43,20 +68,16 @@ class Batches:
     def known_length(self) -> int | None:
         """Number of samples, if known before the loader is read."""
         if isinstance(self._loader, DataLoader):
+            if self.is_drawn:
+                return sum(map(len, self._loader.batch_sampler))  # type: ignore[arg-type]
             has_samples = self._loader.batch_size is not None and not self._loader.drop_last
             try:
                 return len(self._loader.sampler) if has_samples else None  # type: ignore[arg-type]
             except TypeError:
                 return None
         if isinstance(self._loader, list | tuple):
-            return sum(len(self._reader.read(batch)[0]) for batch in self._loader)
+            return sum(len(self._read(batch)[0]) for batch in self._loader)
         return None
-
-    @property
-    def arguments(self) -> ArgumentLayout:
-        """Layout of the model's arguments; available after calling `head`."""
-        assert self._reader.arguments is not None
-        return self._reader.arguments
 
     def head(self, count: int) -> Tensor:
         """Return the first samples, at most `count`, and buffer them for the iteration.
@@ -102,7 +123,7 @@ class Batches:
 
     def _next(self) -> Tensor | None:
         try:
-            batch, labels = self._reader.read(next(self._batches))
+            batch, labels = self._read(next(self._batches))
         except StopIteration:
             return None
         except RequestError as error:
@@ -112,6 +133,80 @@ class Batches:
             self._labels.append(labels)
         # Some loaders reuse the same tensor for all batches.
         return batch.clone()
+
+
+def random_order(count: int, seed: int) -> Tensor:
+    """Return a permutation of `count` samples."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def drawn_batches(
+    loader: Iterable[Any],
+    read: Callable[[Any], ReadBatch],
+    seed: int,
+    max_bytes: int = MAX_SAMPLE_BYTES,
+) -> Batches:
+    """Read the samples of a finite loader in random order, and those of a stream in its own.
+
+    A DataLoader with a sampler draws them itself. Batches of other loaders that have a length are
+    drawn in memory, up to `max_bytes`.
+
+    Examples
+    --------
+    >>> data = torch.utils.data.TensorDataset(torch.arange(6.0)[:, None])
+    >>> for loader in (DataLoader(data, batch_size=4), [data[:4], data[4:]]):
+    ...     batches = drawn_batches(loader, lambda batch: (batch[0], None), seed=0)
+    ...     print(batches.is_drawn, torch.cat(list(batches)).flatten().long().tolist())
+    True [2, 0, 1, 3, 5, 4]
+    True [2, 0, 1, 3, 5, 4]
+    """
+    try:
+        len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError, AttributeError):
+        return Batches(loader, read)
+    if isinstance(loader, DataLoader) and _has_indices(loader):
+        return Batches(_shuffled(loader, seed), read, is_drawn=True)
+    batches = iter(loader)
+    parts: list[ReadBatch] = []
+    size = 0
+    for inputs, labels in map(read, batches):
+        # Some loaders reuse the same tensor for all batches.
+        parts.append((inputs.clone(), labels))
+        size += inputs.nbytes
+        if size > max_bytes:
+            rest = map(read, batches)
+            return Batches(itertools.chain(parts, rest), lambda part: part)
+    if not parts:
+        return Batches((), read)
+    inputs = torch.cat([part for part, _ in parts])
+    known = [labels for _, labels in parts if labels is not None]
+    labels = torch.cat(known) if len(known) == len(parts) else None
+    chosen = torch.split(random_order(len(inputs), seed), READ_BATCH)
+    drawn = [(inputs[part], None if labels is None else labels[part]) for part in chosen]
+    return Batches(drawn, lambda part: part, is_drawn=True)
+
+
+def _has_indices(loader: DataLoader[Any]) -> bool:
+    """Return True if a loader collates the items of a dataset that has indices."""
+    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+
+
+def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
+    """Return a loader of the same samples in random order."""
+    indices = list(itertools.chain.from_iterable(loader.batch_sampler))  # type: ignore[arg-type]
+    order = torch.split(random_order(len(indices), seed), loader.batch_size or READ_BATCH)
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=[[indices[index] for index in part.tolist()] for part in order],
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )
 
 
 def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:
@@ -170,15 +265,6 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
             size = next(sizes, limit)
     if count:
         yield from torch.split(torch.cat(buffered), list(batch_sizes(count, limit)))
-
-
-MAX_SAMPLE_BYTES = 2**30
-"""Size in bytes above which a sample is read batch by batch."""
-
-HEAD_SAMPLES = 1024
-"""Number of samples from a stream kept in memory, for probes that don't read in batches."""
-
-READ_BATCH = 128
 
 
 class DrawnBatches(Batches):

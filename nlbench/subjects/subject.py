@@ -31,8 +31,6 @@ class Subject:
         All samples, if they don't fit in memory.
     is_indivisible : bool
         True if the model has to run on all samples at once, in their order.
-    is_ordered : bool
-        True if the samples have an order of their own, such as sorted by class.
 
     Examples
     --------
@@ -50,19 +48,10 @@ class Subject:
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
     stream: Batches | None = None
     is_indivisible: bool = False
-    is_ordered: bool = False
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Return `count` of the samples in memory, and their images.
-
-        Samples that have an order of their own are drawn with the subject's seed.
-        """
-        chosen: slice | Tensor = slice(count)
-        if self.is_ordered:
-            generator = torch.Generator().manual_seed(self.facts.seed)
-            chosen = torch.randperm(len(self.inputs), generator=generator)[:count]
-            chosen = chosen.to(self.inputs.device)
-        return self.inputs[chosen], None if self.images is None else self.images[chosen]
+        """Return `count` of the samples in memory, and their images."""
+        return self.inputs[:count], None if self.images is None else self.images[:count]
 
     def batches(self, limit: int) -> Iterable[Tensor]:
         """Return all samples in order, in the fewest possible batches of nearly equal size."""

@@ -46,11 +46,15 @@ class WeightsChoice:
     key: str = ""
 
     @property
-    def identity(self) -> str:
-        """Hash of the file (or label of fresh weights), followed by the model's fingerprint."""
+    def content(self) -> str:
+        """Hash of the file, or label of fresh weights."""
         weights = file_hash(self.file) if self.file else self.label
-        weights += f"#{self.key}" if self.key else ""
-        return f"{weights} {self.model}".rstrip()
+        return f"{weights}#{self.key}" if self.key else weights
+
+    @property
+    def identity(self) -> str:
+        """The content, followed by the model's fingerprint."""
+        return f"{self.content} {self.model}".rstrip()
 
 
 def choose_weights(spec: SubjectSpec) -> WeightsChoice:

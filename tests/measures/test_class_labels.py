@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawing import before_drawing
 from torch import nn
 
 import nlbench
@@ -35,6 +36,7 @@ def test_measures_are_undefined_and_name_the_label(kind, measure):
     labels, message = BAD[kind]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    labels = before_drawing(labels)
     result = nlbench.evaluate(model, torch.randn(6, 4), [measure], labels=labels)[measure]
     assert result.status == "undefined"
     assert message in result.reason

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawing import before_drawing
 from torch import Tensor, nn
 
 import nlbench
@@ -173,14 +174,15 @@ def test_a_run_accumulates_what_the_function_computes():
     model = nn.Sequential(Residual(6), Residual(6))
     x = torch.randn(40, 9, 6)
     settings = {"sites.of": "blocks", "sites.batch": 7}
-    run = nlbench.evaluate(model, x, ["linearity"], settings=settings)
+    drawn = before_drawing(x)
+    run = nlbench.evaluate(model, drawn, ["linearity"], settings=settings)
     first, second = run["linearity"].values
     before, after = model[0](x).detach(), model(x).detach()
     owners = torch.arange(40).repeat_interleave(9)
     expected = linearity_statistics(before.flatten(0, 1), after.flatten(0, 1), owners=owners)
     assert second.statistics == pytest.approx({**expected, "rows": 360}, abs=1e-6)
     assert (first.n, first.place) == (40, "0")
-    whole = nlbench.evaluate(model, x, ["linearity"], settings={"sites.of": "blocks"})
+    whole = nlbench.evaluate(model, drawn, ["linearity"], settings={"sites.of": "blocks"})
     assert whole["linearity"].values[1].statistics == pytest.approx(second.statistics, abs=1e-9)
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawing import before_drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
@@ -50,7 +51,7 @@ def test_all_units_of_a_network_are_compared(batch, samples):
     sites = [before.flatten(1)[:samples].detach() for before in (first, second)]
     run = nlbench.evaluate(
         model,
-        images,
+        before_drawing(images),
         "naswot",
         settings={
             "sites.reduction": "flatten",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import before_drawing
 from torch import nn
 
 import nlbench
@@ -20,7 +21,9 @@ def draw(*shape):
 
 
 def places(model, inputs, labels=None, **settings):
-    """Measure, and return the statistics by place."""
+    """Measure samples in this order, and return the statistics by place."""
+    inputs = before_drawing(inputs)
+    labels = labels if labels is None else before_drawing(labels)
     run = nlbench.evaluate(model, inputs, ["substitution"], labels=labels, settings=settings)
     result = run["substitution"]
     assert result.status == "ok", result.reason

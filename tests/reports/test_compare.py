@@ -124,6 +124,20 @@ def test_places_that_are_not_shared_are_counted(before):
         assert d.note == "5 of 8 and 5 places are shared"
 
 
+def test_places_of_functional_calls_have_a_line(before):
+    name = before.records[0].result.values[0].place
+    records = [
+        replace(r, probe=replace(r.probe, facts={**r.probe.facts, "where": {name: "net.py:7"}}))
+        for r in before.records
+    ]
+    comparison = compare_runs(before, Run(before.manifest, records, Path("runs/other")))
+    console = Console(width=120, file=io.StringIO())
+    comparison.print(console)
+    for text in (console.file.getvalue(), comparison.markdown()):
+        assert f"{name} (net.py:7)" in text
+    assert name in set(comparison.frame()["place"])
+
+
 def test_runs_without_replicates_have_no_errors(before):
     def bare(result):
         return Result.of([replace(v, replicates=()) for v in result.values])

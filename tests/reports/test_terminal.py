@@ -138,3 +138,14 @@ def test_a_run_on_several_models_of_gpu_says_so(conftest) -> None:
 
     assert "measured on GPUs whose rounding may differ: H100, H200" in said(gpus)
     assert "GPUs" not in said(gpus[::2])
+
+
+def test_of_one_network_functional_calls_have_a_line() -> None:
+    run = make_run(networks=1)
+    where = {"relu:1": "my_net.py:11, after conv1"}
+    records = [
+        replace(r, probe=replace(r.probe, facts={**r.probe.facts, "where": where}))
+        for r in run.records
+    ]
+    text = printed(Run(run.manifest, records, run.path), 200)
+    assert text.count("functional calls: relu:1 at my_net.py:11, after conv1") == 1

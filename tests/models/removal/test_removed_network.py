@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import before_drawing
 from torch import nn
 
 import nlbench
@@ -158,7 +159,10 @@ def test_network_without_a_module_has_the_loss_that_substitution_judges(of):
     model, labels = Decoder().eval(), torch.arange(420).reshape(60, 7) % 5
     place = find_calls(model, SEQUENCES[:2], of=of)[1]
     settings = {"sites.of": of, "sites.select": place.name}
-    run = nlbench.evaluate(model, SEQUENCES, ["substitution"], labels=labels, settings=settings)
+    drawn = before_drawing(SEQUENCES)
+    run = nlbench.evaluate(
+        model, drawn, ["substitution"], labels=before_drawing(labels), settings=settings
+    )
     # Maps are fitted on every other sequence, and judged on those between.
     removal = Removal(model, [place], SEQUENCES[::2], SEQUENCES[1::2], labels[1::2], is_full=True)
     network = network_with_maps(model, removal.maps([place.name]), SEQUENCES[:2], of)

@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from drawing import before_drawing
 from torch import nn
 
 import nlbench
@@ -39,6 +40,8 @@ def samples(n=N):
 def evaluate(name, inputs, errors="groups", model=None, **settings):
     model = model or network()
     labels = model(samples()).argmax(1)[: len(inputs)] if name == "accuracy" else None
+    inputs = before_drawing(inputs)
+    labels = labels if labels is None else before_drawing(labels)
     settings = {key.replace("__", "."): value for key, value in settings.items()}
     run = nlbench.evaluate(model, inputs, [name], settings=settings, labels=labels, errors=errors)
     return run.records[0].result

@@ -17,6 +17,7 @@ from nlbench.execution import executors, unit_runner
 from nlbench.execution.work_units import Unit, UnmeasuredCells
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
+from nlbench.reports.manifest import manifest_lines
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.serialization.fields import from_plain, to_plain
@@ -182,3 +183,89 @@ def test_a_folder_in_which_a_worker_left_a_cell_is_not_taken_back(plugin, tmp_pa
     result = run(request(), tmp_path / "run")
     RunFolder(result.path).remove()
     assert len(nlbench.load_run(result.path).records) == 1
+
+
+NET = """
+import torch
+from layers import Layer
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), Layer(768), torch.nn.Tanh())
+
+    def forward(self, x):
+        return self.body(x)
+"""
+LAYERS = """
+import torch
+
+class Layer(torch.nn.Linear):
+    def __init__(self, inputs):
+        super().__init__(inputs, 5)
+"""
+ROWS = "import torch\nrows = torch.randn(40, 768, generator=torch.Generator().manual_seed(0))\n"
+
+
+@pytest.fixture
+def own_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("net.py", NET), ("layers.py", LAYERS), ("rows.py", ROWS)):
+        (tmp_path / name).write_text(text)
+    torch.save(torch.randn(40, 768), tmp_path / "rows.pt")
+    return tmp_path
+
+
+class Warnings:
+    """Keeps the warnings of a run."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def begin(self, steps):
+        pass
+
+    def step(self, text):
+        pass
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+
+def own(measures="norm", data="rows.py:rows", **changes):
+    return request(measures, "net.py:Net", data=(data,), **changes)
+
+
+@pytest.mark.parametrize("changed", ["net.py", "layers.py", "rows.py", "rows.pt"])
+def test_cells_of_a_changed_file_are_measured_again(own_files, changed):
+    data = "rows.pt" if changed == "rows.pt" else "rows.py:rows"
+    first = run(own("norm,r2", data), "run")
+    file = own_files / changed
+    if changed == "rows.pt":
+        torch.save(torch.randn(50, 768), file)
+    else:
+        file.write_text(file.read_text() + "# another version\n")
+    preview = runner.preview(own(data=data), "run")
+    name = "net.py:Net" if changed in ("net.py", "layers.py") else data
+    assert preview.superseded == (name,)
+    assert len(preview.new) == 1
+    progress = Warnings()
+    second = run(own(data=data), "run", progress=progress)
+    (warning,) = progress.warnings
+    assert f"{name} changed after 2 cells had been recorded" in warning
+    # The cell that isn't asked for again isn't mixed with those of the new version.
+    assert [record.measure.name for record in second.records] == ["norm"]
+    assert {record.key for record in first.records}.isdisjoint(r.key for r in second.records)
+    kept = {file.stem for file in (own_files / "run" / "superseded").iterdir()}
+    assert kept == {record.key for record in first.records}
+    assert warning in dict(manifest_lines(second.manifest))["superseded"]
+    again = Warnings()
+    assert run(own(data=data), "run", progress=again).records == second.records
+    assert again.warnings == []
+
+
+def test_other_settings_of_a_changed_file_are_refused(own_files):
+    run(own(), "run")
+    (own_files / "net.py").write_text(NET + "# another version\n")
+    with pytest.raises(RequestError, match="choose another --out"):
+        run(own(samples=8), "run")

@@ -170,7 +170,7 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
         ((torch.zeros(3),), r"shape \(3,\), expected \(n, ...\)"),
         (torch.zeros(()), r"shape \(\), expected \(n, ...\)"),
         ([torch.zeros(3)], r"shape \(3,\), expected \(n, ...\)"),
-        (TensorDataset(torch.zeros(3, 2)), "yields samples one at a time.*DataLoader"),
+        (TensorDataset(torch.zeros(0, 2)), "yields nothing"),
         ([torch.zeros(3, 2), (torch.zeros(3, 2), 1, 2)], "batches with different arguments"),
         (iter([torch.zeros(3, 2), {"input": torch.zeros(3, 2)}]), "with different arguments"),
         ({"a", "b"}, "the loader yields a str"),

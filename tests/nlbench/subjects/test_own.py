@@ -328,7 +328,8 @@ def test_functions_of_data_take_arguments(folder):
         ("x = 3\n", "is a int, expected a Dataset"),
         ("import torch\nx = torch.zeros(0, 3)\n", "n at least 1"),
         ("x = []\n", "yields nothing"),
-        ("x = [({'a': 1}, 1)]\n", "inputs of type dict"),
+        ("x = [({'a': 1}, 1)]\n", r"inputs of shape \(1,\)"),
+        ("x = [({'a': 'b'}, 1)]\n", "inputs of type dict"),
     ],
 )
 def test_unusable_data_are_refused(folder, text, message):
@@ -391,3 +392,85 @@ def test_a_registered_model_has_only_an_output_to_choose():
     assert resolved.models == {"vgg8": {"output": "0"}}
     with pytest.raises(RequestError, match="width"):
         resolve_settings([], {"model.width": "3"}, models=models)
+
+
+BATCHES = """
+import torch
+from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(24, 4)
+y = torch.arange(24) % 3
+index = torch.arange(24)
+scale = torch.ones(24, 1)
+pair = (x, y)
+plain = TensorDataset(x, y)
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self, make): self.make = make
+    def __len__(self): return 24
+    def __getitem__(self, i): return self.make(i)
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    y: torch.Tensor
+
+indexed = DataLoader(TensorDataset(x, y, index), batch_size=5)
+mapping = DataLoader(Items(lambda i: {"x": x[i], "label": y[i], "name": f"img{i}"}), batch_size=5)
+items = Items(lambda i: {"id": i, "x": x[i], "labels": int(y[i])})
+encoding = DataLoader(items, batch_size=5, collate_fn=lambda b: UserDict(
+    x=torch.stack([i["x"] for i in b]), labels=torch.tensor([i["labels"] for i in b])))
+objects = [Sample(x[:9], y[:9]), Sample(x[9:], y[9:])]
+def select(indices): return SimpleNamespace(x=x[indices], target=y[indices])
+namespaces = DataLoader(Items(lambda i: i), collate_fn=select)
+listed = [{"x": x[i], "target": int(y[i])} for i in range(24)]
+nested = [({"x": x[:9]}, y[:9]), ({"x": x[9:]}, y[9:])]
+several = DataLoader(TensorDataset(x, scale, y), batch_size=5)
+named = [{"x": x, "scale": scale, "y": y, "id": index}]
+
+class One(nn.Module):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, num_classes))
+    def forward(self, x): return self.body(x)
+
+class Two(One):
+    def forward(self, x, scale): return self.body(x * scale)
+
+class Whole(One):
+    def forward(self, batch): return self.body(batch["x"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        *(("One", name) for name in ("indexed", "mapping", "items", "encoding", "objects")),
+        *(("One", name) for name in ("namespaces", "listed", "nested")),
+        *(("Two", name) for name in ("several", "named")),
+        *(("Whole", name) for name in ("mapping", "listed", "nested", "named")),
+    ],
+)
+def test_batches_of_every_form_are_those_of_tensors(folder, model, data):
+    write(folder / "net.py", BATCHES)
+    subjects = [
+        load_subject(SubjectSpec(f"net.py:{model}", "init", f"net.py:{data}"), torch.device("cpu"))
+        for model, data in ((model, data), ("One", "pair"))
+    ]
+    outputs = [subject.model(subject.inputs) for subject in subjects]
+    assert torch.equal(*outputs)
+    assert torch.equal(*(subject.labels for subject in subjects))
+    assert subjects[0].inputs.is_floating_point()
+
+
+def test_mappings_are_measured(folder):
+    write(folder / "net.py", BATCHES)
+    request = Request("r2,accuracy,nlc", models=["net.py:Two"], data="net.py:named")
+    run = nlbench.run(request, folder / "run")
+    assert [record.result.status for record in run.records] == ["ok"] * 3
+    assert "inputs x, scale" in run.records[0].subject.preprocessing

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import before_drawing
 from torch import nn
 
 import nlbench
@@ -204,6 +205,8 @@ class Collected(Measure):
 
 def observed(model, inputs, labels=None, **settings):
     settings = {f"replacement.{name}": value for name, value in settings.items()}
+    inputs = before_drawing(inputs)
+    labels = labels if labels is None else before_drawing(labels)
     run = nlbench.evaluate(model, inputs, [Collected], labels=labels, settings=settings)
     assert run["collected"].status == "ok", run["collected"].reason
     return Collected.last
@@ -315,7 +318,7 @@ def test_batch_that_skips_a_place_is_undefined():
             return x.relu() if bool(x.sum() > 0) else x
 
     model = nn.Sequential(nn.Identity(), Sometimes(), nn.Tanh())
-    inputs = torch.cat([torch.ones(8, 2), -torch.ones(8, 2)])
+    inputs = before_drawing(torch.cat([torch.ones(8, 2), -torch.ones(8, 2)]))
     run = nlbench.evaluate(model, inputs, ["substitution"], settings={"replacement.batch": 4})
     assert run["substitution"].status == "undefined"
     assert "relu" in run["substitution"].reason

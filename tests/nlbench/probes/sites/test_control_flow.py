@@ -39,7 +39,7 @@ def test_a_batch_that_calls_other_activations_is_named(other):
 
 def test_no_score_is_made_of_calls_that_only_share_a_name():
     run = nlbench.evaluate(
-        Branching(OTHERS["a call more"]), BATCHES, ["r2"], settings={"sites.batch": 5}
+        Branching(OTHERS["a call more"]), iter(BATCHES), ["r2"], settings={"sites.batch": 5}
     )
     assert run["r2"].status == "undefined"
     assert "in batch 2 than in batch 0" in run["r2"].reason
