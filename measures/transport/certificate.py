@@ -69,6 +69,28 @@ def identity_is_optimal(excess: Tensor, diagonal: Tensor, *, allowed: float) -> 
     return _is_proved(lowered, guesses(), allowed, MAX_SWEEPS)
 
 
+def identity_is_swapped(excess: Tensor, *, allowed: float) -> bool:
+    """Return True if exchanging two partners improves the identity by more than `allowed` a sample.
+
+    Only the cheapest partner of each row is tried.
+
+    Parameters
+    ----------
+    excess : tensor of shape (n, n)
+        c_ij - c_jj for costs c.
+    allowed : float
+        See `identity_is_optimal`, which is then false.
+
+    Examples
+    --------
+    >>> identity_is_swapped(torch.tensor([[0.0, -1.0], [-1.0, 0.0]]), allowed=0.0)
+    True
+    """
+    smallest, partner = excess.min(1)
+    gains = smallest + excess[partner, torch.arange(len(excess), device=excess.device)]
+    return bool(gains.min() < -allowed * len(excess))
+
+
 def _is_proved(lowered: Lowering, guesses: Iterable[Tensor], allowed: float, sweeps: int) -> bool:
     for guess in guesses:
         potential, bound = guess, lowered(guess)

@@ -12,10 +12,16 @@ from scipy.spatial.distance import cdist
 
 from nlbench.measures.linear_algebra import products
 from nlbench.measures.transport import certificate
-from nlbench.measures.transport.assignment import optimal_matching, squared_distances
+from nlbench.measures.transport.assignment import (
+    column_potentials,
+    coordinate_potentials,
+    optimal_matching,
+    squared_distances,
+)
 from nlbench.measures.transport.certificate import (
     certified_in_single_precision,
     identity_is_optimal,
+    identity_is_swapped,
 )
 
 
@@ -273,3 +279,66 @@ def test_identical_points_need_no_solver(monkeypatch):
     x[10:20] = x[0]
     monkeypatch.setattr("nlbench.measures.transport.assignment.linear_sum_assignment", None)
     assert mean_cost(x, x, optimal_matching(x, x.clone(), precision=1e-9)) == 0.0
+
+
+def lower_bound(cost, potentials):
+    return ((cost - potentials).amin(1).sum() + potentials.sum()).item()
+
+
+def least_cost(cost):
+    rows, columns = linear_sum_assignment(cost.numpy())
+    return cost.numpy()[rows, columns].sum()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 999),
+    st.integers(2, 40),
+    st.sampled_from([1, 2, 5, 40]),
+    st.sampled_from([torch.relu, torch.abs, torch.sin, torch.round]),
+)
+def test_solver_matches_at_least_cost(seed, n, d, activation):
+    a = points(seed, n, d)
+    b = activation(3 * a)
+    a, b = a - a.mean(0), b - b.mean(0)
+    matching = optimal_matching(a, b, precision=0.0)
+    assert sorted(matching.tolist()) == list(range(n))
+    expected = least_cost(squared_distances(a, b)) / n
+    assert mean_cost(a, b, matching) == pytest.approx(expected, rel=1e-10, abs=1e-14)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 6))
+def test_potentials_bound_at_least_as_minima(seed, n, d):
+    a, b = points(seed, n, d), points(seed + 5000, n, d).relu()
+    cost = squared_distances(a, b)
+    bound = lower_bound(cost, column_potentials(a, b, cost))
+    assert bound >= lower_bound(cost, cost.amin(0)) - 1e-9
+    assert bound <= least_cost(cost) + 1e-9
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_coordinate_potentials_are_optimal_for_separate_activations(d):
+    # A grid has independent coordinates.
+    axis = points(3, 5, 1)[:, 0]
+    a = torch.cartesian_prod(*[axis] * d).reshape(-1, d)
+    b = torch.relu(a) + 0.1 * a.sin()
+    cost = squared_distances(a, b)
+    assert lower_bound(cost, coordinate_potentials(a, b)) == pytest.approx(least_cost(cost))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 999), st.integers(2, 12))
+def test_swapped_identity_is_not_optimal(seed, n):
+    cost = torch.tensor(np.random.default_rng(seed).integers(0, 4, (n, n)), dtype=torch.float64)
+    if identity_is_swapped(cost - cost.diagonal(), allowed=0.0):
+        assert cost.trace() > least_cost(cost)
+
+
+def test_exchanged_pair_is_found():
+    a = points(4, 20, 3)
+    swapped = a.clone()
+    swapped[[3, 7]] = a[[7, 3]]
+    cost = squared_distances(a, swapped)
+    assert identity_is_swapped(cost - cost.diagonal(), allowed=1e-9)
+    assert optimal_matching(a, swapped, precision=1e-9)[[3, 7]].tolist() == [7, 3]
