@@ -10,7 +10,8 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from nlbench.errors import one_line
-from nlbench.reports.notebook_figure import STYLE
+
+from .notebook_figure import STYLE
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
