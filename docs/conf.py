@@ -4,7 +4,8 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "extensions"), str(HERE)]
 
 project = "nlbench"
 copyright = "the nlbench authors, MIT licence"
@@ -24,6 +25,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_gallery.gen_gallery",
+    "leaderboard",
     "mathml",
     "measure_pages",
     "tutorials",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .page import write_page as write_page
     from .page import write_site as write_site
     from .planes import draw_plane as draw_plane
+    from .removal import removal_table as removal_table
+    from .removal import write_removal as write_removal
     from .terminal import print_leaderboard as print_leaderboard
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -6,10 +6,13 @@ colours that are distinct for colour-blind readers and in grey.
 
 from __future__ import annotations
 
+import base64
 import fnmatch
+import functools
+import gzip
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.cm
@@ -59,17 +62,18 @@ class Source:
 
     Parameters
     ----------
+    drawings : mapping of (model, weights, data, seed) to mapping
+        The recorded path of each subject that has one.
     names : tuple of str
         Labels, models or globs of the networks to draw; all if empty.
     measure : str, optional
     """
 
-    run: Run
     scores: Scores
     measures: Mapping[str, Mapping[str, Any]]
+    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     measure: str | None = None
-    other: Run | None = None
 
     @classmethod
     def of(
@@ -77,12 +81,11 @@ class Source:
         run: Run,
         names: str | Sequence[str] | None = None,
         measure: str | None = None,
-        other: Run | None = None,
     ) -> Source:
         """Read a run; raise if the measure or a network is unknown."""
         scores, measures = read_run(run)
         chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        source = cls(run, scores, measures, chosen, measure, other)
+        source = cls(scores, measures, path_drawings(run), chosen, measure)
         if measure is not None:
             check_measure_name(measure, scores)
         for name in chosen:
@@ -173,12 +176,12 @@ def paper_figure(
     inches = WIDTHS.get(width) if isinstance(width, str) else float(width)
     if inches is None or not 1 <= inches <= 40:
         raise RequestError(f"width: expected column, text or inches from 1 to 40, got '{width}'")
-    source = Source.of(run, subject, measure, other)
+    source = Source.of(run, subject, measure)
     if form == "compare":
-        difference, names, info = _difference(source)
+        difference, names, info = _difference(source, run, other)
         _check_rows(difference.places, "places")
         return dumbbell_figure(difference, names, info, inches, format)
-    return laid_out(inches, format, lambda figure: _DRAWINGS[form](figure, source))
+    return laid_out(inches, format, functools.partial(_draw, _DRAWINGS[form], source))
 
 
 def _check_rows(rows: Sequence[object], noun: str) -> None:
@@ -286,10 +289,12 @@ def _board(figure: Figure, source: Source) -> float:
     return 0.7 + 0.18 * max(3, len(rows))
 
 
-def _difference(source: Source) -> tuple[Difference, tuple[str, str], Mapping[str, Any]]:
+def _difference(
+    source: Source, run: Run, other: Run | None
+) -> tuple[Difference, tuple[str, str], Mapping[str, Any]]:
     """Return the difference to draw: of two networks, or of one network in two runs."""
-    if source.other is not None:
-        comparison = compare_runs(source.run, source.other)
+    if other is not None:
+        comparison = compare_runs(run, other)
         measures = [d.measure for d in comparison.differences]
         scores = source.scores.of_measures(measures)
         name = source.measure or site_measure(scores, comparison.measures, None)
@@ -314,13 +319,12 @@ def _difference(source: Source) -> tuple[Difference, tuple[str, str], Mapping[st
 
 def _path(figure: Figure, source: Source) -> float:
     """Draw the outputs along one path; return the figure's height."""
-    drawings = path_drawings(source.run)
-    chosen = [s for s in source.subjects() if s.identity in drawings]
+    chosen = [s for s in source.subjects() if s.identity in source.drawings]
     if not chosen:
         raise RequestError("no path was recorded; expected a run with a measure of lines")
     if len(chosen) > 1:
         raise RequestError(f"path: {len(chosen)} networks; expected one by subject")
-    drawing = drawings[chosen[0].identity]
+    drawing = source.drawings[chosen[0].identity]
     counts = drawing.get("breakpoints") or ()
     ratios = [0.85] * len(drawing["logits"]) + ([0.3 + 0.13 * len(counts)] if counts else [])
     panels = figure.subplots(
@@ -331,6 +335,30 @@ def _path(figure: Figure, source: Source) -> float:
     figure.legend(handles, labels, loc="outside upper left", ncols=2)
     figure.align_ylabels()
     return 0.6 + sum(ratios)
+
+
+def page_exports(
+    scores: Scores,
+    measures: Mapping[str, Mapping[str, Any]],
+    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]],
+) -> dict[str, str]:
+    """Draw the figures that a page exports, as compressed SVG files in Base64, keyed by form.
+
+    They are what `paper_figure` draws for the same networks, as far as there is something to draw.
+    """
+    source = Source(scores, measures, drawings)
+    exports = {}
+    for form, draw in _DRAWINGS.items():
+        try:
+            figure = laid_out(WIDTHS["column"], "svg", functools.partial(_draw, draw, source))
+        except RequestError:
+            continue  # nothing to draw, or too much for one figure
+        exports[form] = base64.b64encode(gzip.compress(figure.to_bytes(), mtime=0)).decode("ascii")
+    return exports
+
+
+def _draw(draw: Callable[[Figure, Source], float], source: Source, figure: Figure) -> float:
+    return draw(figure, source)
 
 
 def path_drawings(run: Run) -> dict[tuple[str, str, str, int], Mapping[str, Any]]:

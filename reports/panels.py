@@ -186,6 +186,13 @@ def draw_bars(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) -> str:
     return "y"
 
 
+def draw_curve(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
+    """Plot a curve with a mark at each point, on an axis that begins at zero."""
+    axes.plot(x, y, color=_COLORS[0], marker=_MARKS[0], markersize=3.5, linewidth=1.2)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=_RULE, linewidth=0.6)
+
+
 def draw_strips(axes: Axes, strips: Sequence[tuple[str, TableCell]], scale: Scale) -> None:
     """Draw a strip per network, from input to output, hatched where there is no value.
 

@@ -49,7 +49,7 @@ def marks_of(axes, label):
 
 
 def figure_of(table, measures, name):
-    source = Source(None, Scores(labelled(table), measures), measures)
+    source = Source(Scores(labelled(table), measures), measures)
     return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(figure, source, name))
 
 
