@@ -45,7 +45,7 @@ docs: $(VENV)/.docs
 # The records behind the leaderboard of the site, anew: about 40 minutes. The zoo's networks need
 # `make zoo`.
 leaderboard: $(VENV)/.installed
-	rm -rf docs/_build/leaderboard
+	rm -rf runs/leaderboard
 	OMP_NUM_THREADS=1 $(BIN)/python docs/leaderboard.py record
 
 # A wheel and a source distribution, in dist. Without the last build's list of files, which would add

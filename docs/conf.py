@@ -12,6 +12,8 @@ copyright = "the nlbench authors, MIT licence"
 release = version_of("nlbench")
 html_title = f"nlbench {release}"
 html_theme = "furo"
+html_logo = "static/mark.svg"
+html_favicon = "static/mark.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
@@ -25,6 +27,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_gallery.gen_gallery",
+    "home",
     "leaderboard",
     "mathml",
     "measure_pages",

@@ -28,7 +28,7 @@ from nlbench.store.merge import merge_runs
 from nlbench.store.run import Run
 
 FOLDER = Path(__file__).with_name("leaderboard")
-WORK = Path(__file__).with_name("_build") / "leaderboard"
+WORK = Path(__file__).parents[1] / "runs" / "leaderboard"
 """Folder of the runs that are being recorded: after an interruption, the same command resumes."""
 SITES = ("r2", "cka", "affinity")
 FUNCTION = ("nlc", "affine-residual")

@@ -69,10 +69,11 @@ def formula(measure: str, version: str) -> str:
 def _class_constant(node: ast.ClassDef, name: str, default: str) -> str:
     """Return the constant that a class assigns to a name."""
     for statement in node.body:
-        target = statement.target if isinstance(statement, ast.AnnAssign) else None
-        if isinstance(statement, ast.Assign):
+        if isinstance(statement, ast.AnnAssign):
+            target: ast.expr = statement.target
+        elif isinstance(statement, ast.Assign):
             target = statement.targets[0]
-        elif not isinstance(statement, ast.AnnAssign):
+        else:
             continue
         is_named = isinstance(target, ast.Name) and target.id == name
         if is_named and isinstance(statement.value, ast.Constant):
@@ -102,7 +103,7 @@ def drawn_formula(latex: str, prefix: str) -> Markup:
         return Markup('<code class="formula">{}</code>').format(latex)
     svg = as_element(buffer.getvalue(), prefix=prefix, title=latex)
     svg = svg.replace("fill: #ffffff", "fill: none")
-    return Markup('<span class="formula">{}</span>').format(Markup(svg))
+    return Markup('<span class="formula" tabindex="0">{}</span>').format(Markup(svg))
 
 
 def definition(measure: str, info: Mapping[str, Any], prefix: str) -> Markup:

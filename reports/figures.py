@@ -330,7 +330,7 @@ def _path(figure: Figure, source: Source) -> float:
     panels = figure.subplots(
         len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios}
     )[:, 0]
-    draw_path(panels, drawing)
+    draw_path(panels.tolist(), drawing)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=2)
     figure.align_ylabels()

@@ -188,7 +188,8 @@ def draw_bars(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) -> str:
 
 def draw_curve(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
     """Plot a curve with a mark at each point, on an axis that begins at zero."""
-    axes.plot(x, y, color=_COLORS[0], marker=_MARKS[0], markersize=3.5, linewidth=1.2)
+    axes.plot(x, y, color=_COLORS[0], marker=_MARKS[0], markersize=3.5, linewidth=1.2,
+              clip_on=False)  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=_RULE, linewidth=0.6)
 
@@ -205,7 +206,7 @@ def draw_strips(axes: Axes, strips: Sequence[tuple[str, TableCell]], scale: Scal
         for site, place in enumerate(cell.places):
             position = scale.position(place.value)
             level = -1 if math.isnan(position) else level_of(position)
-            box = Path.unit_rectangle().vertices * (width - gap, _STRIP_HEIGHT)
+            box = np.asarray(Path.unit_rectangle().vertices) * (width - gap, _STRIP_HEIGHT)
             corner = (site * width + gap / 2, row - _STRIP_HEIGHT / 2)
             boxes.setdefault(level, []).append(Path(box + corner, Path.unit_rectangle().codes))
         for level, paths in sorted(boxes.items()):
@@ -237,7 +238,7 @@ def draw_strips(axes: Axes, strips: Sequence[tuple[str, TableCell]], scale: Scal
 def draw_standings(axes: Axes, entries: Sequence[Standing]) -> None:
     """Plot the value of a measure for each network with its interval, the first one on top."""
     values = np.array([entry.value for entry in entries])
-    known = np.flatnonzero(np.isfinite(values))
+    known = np.flatnonzero(np.isfinite(values)).tolist()
     ends = [(entries[row].low, entries[row].high) for row in known]
     axes.errorbar(
         values[known],
@@ -249,7 +250,7 @@ def draw_standings(axes: Axes, entries: Sequence[Standing]) -> None:
         markersize=3.5,
         linewidth=1.2,
     )
-    for row in np.flatnonzero(~np.isfinite(values)):
+    for row in sorted({*range(len(entries))} - {*known}):
         axes.text(
             0.5, row, entries[row].status, transform=axes.get_yaxis_transform(), ha="center",
             va="center", color=_QUIET, style="italic",

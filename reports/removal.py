@@ -22,7 +22,7 @@ from .text import number
 _LABELS = {
     "accuracy": "accuracy, %",
     "loss": "cross-entropy, nats",
-    "kl": "KL divergence from the original network, nats",
+    "kl": "KL divergence, nats",
 }
 
 
