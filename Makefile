@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
 SITE := $(addprefix docs/,_build api gallery measures tutorials/runs)
 
-.PHONY: run test check studies quick-benchmark quick-studies docs dist bench gpu zoo clean FORCE
+.PHONY: run test check studies quick-benchmark quick-studies docs leaderboard dist bench gpu zoo clean FORCE
 
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
@@ -41,6 +41,12 @@ docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 	@echo site: $(CURDIR)/docs/_build/html/index.html
+
+# The records behind the leaderboard of the site, anew: about 40 minutes. The zoo's networks need
+# `make zoo`.
+leaderboard: $(VENV)/.installed
+	rm -rf runs/leaderboard
+	OMP_NUM_THREADS=1 $(BIN)/python docs/leaderboard.py record
 
 # A wheel and a source distribution, in dist. Without the last build's list of files, which would add
 # files that are gone.

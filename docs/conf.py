@@ -4,13 +4,16 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "extensions"), str(HERE)]
 
 project = "nlbench"
 copyright = "the nlbench authors, MIT licence"
 release = version_of("nlbench")
 html_title = f"nlbench {release}"
 html_theme = "furo"
+html_logo = "static/mark.svg"
+html_favicon = "static/mark.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
@@ -24,6 +27,8 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_gallery.gen_gallery",
+    "home",
+    "leaderboard",
     "mathml",
     "measure_pages",
     "tutorials",

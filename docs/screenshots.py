@@ -1,69 +1,113 @@
-r"""Take the pictures of the page that README and docs show.
+"""Take the pictures of the page that README and docs show, in both themes.
 
-``python docs/screenshots.py NETWORKS SINGLE`` takes them of the folders of two runs, into this
-folder. Needs playwright and Chromium. The runs behind those that are there:
-
-    nlbench run --measures affinity,cka,sparsity,pathlength --data digits --samples 64 \
-        --model vgg8,resnet18-w8,resnet20,torchvision/resnet18,torchvision/mobilenet_v3_small,\
-    torchvision/googlenet,torchvision/convnext_tiny --out runs/networks
-    nlbench run --measures affinity,absdev --model vgg8 --out runs/single
+The build of the site takes them anew where the page has changed, if playwright and Chromium are
+there. The page of networks is the leaderboard's, that of one network is vgg8's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import io
 import shutil
-import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from leaderboard import leaderboard_run
+from PIL import Image, PngImagePlugin
 
-import nlbench
-from nlbench.reports.page import write_page
+from nlbench.reports.page import render_page
+from nlbench.store.run import Run
 
 HERE = Path(__file__).parent
 WIDTH = 1280
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 DRAWN = "document.querySelectorAll('#multi figure').forEach(figure => figure.draw && figure.draw())"
+PICTURES = {
+    "report": ("networks", "body", "#multi"),
+    "report-agreement": ("networks", "#maps-title", ".two.agree"),
+    "report-single": ("single", "body", ".cite"),
+}
+"""Page, first and last element of each picture."""
+SINGLE = ("vgg8", "trained", ("affinity", "absdev"))
 
 
-def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit("usage: python docs/screenshots.py NETWORKS SINGLE")
+def renew() -> None:
+    """Take the pictures of pages that have changed."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None or importlib.util.find_spec("playwright") is None:
+        return
+    pages = {"networks": render_page(leaderboard_run()), "single": render_page(single_run())}
+    hashes = {name: hashlib.sha256(html.encode()).hexdigest() for name, html in pages.items()}
+    outdated = {
+        name: picture
+        for name, picture in PICTURES.items()
+        if any(recorded_hash(file) != hashes[picture[0]] for file in files_of(name).values())
+    }
+    if not outdated:
+        return
+    from playwright.sync_api import sync_playwright
+
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        networks, single = (
-            opened(browser, write_page(nlbench.load_run(run), Path(folder, f"{number}.html")))
-            for number, run in enumerate(sys.argv[1:])
-        )
-        take(networks, HERE / "report.png", "#multi")
-        take(networks, HERE / "report-agreement.png", ".two.agree", "#maps-title")
-        take(single, HERE / "report-single.png", ".cite")
+        for name, (page, first, last) in outdated.items():
+            file = Path(folder, f"{page}.html")
+            file.write_text(pages[page], encoding="utf-8")
+            for theme, picture in files_of(name).items():
+                take(opened(browser, file, theme), picture, first, last, hashes[page])
         browser.close()
 
 
-def opened(browser: Browser, page: Path) -> Page:
+def single_run() -> Run:
+    """Return the cells of the page of one network."""
+    run = leaderboard_run()
+    model, weights, measures = SINGLE
+    records = [
+        r
+        for r in run.records
+        if (r.subject.model, r.subject.weights) == (model, weights) and r.measure.name in measures
+    ]
+    kept = {name: run.manifest["measures"][name] for name in measures}
+    return replace(run, records=records, manifest={**run.manifest, "measures": kept})
+
+
+def files_of(name: str) -> dict[str, Path]:
+    """Return the file of a picture for each theme."""
+    return {"light": HERE / f"{name}.png", "dark": HERE / f"{name}-dark.png"}
+
+
+def recorded_hash(file: Path) -> str:
+    """Return the hash of the page that a picture was taken of."""
+    if not file.is_file():
+        return ""
+    with Image.open(file) as image:
+        return str(image.info.get("page", ""))
+
+
+def opened(browser: Any, page: Path, theme: str) -> Any:
     """Open a page and draw all of its figures."""
-    view = browser.new_page(viewport={"width": WIDTH, "height": 800})
+    view = browser.new_page(viewport={"width": WIDTH, "height": 800}, color_scheme=theme)
     view.goto(page.as_uri())
     view.wait_for_timeout(400)
     view.evaluate(DRAWN)
     return view
 
 
-def take(view: Page, file: Path, last: str, first: str = "body") -> None:
+def take(view: Any, file: Path, first: str, last: str, page_hash: str) -> None:
     """Take what lies between two elements, in few colours: it is a drawing, not a photograph."""
     edges = "([first, last]) => [document.querySelector(first).getBoundingClientRect().top"
     edges += " + scrollY, document.querySelector(last).getBoundingClientRect().bottom + scrollY]"
     top, bottom = view.evaluate(edges, [first, last])
     clip = {"x": 0, "y": max(0, top - 12), "width": WIDTH, "height": bottom - top + 36}
     picture = Image.open(io.BytesIO(view.screenshot(full_page=True, clip=clip)))
-    picture.convert("RGB").quantize(255, dither=Image.Dither.NONE).save(file, optimize=True)
+    info = PngImagePlugin.PngInfo()
+    info.add_text("page", page_hash)
+    few = picture.convert("RGB").quantize(255, dither=Image.Dither.NONE)
+    few.save(file, optimize=True, pnginfo=info)
     print(file)
 
 
 if __name__ == "__main__":
-    main()
+    renew()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,14 @@ class Source:
     citation: str
     equation: str = ""
     bibtex: str = ""
+
+
+def manifest_bibtex(manifest: Mapping[str, Any]) -> str:
+    """Return the BibTeX entry of the nlbench that measured a run."""
+    # A manifest may be from others: its text must not end the entry.
+    facts = (manifest.get("nlbench"), (manifest.get("environment") or {}).get("git"))
+    version, commit = (re.sub(r"[^\w.+-]", "", str(fact or "")) for fact in facts)
+    return software_bibtex(version, commit)
 
 
 def software_bibtex(version: str = "", commit: str = "") -> str:

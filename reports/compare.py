@@ -24,7 +24,6 @@ from rich.text import Text
 from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.serialization.files import make_folder, read_text, write_atomically
 
-from .dumbbell import draw_dumbbells, draw_strips
 from .environment import environment
 from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
@@ -413,7 +412,7 @@ class Comparison:
                 mark=Markup(_MARKS[".html"]),
                 legend=ERROR_LEGEND if has_errors else "",
                 sentences=self.sentences(),
-                panels=[self._panel(d) for d in drawn[:_MAX_DRAWN]],
+                panels=[self._panel(i, d) for i, d in enumerate(drawn[:_MAX_DRAWN])],
                 undrawn=len(drawn) - _MAX_DRAWN,
                 cells=Table(tuple(head), tuple(map(tuple, rows)), len(head) - 5, True),
                 shared=len(self.differences),
@@ -423,11 +422,13 @@ class Comparison:
             )
         )
 
-    def _panel(self, d: Difference) -> dict[str, Any]:
+    def _panel(self, index: int, d: Difference) -> dict[str, Any]:
+        from .dumbbell import draw_strips, dumbbell_markup  # imports matplotlib
+
         info = self.measures.get(d.measure, {})
         return {
             "title": d.measure if len(self._subjects()) == 1 else f"{d.measure}, {d.subject}",
-            "plot": draw_dumbbells(d, self.names, info),
+            "plot": dumbbell_markup(d, self.names, info, f"plot{index}"),
             "strips": draw_strips(d, self.names, info),
             "verdict": d.verdict,
         }

@@ -87,6 +87,7 @@ def pack(
             for name in scores.measures
         ],
         "counts": _count_texts(scores),
+        "statistics": _statistics_legend(scores),
         "differences": _differences(rows, scores.measures),
         "subjects": [
             _subject(subject, by_name.get(subject.run, runs[0])) for subject in scores.subjects
@@ -222,6 +223,41 @@ def _count_texts(scores: Scores) -> dict[int, str]:
     """Format all numbers of samples on the page."""
     counts = {scores[s.label, name].n for s in scores.subjects for name in scores.measures}
     return {n: f"{n:,}" for n in sorted(counts)}
+
+
+_STATISTICS = {
+    "above": "the part where the output lies above its chord",
+    "below": "the part where the output lies below its chord",
+    "variation": "total variation of the difference from the chord",
+    "numerical_error": "bound for the error of the method",
+    "over_range": "divided by the range of the outputs on the path",
+    "over_chord": "divided by the change of the outputs along the chords",
+    "length": "length of the path, in input units",
+    "per_length": "divided by the length of the path",
+    "per_segment": "divided by the number of segments",
+    "segments": "number of segments of a path",
+    "slope_changes": "breakpoints at which the slope of an output changes",
+    "at_least": "lower bound of the number",
+    "permuted": "the value for permuted outputs, which no map of the inputs predicts",
+    "residual": "mean norm of the difference from the linear map",
+    "null": "the value for unrelated rows of the same numbers",
+    "identity": "the value of the identity in place of the best map",
+    "adjusted": "the in-sample value, adjusted for the number of inputs",
+    "per_token": "mean over rows, each divided by its own norm",
+    "top_share": "fraction of the squared norm in the largest rows",
+    "units": "number of units",
+    "active": "number of units that are nonlinear",
+    "linear_share": "fraction of units that are linear",
+    "log10_paths": "decimal logarithm of the number of paths",
+}
+"""Statistics of measures besides their value."""
+
+
+def _statistics_legend(scores: Scores) -> dict[str, str]:
+    """Describe the other statistics on the page, as far as they are known."""
+    cells = [scores[s.label, name] for s in scores.subjects for name in scores.measures]
+    shown = {name for cell in cells for name in cell.statistics}
+    return {name: text for name, text in _STATISTICS.items() if name in shown}
 
 
 def _percent_text(share: float) -> str:

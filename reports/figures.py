@@ -1,87 +1,410 @@
-"""Matplotlib figures for a run, for Python and notebooks."""
+"""Figures of runs, for papers, notebooks and the page's exports.
+
+`paper_figure` draws every form in the size at which it stands in a paper: text of 8 points, and
+colours that are distinct for colour-blind readers and in grey.
+"""
 
 from __future__ import annotations
 
+import base64
+import fnmatch
+import functools
+import gzip
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.style
-import pandas as pd
+import matplotlib.cm
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, nearest
 
-from .notebook_figure import STYLE, NotebookFigure
+from .compare import Difference, compare_runs, difference_of, mark_significant
+from .dumbbell import dumbbell_figure
+from .leaderboard import Row, compared_measures, leaderboard, sense_of
+from .notebook_figure import PAGE_WIDTH, NotebookFigure, laid_out
 from .panels import (
     MAX_SERIES,
+    RAMP,
+    LabelledCells,
     draw_bars,
     draw_distribution,
+    draw_path,
     draw_signature,
+    draw_standings,
+    draw_strips,
     legend_label,
     short,
 )
-from .tables import Series, labelled, per_place
+from .population import ColourScale, colour_scale
+from .relative import has_relative
+from .tables import Scores, TableCell, TableSubject, mean_cell, read_run
 from .text import direction
 
-_WIDTH, _HEIGHT = 7.2, 2.7  # inches
+if TYPE_CHECKING:
+    from nlbench.store.run import Run
+
+FORMS = ("strip", "signature", "board", "compare", "path")
+FORMATS = ("pdf", "svg", "png")
+WIDTHS = {"column": 3.25, "text": 6.75}
+"""Inches: one column of a page with two, and the whole page."""
+MAX_ROWS = 40
+"""Maximum number of networks or places in one figure; more would be taller than a page."""
+_PANEL_WIDTH = 1.05  # inches of a measure's panel in a board, at least
 
 
-def figure_of(scores: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
-    """Plot a measure's value at each place: a signature, a distribution over paths, or bars.
+@dataclass(frozen=True)
+class Source:
+    """What figures are drawn from: a run's scores, and the chosen networks and measure.
+
+    Parameters
+    ----------
+    drawings : mapping of (model, weights, data, seed) to mapping
+        The recorded path of each subject that has one.
+    names : tuple of str
+        Labels, models or globs of the networks to draw; all if empty.
+    measure : str, optional
+    """
+
+    scores: Scores
+    measures: Mapping[str, Mapping[str, Any]]
+    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    measure: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        names: str | Sequence[str] | None = None,
+        measure: str | None = None,
+    ) -> Source:
+        """Read a run; raise if the measure or a network is unknown."""
+        scores, measures = read_run(run)
+        chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        source = cls(scores, measures, path_drawings(run), chosen, measure)
+        if measure is not None:
+            check_measure_name(measure, scores)
+        for name in chosen:
+            labels = [name for s in scores.subjects for name in (s.label, s.model)]
+            if not fnmatch.filter(labels, name) and name not in labels:
+                raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
+        return source
+
+    def info(self, measure: str) -> Mapping[str, Any]:
+        """Return the metadata of a measure."""
+        return self.measures.get(measure, {})
+
+    def is_chosen(self, *labels: str) -> bool:
+        """Return True if one of the labels of a network was chosen."""
+        return not self.names or any(
+            label == name or fnmatch.fnmatchcase(label, name)
+            for label in labels
+            for name in self.names
+        )
+
+    def rows(self, measures: Sequence[str]) -> list[Row]:
+        """Return the chosen networks, the most nonlinear first."""
+        rows = leaderboard(self.scores.of_measures(measures), self.measures)
+        return [
+            row
+            for row in rows
+            if self.is_chosen(row.label, *(n for s in row.subjects for n in (s.label, s.model)))
+        ]
+
+    def subjects(self) -> list[TableSubject]:
+        """Return the chosen subjects, in the order of the run."""
+        return [s for s in self.scores.subjects if self.is_chosen(s.label, s.model)]
+
+    def cells(self, measure: str) -> list[tuple[str, TableCell]]:
+        """Return the label and cell of each chosen network with values at places."""
+        cells = [
+            (row.label, mean_cell([self.scores[s.label, measure] for s in row.subjects]))
+            for row in self.rows([measure])
+        ]
+        return [(label, cell) for label, cell in cells if len(cell.place_values)]
+
+    def site_measure(self) -> str:
+        """Return the chosen measure, by default the first one of sites that has values."""
+        return site_measure(self.scores, self.measures, self.measure)
+
+
+def check_measure_name(name: str, scores: Scores) -> None:
+    """Raise if a run has no measure of this name."""
+    if name not in scores.measures:
+        raise RequestError(f"the run has no measure '{name}'{nearest(name, scores.measures)}")
+
+
+def site_measure(
+    scores: Scores, measures: Mapping[str, Mapping[str, Any]], name: str | None
+) -> str:
+    """Return a measure of sites with values: the named one, or the first that has a direction."""
+    if name is not None:
+        check_measure_name(name, scores)
+        return name
+    sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
+    drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
+    directed = [n for n in drawn if sense_of(measures.get(n, {}))]
+    if not drawn:
+        raise RequestError("the run has no measure of sites with a value")
+    return (directed or drawn)[0]
+
+
+def paper_figure(
+    run: Run,
+    form: str,
+    *,
+    measure: str | None = None,
+    subject: str | Sequence[str] | None = None,
+    other: Run | None = None,
+    width: str | float = "column",
+    format: str = "pdf",
+) -> NotebookFigure:
+    """Draw a figure in the size at which it stands in a paper; see `nlbench.Run.figure`.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no value at any place, or there are more than `MAX_SERIES` subjects.
-
-    Examples
-    --------
-    >>> scores = pd.DataFrame({"model": "a", "weights": "init", "data": "digits", "seed": 0,
-    ...     "measure": "affinity", "place": ["relu", "relu:1"], "statistic": "value",
-    ...     "value": [0.9, 0.4], "n": 64, "status": "ok", "reason": ""})
-    >>> len(figure_of(scores, {"affinity": {"probe": "sites"}}, "affinity").axes)
-    1
+        If an argument is unknown, or the run has nothing to draw.
     """
-    info = measures.get(name, {})
+    for name, value, known in (("form", form, FORMS), ("format", format, FORMATS)):
+        if value not in known:
+            raise RequestError(f"{name}: expected {', '.join(known)}, got '{value}'")
+    inches = WIDTHS.get(width) if isinstance(width, str) else float(width)
+    if inches is None or not 1 <= inches <= 40:
+        raise RequestError(f"width: expected column, text or inches from 1 to 40, got '{width}'")
+    source = Source.of(run, subject, measure)
+    if form == "compare":
+        difference, names, info = _difference(source, run, other)
+        _check_rows(difference.places, "places")
+        return dumbbell_figure(difference, names, info, inches, format)
+    return laid_out(inches, format, functools.partial(_draw, _DRAWINGS[form], source))
+
+
+def _check_rows(rows: Sequence[object], noun: str) -> None:
+    if len(rows) > MAX_ROWS:
+        raise RequestError(
+            f"{len(rows)} {noun} in one figure; expected at most {MAX_ROWS}: choose some by subject"
+        )
+
+
+def _strip(figure: Figure, source: Source, axes: Axes | None = None) -> float:
+    """Draw a strip per network, coloured by score, and return the figure's height."""
+    name = source.site_measure()
+    info = source.info(name)
+    strips = source.cells(name)
+    _check_rows(strips, "networks")
+    colours = colour_scale(name, info, [v for _, cell in strips for v in cell.place_values])
+    if colours is None:
+        raise RequestError(f"{name} has no value at any site; expected at least one")
+    axes = figure.add_subplot() if axes is None else axes
+    draw_strips(axes, strips, colours.scale)
+    _draw_key(figure, axes, colours, name, info)
+    return 0.75 + 0.2 * max(2, len(strips)) + _names_height(axes)
+
+
+def _draw_key(
+    figure: Figure, axes: Axes, colours: ColourScale, name: str, info: Mapping[str, Any]
+) -> None:
+    """Draw the colours of strips from least to most nonlinear, below them."""
+    legend = colours.legend()
+    mappable = matplotlib.cm.ScalarMappable(Normalize(0, 1), ListedColormap(RAMP))
+    bar = figure.colorbar(
+        mappable, ax=axes, ticks=[0, 1], orientation="horizontal", aspect=24, shrink=0.7
+    )
+    bar.ax.set_xticklabels([legend["least"], legend["most"]])
+    bar.ax.tick_params(length=0)
+    bar.outline.set_linewidth(0.4)
+    bar.set_label(f"{name}: darker is {'more nonlinear' if sense_of(info) else 'more'}")
+
+
+def draw_measure(figure: Figure, source: Source, name: str, axes: Axes | None = None) -> float:
+    """Draw a measure's value at each place, and return the figure's height."""
+    info = source.info(name)
+    cells = _labelled_cells(source, name)
+    axes = figure.add_subplot() if axes is None else axes
     drawings = {"sites": draw_signature, "lines": draw_distribution}
     draw = drawings.get(str(info.get("probe")), draw_bars)
-    series = _series(labelled(scores), name)
-    with matplotlib.style.context(["default", STYLE]):
-        figure = NotebookFigure(layout="constrained")
-        axes = figure.add_subplot()
-        label = f"{short(name, 40)}\n{direction(info.get('more_means', 'neither'))}"
-        if draw(axes, series, info) == "x":
-            axes.set_xlabel(label.replace("\n", ", "))
-        else:
-            axes.set_ylabel(label)
-        figure.set_size_inches(_WIDTH, 0.3 + _HEIGHT + _names_height(axes))
-        handles, texts = axes.get_legend_handles_labels()
-        labels = [legend_label(short(text)) for text in texts]
-        columns = max(1, min(len(labels), 100 // (max(map(len, labels)) + 6)))
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns)
-        figure.draw_without_rendering()  # computes the layout while the style is in effect
-        figure.set_layout_engine("none")
-    return figure
+    label = f"{short(name, 40)}\n{direction(info.get('more_means', 'neither'))}"
+    if draw(axes, cells, info) == "x":
+        axes.set_xlabel(label.replace("\n", ", "))
+    else:
+        axes.set_ylabel(label)
+    height = 1.9 + _names_height(axes)
+    handles, texts = axes.get_legend_handles_labels()
+    labels = [legend_label(short(text, 50)) for text in texts]
+    longest = max(map(len, labels)) + 6
+    columns = max(1, min(len(labels), int(14 * figure.get_figwidth()) // longest))
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+    return height + 0.16 * math.ceil(len(labels) / columns)
 
 
-def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
-    """Return the series with values, keyed by the subject's index, which determines its colour."""
-    subjects = list(dict.fromkeys(table["subject"]))
+def _labelled_cells(source: Source, name: str) -> LabelledCells:
+    """Return the cells of the chosen subjects with values; a subject's index is its colour."""
+    subjects = source.subjects()
     if len(subjects) > MAX_SERIES:
         raise RequestError(f"{len(subjects)} subjects in one figure; expected at most {MAX_SERIES}")
-    drawn = {
-        subjects.index(series.label): series
-        for series in per_place(table, name)
-        if any(math.isfinite(place.value) for place in series.places)
+    cells = {
+        index: (subject.label, source.scores[subject.label, name])
+        for index, subject in enumerate(subjects)
     }
+    drawn = {index: entry for index, entry in cells.items() if len(entry[1].place_values)}
     if not drawn:
         raise RequestError(f"{name} has no value at any place; expected at least one")
-    return dict(sorted(drawn.items()))
+    return drawn
 
 
 def _names_height(axes: Axes) -> float:
     """Return the height in inches of rotated tick labels."""
     rotated = [label for label in axes.get_xticklabels() if label.get_rotation() == 90]
     return 0.07 * max((len(label.get_text()) for label in rotated), default=0)
+
+
+def _signature(figure: Figure, source: Source) -> float:
+    return draw_measure(figure, source, source.site_measure())
+
+
+def _board(figure: Figure, source: Source) -> float:
+    """Draw networks by measures, as many as fit the width; return the figure's height."""
+    directed = compared_measures(source.measures, source.scores.measures)
+    directed = [name for name in directed if not has_relative(name, source.measures)]
+    names = [source.measure] if source.measure else directed
+    rows = source.rows(names)
+    _check_rows(rows, "networks")
+    names = [n for n in names if any(math.isfinite(row.entries[n].value) for row in rows)]
+    if not names:
+        raise RequestError("the run has no measure with a direction and a value")
+    labels = [short(row.label, 30) for row in rows]
+    room = figure.get_figwidth() - 0.065 * max(map(len, labels))
+    names = names[: max(1, int(room / _PANEL_WIDTH))]
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        draw_standings(axes, [row.entries[name] for row in rows])
+        words = direction(source.info(name).get("more_means", "neither"))
+        axes.set_xlabel(f"{short(name, 20)}\n{words.replace('more ', '')}")
+    panels[0].set_yticks(range(len(rows)), labels)
+    return 0.7 + 0.18 * max(3, len(rows))
+
+
+def _difference(
+    source: Source, run: Run, other: Run | None
+) -> tuple[Difference, tuple[str, str], Mapping[str, Any]]:
+    """Return the difference to draw: of two networks, or of one network in two runs."""
+    if other is not None:
+        comparison = compare_runs(run, other)
+        measures = [d.measure for d in comparison.differences]
+        scores = source.scores.of_measures(measures)
+        name = source.measure or site_measure(scores, comparison.measures, None)
+        chosen = [d for d in comparison.differences if d.measure == name]
+        chosen = [d for d in chosen if source.is_chosen(d.subject)]
+        if len(chosen) != 1:
+            raise RequestError(
+                f"{len(chosen)} networks have {name} in both runs; expected one: choose it by "
+                f"subject, of {', '.join(d.subject for d in chosen[:4]) or 'none'}"
+            )
+        return chosen[0], comparison.names, comparison.measures.get(name, {})
+    name = source.site_measure()
+    subjects = source.subjects()
+    if len(subjects) != 2:
+        raise RequestError(
+            f"compare: {len(subjects)} networks; expected two by subject, or another run"
+        )
+    first, second = (source.scores[s.label, name] for s in subjects)
+    (difference,) = mark_significant([difference_of("", name, first, second)])
+    return difference, (subjects[0].label, subjects[1].label), source.info(name)
+
+
+def _path(figure: Figure, source: Source) -> float:
+    """Draw the outputs along one path; return the figure's height."""
+    chosen = [s for s in source.subjects() if s.identity in source.drawings]
+    if not chosen:
+        raise RequestError("no path was recorded; expected a run with a measure of lines")
+    if len(chosen) > 1:
+        raise RequestError(f"path: {len(chosen)} networks; expected one by subject")
+    drawing = source.drawings[chosen[0].identity]
+    counts = drawing.get("breakpoints") or ()
+    ratios = [0.85] * len(drawing["logits"]) + ([0.3 + 0.13 * len(counts)] if counts else [])
+    panels = figure.subplots(
+        len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios}
+    )[:, 0]
+    draw_path(panels.tolist(), drawing)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2)
+    figure.align_ylabels()
+    return 0.6 + sum(ratios)
+
+
+def page_exports(
+    scores: Scores,
+    measures: Mapping[str, Mapping[str, Any]],
+    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]],
+) -> dict[str, str]:
+    """Draw the figures that a page exports, as compressed SVG files in Base64, keyed by form.
+
+    They are what `paper_figure` draws for the same networks, as far as there is something to draw.
+    """
+    source = Source(scores, measures, drawings)
+    exports = {}
+    for form, draw in _DRAWINGS.items():
+        try:
+            figure = laid_out(WIDTHS["column"], "svg", functools.partial(_draw, draw, source))
+        except RequestError:
+            continue  # nothing to draw, or too much for one figure
+        exports[form] = base64.b64encode(gzip.compress(figure.to_bytes(), mtime=0)).decode("ascii")
+    return exports
+
+
+def _draw(draw: Callable[[Figure, Source], float], source: Source, figure: Figure) -> float:
+    return draw(figure, source)
+
+
+def path_drawings(run: Run) -> dict[tuple[str, str, str, int], Mapping[str, Any]]:
+    """Return the recorded path of each subject that has one, shared by the measures of lines."""
+    drawings: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
+    for record in run.records:
+        if drawing := record.probe.facts.get("drawing"):
+            drawings.setdefault(record.identity[:4], drawing)
+    return drawings
+
+
+_DRAWINGS: dict[str, Callable[[Figure, Source], float]] = {
+    "strip": _strip,
+    "signature": _signature,
+    "board": _board,
+    "path": _path,
+}
+
+
+def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
+    """Plot each network as a strip along its depth; see `nlbench.Run.fingerprint`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no site has a value.
+    """
+    source = Source.of(run, measure=measure)
+    return _into(ax, lambda figure: _strip(figure, source, ax))
+
+
+def plot_of(run: Run, measure: str, ax: Axes | None = None) -> Figure:
+    """Plot a measure's values by place: signatures, distributions over paths, or bars.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the run has no value of the measure or too many subjects.
+    """
+    source = Source.of(run, measure=measure)
+    return _into(ax, lambda figure: draw_measure(figure, source, measure, ax))
+
+
+def _into(ax: Axes | None, draw: Callable[[Any], float]) -> Figure:
+    """Draw into the figure of the given axes, or into a new one for a notebook."""
+    if ax is None:
+        return laid_out(PAGE_WIDTH, "png", draw)
+    draw(ax.figure)
+    return ax.figure  # type: ignore[return-value]

@@ -98,6 +98,8 @@ _VIEWS = {
     "function": "at the whole function",
     "graph": "at the connections between units",
 }
+DISAGREE = "disagree: "
+"""Part of a sentence on measures that disagree."""
 _DISAGREEMENT = 0.4
 """Difference of two fractions of reference networks from which two measures disagree."""
 
@@ -110,11 +112,11 @@ def _disagreement(shares: Mapping[str, float], measures: Measures) -> list[str]:
     if shares[high] - shares[low] < _DISAGREEMENT:
         return []
     views = [_VIEWS.get(str(measures[name].get("probe")), "") for name in (high, low)]
-    start = "The two disagree" if len(shares) == 2 else f"{high} and {low} disagree"
+    start = f"{'The two' if len(shares) == 2 else f'{high} and {low}'} {DISAGREE}"
     if views[0] == views[1] or not all(views):
-        return [f"{start}: they measure different things, on different reference networks."]
+        return [f"{start}they measure different things, on different reference networks."]
     return [
-        f"{start}: {high} looks {views[0]}, {low} {views[1]}, and their reference networks differ."
+        f"{start}{high} looks {views[0]}, {low} {views[1]}, and their reference networks differ."
     ]
 
 

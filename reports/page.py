@@ -28,7 +28,8 @@ from .agreement import agreement
 from .embedded import SCORES_SCRIPT, pack, places_left_out, to_script
 from .environment import environment
 from .exports import latex_table
-from .findings import findings
+from .figures import page_exports, path_drawings
+from .findings import DISAGREE, findings
 from .layout import NamedRun
 from .leaderboard import (
     CONFIDENCE,
@@ -56,7 +57,7 @@ from .single import cards, cite_sentence, strip_fields
 from .tables import CellReplicates, Identity, Scores, labelled, mean_cell, replicates_by_cell
 from .text import ERROR_LEGEND, functional_calls, place_noun
 from .training import change_table, training_runs
-from .views import board_view, heatmaps, meanings
+from .views import bibtex, board_view, heatmaps, meanings, questions
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -239,6 +240,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     is_single = len(rows) == 1 and not head
     correlations = agreement(all_rows, scores, measures)
     linearised = tradeoffs(named)
+    sentences = findings(all_rows, scores, measures, missing, correlations["spearman"])
     content = {
         **pack(shown, measures, rows, named),
         "single": is_single,
@@ -247,6 +249,9 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         "maps": maps,
         "trainings": [],
         "tradeoffs": [tradeoff.content for tradeoff in linearised],
+        "figures": page_exports(
+            shown, measures, {key: d for run in named for key, d in run.drawings.items()}
+        ),
     }
     changed = []
     positions = {row.label: index for index, row in enumerate(rows)}
@@ -262,11 +267,14 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             title=title or (_network_title(rows[0]) if is_single else _join_names(named)),
             head=head or Markup(),
             measured=describe_scope(named, scores, all_rows),
-            findings=findings(all_rows, scores, measures, missing, correlations["spearman"]),
+            findings=sentences,
+            disagree=any(DISAGREE in sentence for sentence in sentences),
+            questions=questions(scores.measures),
             sentence=summary_sentence(scores, missing),
             single=_single_view(rows[0], shown, measures) if is_single else None,
             trainings=changed,
             cite=_citation(named, all_rows, measures),
+            bibtex=bibtex(named, measures),
             latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
             error_legend=ERROR_LEGEND,
             left_out=[*left_out, *places_left_out(content)],
@@ -400,15 +408,12 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
 
 def _record_facts(run: Run) -> dict[str, Any]:
     """Collect the facts in a run's records that are not in its table."""
-    drawings: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
     kinds: dict[tuple[str, str, str, int], dict[str, str]] = {}
     remarks: dict[tuple[str, str, str, int], dict[str, None]] = {}
     cells: dict[tuple[str, str, str, int, str], dict[str, Any]] = {}
     for record in run.records:
         subject = record.identity[:4]
         facts = record.probe.facts
-        if facts.get("drawing"):  # shared by the measures of lines
-            drawings.setdefault(subject, facts["drawing"])
         kinds.setdefault(subject, {}).update(facts.get("kinds", {}))
         notes = remarks.setdefault(subject, {})
         for site, remark in facts.get("remarks", {}).items():
@@ -424,7 +429,7 @@ def _record_facts(run: Run) -> dict[str, Any]:
             **record.costs,
         }
     return {
-        "drawings": drawings,
+        "drawings": path_drawings(run),
         "kinds": kinds,
         "cells": cells,
         "remarks": {subject: tuple(notes) for subject, notes in remarks.items()},

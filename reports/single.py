@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup, escape
 
+from .definitions import definition
 from .fingerprint import Scale, level_of
 from .leaderboard import Row, Standing, sense_of
 from .population import ColourScale, Population, population_of
@@ -29,6 +30,7 @@ class Card:
     text: str
     axis: Markup
     notes: tuple[str, ...]
+    formula: str = ""
 
 
 def strip_fields(cell: TableCell, colours: ColourScale | None) -> list[dict[str, Any]]:
@@ -55,14 +57,16 @@ def strip_fields(cell: TableCell, colours: ColourScale | None) -> list[dict[str,
 def cards(row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]) -> list[Card]:
     """Return a card for each measure of a network."""
     network_cards = []
-    for name in scores.measures:
+    for index, name in enumerate(scores.measures):
         info = measures.get(name, {})
         entry, cells = row.entries[name], [scores[s.label, name] for s in row.subjects]
         description = str(info.get("description", "")).strip()
         if entry.status != "ok":
             network_cards.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
             continue
-        network_cards.append(_card(name, description, entry, cells, info))
+        card = _card(name, description, entry, cells, info)
+        formula = definition(name, info, f"formula{index}")
+        network_cards.append(replace(card, formula=formula))
     return network_cards
 
 

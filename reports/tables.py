@@ -58,20 +58,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Series:
-    """Values of a measure at the places of one subject, in call order.
-
-    Parameters
-    ----------
-    label : str
-        Label of the subject.
-    """
-
-    label: str
-    places: tuple[Place, ...]
-
-
-@dataclass(frozen=True)
 class TableSubject:
     """Identity of a subject in the table.
 
@@ -491,26 +477,6 @@ def _check_unique(table: pd.DataFrame, keys: list[str]) -> None:
     if len(twice):
         key = ", ".join(str(part) for part in next(_rows(twice, columns)) if part != "")
         raise RequestError(f"the table of scores has two values for {key}; expected one")
-
-
-def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
-    """Collect the places for a measure, with one series per subject that has any.
-
-    Parameters
-    ----------
-    scores : DataFrame
-        A table that `labelled` accepts.
-
-    Returns
-    -------
-    list of Series
-        Subjects and places in the order of the table.
-    """
-    cells = Scores(scores)
-    series = (
-        Series(subject.label, cells[subject.label, measure].places) for subject in cells.subjects
-    )
-    return [entry for entry in series if entry.places]
 
 
 def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:

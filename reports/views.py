@@ -11,9 +11,14 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from nlbench.citation import manifest_bibtex
+from nlbench.question import load_questions
+
 from .agreement import Correlation
+from .definitions import definition
 from .embedded import entry_texts
 from .fingerprint import Scale, strip
+from .layout import NamedRun
 from .leaderboard import Measures, Row, Standing, is_training, sort_measure
 from .remarks import remarks_of
 from .tables import Scores, mean_cell
@@ -47,12 +52,13 @@ _DENSE = 7  # with more measures, a heatmap shows intervals only in tooltips
 def meanings(measures: Measures) -> list[dict[str, str]]:
     """Return the definition of each measure from its plugin's metadata."""
     definitions = []
-    for name, info in measures.items():
+    for index, (name, info) in enumerate(measures.items()):
         source = info.get("source") or {}
         definitions.append(
             {
                 "name": name,
                 "description": str(info.get("description", "")).strip(),
+                "formula": definition(name, info, f"formula{index}"),
                 "probe": str(info.get("probe", "")),
                 "direction": direction(info.get("more_means", "neither")),
                 "scale": str(info.get("scale") or ""),
@@ -60,10 +66,29 @@ def meanings(measures: Measures) -> list[dict[str, str]]:
                 "options": settings_text(info.get("options") or {}),
                 "citation": source.get("citation", ""),
                 "equation": source.get("equation", ""),
-                "bibtex": source.get("bibtex", "").strip(),
             }
         )
     return definitions
+
+
+def questions(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the questions that the measures of a page answer, with cost and caution."""
+    return [
+        {
+            "text": question.text,
+            "measures": [name for name in question.measures if name in names],
+            "others": [name for name in question.measures if name not in names],
+            "notes": f"{question.cost}; {question.caution}".replace("`", ""),
+        }
+        for question in load_questions().values()
+    ]
+
+
+def bibtex(runs: Sequence[NamedRun], measures: Measures) -> str:
+    """Return the BibTeX entries of nlbench and of the measures."""
+    entries = [manifest_bibtex(run.manifest) for run in runs]
+    entries += [str((info.get("source") or {}).get("bibtex") or "") for info in measures.values()]
+    return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
 
 
 @dataclass(frozen=True)
@@ -106,10 +131,7 @@ def board_view(
     names = list(scores.measures)
     packed = content["measures"]
     first = None if is_training(rows) else sort_measure(measures, names)
-    strips = next(
-        (i for i, m in enumerate(packed) if m["probe"] == "sites" and m["sense"] and m["strip"]),
-        next((i for i, m in enumerate(packed) if m["probe"] == "sites" and m["strip"]), None),
-    )
+    strips = _strip_measure(packed, scores)
     order = _group(packed)
     starts = {group[0] for group in order}
     directions = {1: "↑ nonlinear", -1: "↓ nonlinear", 0: "no direction"}
@@ -169,6 +191,18 @@ def board_view(
             for mark, remark in zip(_MARKS, remarks, strict=False)
         ],
     }
+
+
+def _strip_measure(packed: Sequence[Mapping[str, Any]], scores: Scores) -> int | None:
+    """Return the measure of the fingerprints: with a direction, and values for most networks."""
+    drawn = [i for i, m in enumerate(packed) if m["probe"] == "sites" and m["strip"]]
+    drawn = [i for i in drawn if packed[i]["sense"]] or drawn
+
+    def networks(index: int) -> int:
+        name = packed[index]["name"]
+        return sum(len(scores[s.label, name].place_values) > 0 for s in scores.subjects)
+
+    return max(drawn, key=networks, default=None)
 
 
 def _group(packed: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -24,7 +24,7 @@ run.report("runs/vgg8.html")
 #
 # - **Findings** name the activations that stand out, and place the network among the reference
 #   networks. 0.8 alone means little; "more nonlinear than all of 33 networks" does.
-# - **The strip** shows each activation from the input to the output. High contrast is nonlinear.
+# - **The strip** shows each activation from the input to the output. Darker is more nonlinear.
 # - **A card for each measure** has the value ± its standard error, ticks for single activations or
 #   paths, and grey dots for the reference networks.
 # - What has **no value** is listed with its reason.

@@ -60,8 +60,8 @@ Out = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="New folder for curve.csv and left.safetensors. [MODEL-removed, with a number if it "
-        "exists]",
+        help="New folder for curve.html, curve.csv and left.safetensors. [MODEL-removed, with a "
+        "number if it exists]",
     ),
 ]
 Weights = Annotated[
@@ -122,6 +122,7 @@ def remove(
     from nlbench.execution.devices import resolve_device
     from nlbench.probes.sites.places_and_rows import parse_places
     from nlbench.progress import create_progress
+    from nlbench.reporting import load_reports
     from nlbench.serialization.files import make_folder
     from nlbench.subjects.load import load_subject
     from nlbench.subjects.spec import SubjectSpec
@@ -180,20 +181,33 @@ def remove(
     result.write_curve(folder / "curve.csv")
     checkpoint = folder / "left.safetensors"
     save_weights(checkpoint, result.network, {**result.metadata, "command": command})
-    print_table(result.rows(), as_json, show_header=True)
-    if not as_json and curve:
+    rows = result.rows()
+    reports = load_reports()
+    kept = f"{result.remaining} of {len(result.order)} calls"
+    page = reports.write_removal(
+        rows,
+        folder / "curve.html",
+        title=f"{model}: calls replaced by affine maps, by {by}",
+        share=share,
+        sentence=f"left.safetensors keeps {kept}; removed: {', '.join(result.removed) or 'none'}.",
+    )
+    if as_json:
+        print_table(rows, as_json)
+        return
+    steps = reports.removal_table(rows)
+    shown = [dict(zip(steps.head, row, strict=True)) for row in steps.rows]
+    print_table(shown, as_json, show_header=True)
+    if curve:
         areas = ", ".join(
             f"{statistic} {area_under(result.steps, statistic, share):.4g}"
             for statistic in ("accuracy", "kl")
             if result.steps[0].accuracy is not None or statistic == "kl"
         )
         print(f"\narea under the curve, by {share}: {areas}")
-    if not as_json:
-        print(f"curve    {folder / 'curve.csv'}")
-        print(
-            f"network  {checkpoint} ({result.remaining} of {len(result.order)} calls remaining, "
-            f"{result.remaining_positions:,} of {result.positions:,} positions)"
-        )
+    print(f"page     {page}")
+    print(f"curve    {folder / 'curve.csv'}")
+    positions = f"{result.remaining_positions:,} of {result.positions:,} positions"
+    print(f"network  {checkpoint} ({kept} and {positions} remain)")
 
 
 def _output_folder(out: str | None, model: str) -> Path:

@@ -33,6 +33,7 @@ from .cite import cite
 from .common import Interrupted, note
 from .compare import compare
 from .doctor import doctor
+from .figure import figure
 from .listing import list_
 from .merge import merge
 from .new_measure import new_measure
@@ -77,7 +78,7 @@ def nlbench(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Measure": (run, doctor),
     "Look up": (list_, show),
-    "Results": (report, compare, similarity, cite, merge, plane),
+    "Results": (report, figure, compare, similarity, cite, merge, plane),
     "Extend": (new_measure, check_measure),
 }
 PLUGINS_PANEL = "Train, change and study networks"
@@ -91,6 +92,10 @@ EXAMPLES = {
     "list": ("nlbench list measures", "nlbench list sites --model vgg8"),
     "show": ("nlbench show affinity", "nlbench show runs/resnets"),
     "report": ("nlbench report runs/resnets --open", "nlbench report runs/* -o site"),
+    "figure": (
+        "nlbench figure runs/resnets strip -o strip.pdf",
+        "nlbench figure runs/before compare --with runs/after --width text",
+    ),
     "compare": ("nlbench compare runs/before runs/after --fail-if 'absdev > 5%'",),
     "similarity": (
         "nlbench similarity runs/vgg8",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.citation import software_bibtex
+from nlbench.citation import manifest_bibtex
 from nlbench.errors import NlbenchError, without_controls
 
 from .show import source_of
@@ -24,7 +24,7 @@ def cite(
     from nlbench.store.run import load_run
 
     manifests = [load_run(path).manifest for path in runs or ()]
-    entries = dict.fromkeys(map(_software, manifests or [{}]))
+    entries = dict.fromkeys(map(manifest_bibtex, manifests or [{}]))
     for manifest in manifests:
         for bibtex, citation in _sources(manifest):
             if bibtex.strip():
@@ -32,14 +32,6 @@ def cite(
             elif citation.strip():
                 entries[f"% {' '.join(citation.split())}"] = None
     print(without_controls("\n\n".join(entries)))
-
-
-def _software(manifest: Mapping[str, Any]) -> str:
-    """Return the BibTeX entry of the nlbench that measured a run."""
-    # A manifest may be from others: its text must not end the entry.
-    facts = (manifest.get("nlbench"), (manifest.get("environment") or {}).get("git"))
-    version, commit = (re.sub(r"[^\w.+-]", "", str(fact or "")) for fact in facts)
-    return software_bibtex(version, commit)
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -129,7 +129,7 @@ class Manifest(Mapping[str, Any]):
         return replace(
             self,
             order=tuple(record.key for record in records),
-            dtype=", ".join(dict.fromkeys(r.machine.dtype for r in records)),
+            dtype=", ".join(dict.fromkeys(r.machine.dtype for r in records if r.machine.dtype)),
             subjects=_distinct(record.subject for record in records),
             measures={r.measure.name: r.measure for r in records},
             probes={r.probe.name: r.probe.options for r in records},

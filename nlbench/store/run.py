@@ -19,6 +19,7 @@ from .table import tidy_table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.representations import Similarity
@@ -168,14 +169,65 @@ class Run:
         signature: Signature = load_reports().signature_of(self, subject, measure)
         return signature
 
-    def fingerprint(self, measure: str | None = None) -> Figure:
-        """Plot each network as a strip along its depth, coloured by score."""
-        figure: Figure = load_reports().fingerprint_of(self, measure)
+    def figure(
+        self,
+        form: str,
+        *,
+        measure: str | None = None,
+        subject: str | Sequence[str] | None = None,
+        other: Run | None = None,
+        width: str | float = "column",
+        format: str = "pdf",
+    ) -> Figure:
+        """Draw a figure for a paper, like ``nlbench figure``: text of 8 points, no scaling needed.
+
+        Parameters
+        ----------
+        form : {"strip", "signature", "board", "compare", "path"}
+            A strip of activations per network, the value at each activation, networks by measures,
+            two networks place by place, or the outputs along one path.
+        measure : str, optional
+            By default the first measure of activations; ``board`` draws as many as fit.
+        subject : str or sequence of str, optional
+            Labels, models or globs of the networks to draw; all by default.
+        other : Run, optional
+            For ``compare``: the run with the second network; by default both are in this run.
+        width : {"column", "text"} or float
+            3.25 or 6.75 inches, or a number of inches.
+        format : {"pdf", "svg", "png"}
+            Format of a file without a suffix, and of ``to_bytes()``.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            ``figure.savefig("strip.pdf")`` writes it.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If an argument is unknown, or there is nothing to draw.
+
+        Examples
+        --------
+        >>> import torch, nlbench
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> run = nlbench.evaluate(model, torch.randn(64, 4), measures=["r2"])
+        >>> run.figure("strip").get_figwidth(), run.figure("strip").to_bytes()[:4]
+        (3.25, b'%PDF')
+        """
+        figure: Figure = load_reports().paper_figure(
+            self, form, measure=measure, subject=subject, other=other, width=width, format=format
+        )
         return figure
 
-    def plot(self, measure: str) -> Figure:
+    def fingerprint(self, measure: str | None = None, ax: Axes | None = None) -> Figure:
+        """Plot each network as a strip along its depth, coloured by score."""
+        figure: Figure = load_reports().fingerprint_of(self, measure, ax)
+        return figure
+
+    def plot(self, measure: str, ax: Axes | None = None) -> Figure:
         """Plot a measure's value at each place, with one series per subject."""
-        figure: Figure = load_reports().plot_of(self, measure)
+        figure: Figure = load_reports().plot_of(self, measure, ax)
         return figure
 
     def similarity(

@@ -366,6 +366,7 @@ function download(name, text, type) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
+const unpacked = text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 let copied = "";
 async function copy(text) {
   copied = text;
@@ -484,10 +485,12 @@ class Figure {
     });
     return whole;
   }
-  tools(name) {
+  /* If Python drew the figure for a paper, that is exported. */
+  tools(name, drawn = null) {
     const file = name.replace(/[^\w.-]+/g, "-");
+    const save = async () => download(file + ".svg", drawn ? await unpacked(drawn) : this.withKeys().svg(true), "image/svg+xml");
     return h("span", {class: "tools"},
-      h("button", {type: "button", "aria-label": `${name} as SVG`, onclick: () => download(file + ".svg", this.withKeys().svg(true), "image/svg+xml")}, "SVG"),
+      h("button", {type: "button", "aria-label": `${name} as SVG`, onclick: save}, "SVG"),
       h("button", {type: "button", "aria-label": `${name}: data as CSV`, onclick: () => download(file + ".csv", this.csv(), "text/csv")}, "CSV"));
   }
   element() {
@@ -677,11 +680,11 @@ function drawMulti() {
   const holder = $("#multi");
   if (!holder || !changed("multi", "strip", "q", "sort", "back", ...FACETS.map(([key]) => key))) return;
   const measure = measureIndex(state.strip);
-  const wanted = order.filter(visible);
-  const over = new Set(list("over"));
-  holder.replaceChildren(...wanted.map(row => {
+  const over = new Set(list("over")), drawable = row => placeValues(rowCell(row, measure)).filter(Number.isFinite).length > 1;
+  const rest = order.filter(row => visible(row) && !drawable(row));
+  $("#multi-rest").textContent = rest.length ? `Fewer than two activations have a value by ${state.strip}: ${rest.map(row => ROWS[row].label).join("; ")}.` : "";
+  holder.replaceChildren(...order.filter(row => visible(row) && drawable(row)).map(row => {
     const cell = rowCell(row, measure);
-    if (!places(cell).length) return h("figure", {}, h("figcaption", {}, h("b", {}, ROWS[row].label), h("span", {}, `${cell.s}${cell.r ? ": " + cell.r : ""}`)));
     const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
     const figure = h("figure", {"data-label": ROWS[row].label}, caption);
     figure.draw = () => { if (figure.children.length === 1) { const chart = signature(cell, ROWS[row].label, measure); figure.append(chart.element()); } };
@@ -763,7 +766,7 @@ function distanceFigure(comparison) {
     figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
     at.push([(p[0] + q[0]) / 2, y]);
   }
-  figure.text(left, height - 4, `higher contrast means closer; largest distance ${most}`);
+  figure.text(left, height - 4, `${matchMedia("(prefers-color-scheme: dark)").matches ? "lighter" : "darker"} is closer; largest distance ${most}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
 /* ---- Agreement: scatter plots of any two measures ---- */
@@ -859,6 +862,9 @@ function drawLines() {
 }
 
 /* ---- One network ---- */
+const fold = (title, ...parts) => h("details", {class: "fold"}, h("summary", {}, title), parts);
+/* A part of a network's panel: on a page of one network, where its values stand above, it is folded. */
+const section = (title, ...parts) => (D.single ? fold(title, ...parts) : h("div", {}, h("h3", {}, title), parts));
 function drawSubject() {
   const holder = $("#subject");
   if (!changed("subject", "subject", "strip")) return;
@@ -870,7 +876,7 @@ function drawSubject() {
   const one = SUBJECTS[subject];
   const whole = row >= 0 && ROWS[row].subjects.length > 1 && state.subject !== one.label ? row : -1;
   const label = whole >= 0 ? ROWS[row].label : one.label;
-  const parts = [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, label), D.single ? null : h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
+  const parts = D.single ? [] : [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, label), h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
   const siblings = (ROWS.find(r => r.subjects.includes(subject)) || {subjects: []}).subjects.filter(s => whole >= 0 || s !== subject);
   if (siblings.length) parts.push(h("p", {class: "note"}, whole >= 0 ? `Mean of ${siblings.length} seeds: ` : "The same network: ", siblings.flatMap((s, i) => [i ? ", " : "", h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[s].label)}, "seed " + SUBJECTS[s].seed)])));
   if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
@@ -887,12 +893,17 @@ function drawSubject() {
       fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, text) : h("td", {class: "missing"}, status), h("td", {class: "number"}, mine[INTERVAL] || ""), h("td", {class: "number"}, mine[RANGE] || ""), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : reason || ""), h("td", {class: "number"}, n ? countText(n) : ""), h("td", {class: "number"}, whole < 0 && single.sec || ""), h("td", {class: "number"}, whole < 0 && single.pass || "")];
   });
   const filled = numbers[0].map((_, k) => numbers.some(cells => cells[k].textContent));
-  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "range", "rank", "other statistics", "n", "own time", "shared pass"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 5 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))));
+  const known = Object.entries(D.statistics).filter(([name]) => numbers.some(cells => cells[5].textContent.split(/[ ,]+/).includes(name)));
+  const legend = known.length ? h("dl", {class: "note"}, known.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])) : null;
+  parts.push(section("All numbers", h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "range", "rank", "other statistics", "n", "own time", "shared pass"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 5 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))), legend));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
     const figure = signature(drawn, label, measure, room(920), 260);
-    parts.push(h("h3", {}, `Signature: ${M[measure].name}${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(drawn)), h("div", {}, h("h3", {}, "Sites"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i))))));
+    const curve = [h("h3", {}, `${M[measure].name} at each activation${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`, D.single ? D.figures.signature : null)];
+    const values = h("div", {class: "two"}, h("div", {}, h("h3", {}, "By module"), moduleTree(drawn)), h("div", {}, h("h3", {}, "All measures"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i)))));
+    if (D.single) parts.push(fold("Each activation: curve, modules and all measures", curve, values));
+    else parts.push(...curve, fold("The same values by module and in a table", values));
   }
   for (const i of M.keys()) parts.push(...coreNetwork(one.label, cellOf(subject, i), i), ...partsOf(one.label, cellOf(subject, i), i));
   const others = M.map((m, i) => i).filter(i => M[i].probe !== "sites" && places(cellOf(subject, i)).length > 1);
@@ -900,8 +911,8 @@ function drawSubject() {
     const cell = cellOf(subject, i), stats = Object.keys(cell.c);
     parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${places(cell).length} ${M[i].probe === "lines" ? "paths" : "places"}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map((s, i) => h("td", {class: "number"}, s === "value" ? placeTexts(cell)[k] : ((cell.fs || [])[k] || [])[i] || ""))))))))) ;
   }
-  if (one.drawing) parts.push(...drawnPath(one));
-  parts.push(h("h3", {}, "Facts"), h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {class: /hash/.test(name) ? "code" : null}, value)])));
+  if (one.drawing) parts[D.single ? "unshift" : "push"](...drawnPath(one));
+  parts.push(section("Weights, data and preprocessing", h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {class: /hash/.test(name) ? "code" : null}, value)]))));
   holder.replaceChildren(...parts);
   if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
 }
@@ -972,7 +983,7 @@ function drawnPath(one) {
     const numbers = row => row.split(/\s+/).map(Number);
     const lengths = drawing.lengths, logits = drawing.logits, total = lengths.reduce((s, v) => s + v, 0) || 1;
     const bars = (drawing.breakpoints || []).map(numbers), row = bars.length > 24 ? 11 : 16;
-    const width = 920, left = 150, right = width - 70, panel = 120;
+    const width = room(920), narrow = width < 600, left = narrow ? 56 : 150, right = width - (narrow ? 34 : 70), panel = 120;
     const height = 10 + logits.length * (panel + 14) + (bars.length ? 26 + row * bars.length : 0) + 36;
     const figure = new Figure(width, height, `${drawing.place} of ${one.label}: logits along the path, with chords`);
     figure.rows = [["logit", "segment", "position in the segment", "network"]];
@@ -980,7 +991,7 @@ function drawnPath(one) {
     let top = 10;
     logits.forEach((logit, k) => {
       const curves = drawing.curves.map(segment => numbers(segment[k])), y = axis(curves.flat(), top + panel, top);
-      figure.text(left - 62, top + panel / 2, "logit " + logit, {anchor: "end", size: 11, colour: "ink"});
+      figure.text(narrow ? 10 : left - 62, top + panel / 2, "output " + logit, {anchor: narrow ? "middle" : "end", size: 11, colour: "ink", turn: narrow ? -90 : 0});
       for (const v of y.ticks) figure.line([[left, y(v)], [right, y(v)]], "rule").text(left - 6, y(v) + 3, tickText(v), {anchor: "end"});
       let begin = 0;
       curves.forEach((curve, segment) => {
@@ -1004,14 +1015,14 @@ function drawnPath(one) {
         const points = [[left, top + row - 2]];
         counts.forEach((c, i) => points.push([left + i * step, top + row - 2 - (row - 4) * c / most], [left + (i + 1) * step, top + row - 2 - (row - 4) * c / most]));
         points.push([right, top + row - 2]);
-        figure.line(points, "quiet", {fill: "quiet"}).text(left - 6, top + row - 4, name.length > 24 ? name.slice(0, 11) + "…" + name.slice(-12) : name, {anchor: "end", size: 9}).text(right + 6, top + row - 4, String(counts.reduce((s, v) => s + v, 0)), {size: 9});
+        figure.line(points, "quiet", {fill: "quiet"}).text(left - 6, top + row - 4, short(name, narrow ? 12 : 24), {anchor: "end", size: narrow ? 7 : 9}).text(right + 6, top + row - 4, String(counts.reduce((s, v) => s + v, 0)), {size: 9});
         top += row;
       });
     }
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
     figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in input units`, {anchor: "middle", size: 11});
     const summary = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "with estimated, not located, boundaries" : "the network is not piecewise affine and has no breakpoints";
-    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`, D.single ? D.figures.path : null)];
   } catch { return [h("p", {class: "missing"}, "The path data in the record is damaged.")]; }
 }
 
@@ -1043,7 +1054,7 @@ function controls() {
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     D.differences.length ? h("label", {}, "difference from", h("select", {id: "base", "aria-label": "Show differences from", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.slice(0, D.differences.length).map(row => h("option", {value: row.label}, row.label)))) : null,
     h("span", {class: "status", id: "shown", role: "status"}),
-    h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
+    h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")], ...Object.entries({board: "figure of this table (SVG)", strip: "fingerprints (SVG)"}).filter(([form]) => D.figures[form]).map(([form, text]) => [text, async () => download(form + ".svg", await unpacked(D.figures[form]), "image/svg+xml")])].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
   bar.hidden = false;
   board.parentNode.after(h("button", {type: "button", class: "linkish", id: "more", hidden: true, onclick: () => { state.all = "1"; update(); }}));
   $$("thead [data-column]", board).forEach(head => {

@@ -13,11 +13,11 @@ from markupsafe import Markup
 from nlbench.reports.environment import environment
 from nlbench.reports.notebook_figure import STYLE
 from nlbench.reports.page import render_page
+from nlbench.reports.svg import in_page_colours, to_svg
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .figures import use_plain_log_labels
 from .study import Findings, Runs, Study
-from .svg import in_page_colours, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

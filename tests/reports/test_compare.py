@@ -2,13 +2,13 @@
 
 import io
 import math
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -17,7 +17,7 @@ from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import compare
 from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
-from nlbench.reports.dumbbell import draw_dumbbells
+from nlbench.reports.dumbbell import dumbbell_figure
 from nlbench.reports.exports import read_csv
 from nlbench.reports.tables import _table_cell
 from nlbench.reports.text import percentage
@@ -354,14 +354,20 @@ def test_the_command_leaves_files_of_others(before, tmp_path):
 def test_the_axis_of_a_plot_holds_all_intervals(before):
     after = changed(before, "affinity", moved(lambda i: -0.1, 0.3))
     [d, *_] = of_measure(compare_runs(before, after), "affinity")
-    drawn = str(draw_dumbbells(d, ("a", "b"), {}))
-    ends = [float(x) for x in re.findall(r'class="interval .*?x1="([-\d.]+)" x2', drawn)]
-    ends += [float(x) for x in re.findall(r'class="interval .*?x2="([-\d.]+)"', drawn)]
-    assert len(ends) == 4 * (len(d.places) + 1)
-    assert min(ends) >= 150
-    # The differences end at 748, with characters of about 8 units.
-    longest = max(len(each.text) for each in (*d.places, d))
-    assert max(ends) <= 748 - 8 * longest
+    figure = dumbbell_figure(d, ("a", "b"), {})
+    (axes,) = figure.axes
+    drawn = [c for c in axes.collections if isinstance(c, LineCollection)]
+    ends = np.concatenate([segment[:, 0] for c in drawn for segment in c.get_segments()])
+    intervals = [e.interval for each in (*d.places, d) for e in (each.first, each.second)]
+    assert np.min(intervals) == pytest.approx(ends.min())
+    assert np.max(intervals) == pytest.approx(ends.max())
+    low, high = axes.get_xlim()
+    assert low <= ends.min() < ends.max() <= high
+    # The differences stand to the right of the axis, within the figure.
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert box.x0 >= axes.get_window_extent().x1
+        assert box.x1 <= figure.bbox.width
 
 
 def test_rounding_is_no_change():

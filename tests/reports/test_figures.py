@@ -1,20 +1,42 @@
 """Figures, and the SVG they become."""
 
+import io
 import math
+import re
+import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rcParams
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as MplPath
+from matplotlib.text import Text
+from torch import nn
 
+import nlbench
 from nlbench.errors import RequestError, one_line
-from nlbench.reports.figures import figure_of
+from nlbench.reports.figures import Source, draw_measure
+from nlbench.reports.notebook_figure import PAGE_WIDTH, laid_out
 from nlbench.reports.panels import MAX_SERIES, ecdf
-from nlbench.studies.framework.svg import to_svg
+from nlbench.reports.svg import to_svg
+from nlbench.reports.tables import Scores, labelled, read_run
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import make_run
 
 SUBJECT = ("net", "init", "digits", 0)
+
+
+@pytest.fixture(scope="module")
+def made_run():
+    return make_run(3, measures=("affinity", "r2", "absdev"))
 
 
 def ids_of(svg: str) -> list[str]:
@@ -24,6 +46,11 @@ def ids_of(svg: str) -> list[str]:
 def marks_of(axes, label):
     (container,) = [c for c in axes.containers if c.get_label() == label]
     return container.lines[0].get_xydata()
+
+
+def figure_of(table, measures, name):
+    source = Source(Scores(labelled(table), measures), measures)
+    return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(figure, source, name))
 
 
 def signature(scores, details=None):
@@ -61,12 +88,18 @@ def test_the_signature_has_one_mark_a_site_in_order_of_call(conftest, run) -> No
     np.testing.assert_array_equal(marks[:, 1], rows["value"])
 
 
-def test_error_bars_reach_one_standard_deviation(conftest) -> None:
-    figure = signature(one_net(conftest, {"a": 0.5, "b": 0.75}, std=0.125))
-    (container,) = figure.axes[0].containers
+def test_error_bars_are_the_intervals_of_the_places(made_run) -> None:
+    scores, _ = read_run(made_run)
+    subject = scores.subjects[0]
+    figure = made_run.plot("affinity")
+    container = figure.axes[0].containers[0]
     (_, _, (bars_drawn,)) = container.lines
     reach = [segment[:, 1].tolist() for segment in bars_drawn.get_segments()]
-    assert reach == [[0.375, 0.625], [0.625, 0.875]]
+    cell = scores[subject.label, "affinity"]
+    known = [p for p in cell.places if math.isfinite(p.value)]
+    expected = [list(cell.place_estimate(place).interval) for place in known]
+    assert any(low < high for low, high in expected)
+    np.testing.assert_allclose([r for r in reach if math.isfinite(r[0])], expected)
 
 
 def test_sites_without_a_value_are_hollow_marks_at_the_bottom_edge(conftest) -> None:
@@ -130,7 +163,8 @@ def test_values_over_several_decades_stand_on_a_logarithmic_axis_with_plain_numb
 def test_many_sites_are_numbered(conftest) -> None:
     scores = one_net(conftest, {f"act{i}": 0.5 for i in range(60)})
     (axes,) = signature(scores).axes
-    assert axes.get_xlabel() == "site, in call order"
+    assert axes.get_xlabel() == "activation, in call order"
+    assert len(axes.get_xticks()) < 20
 
 
 def test_each_curve_says_how_many_paths_it_is_made_of(conftest) -> None:
@@ -207,3 +241,96 @@ def test_any_name_comes_out_as_well_formed_text(conftest, name) -> None:
     texts = ["".join(e.itertext()).strip() for e in root.iter() if e.tag.endswith("text")]
     shown = one_line(name) or "�"
     assert texts.count(shown) == 2  # in the legend and below the axis
+
+
+FORMS = ("strip", "signature", "board")
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("text", 6.75), (5.5, 5.5)])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_figure_has_its_width_and_cuts_no_text(made_run, form, width, inches) -> None:
+    figure = made_run.figure(form, width=width)
+    assert figure.get_figwidth() == inches
+    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
+    assert texts
+    assert {text.get_fontsize() for text in texts} == {8}
+    figure.format = "png"
+    picture = matplotlib.image.imread(io.BytesIO(figure.to_bytes()))
+    edges = (picture[0], picture[-1], picture[:, 0], picture[:, -1])
+    assert all((edge == 1).all() for edge in edges)
+    assert picture.std() > 0.01
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_panel_of_a_figure_has_an_axis_title(made_run, form) -> None:
+    assert all(axes.get_xlabel() for axes in made_run.figure(form).axes)
+
+
+def test_formats_are_what_they_are_named(made_run, tmp_path) -> None:
+    begins = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
+    for name, begin in begins.items():
+        figure = made_run.figure("strip", format=name)
+        assert figure.to_bytes().startswith(begin)
+        assert figure.to_bytes() == made_run.figure("strip", format=name).to_bytes()
+    figure.savefig(tmp_path / "strip.pdf")
+    content = (tmp_path / "strip.pdf").read_bytes()
+    size = re.search(rb"/MediaBox *\[ *0 0 ([\d.]+)", content)
+    assert float(size[1]) == 3.25 * 72
+    assert b"Type3" not in content  # publishers refuse bitmap fonts
+
+
+def test_the_fields_of_a_strip_are_its_activations(made_run) -> None:
+    figure = made_run.figure("strip")
+    rows = made_run.scores.query("measure == 'affinity' and place != '' and statistic == 'value'")
+    fields = [patch for patch in figure.axes[0].patches if isinstance(patch, PathPatch)]
+    drawn = sum(int((patch.get_path().codes == MplPath.MOVETO).sum()) for patch in fields)
+    assert drawn == len(rows)
+
+
+def test_two_networks_are_compared_place_by_place(made_run) -> None:
+    first, second = made_run.scores["model"].unique()[:2]
+    figure = made_run.figure("compare", subject=[first, second])
+    differences = [text.get_text() for text in figure.axes[0].texts]
+    assert len(differences) == len(figure.axes[0].get_yticklabels())
+    with pytest.raises(RequestError, match="3 networks; expected two"):
+        made_run.figure("compare")
+    with_itself = made_run.figure("compare", subject=first, other=made_run, measure="r2")
+    assert {text.get_text()[:3] for text in with_itself.axes[0].texts} <= {"0.0", "0", "+0.", "0 ±"}
+
+
+def test_a_path_is_drawn_with_its_chords(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
+    settings = {"lines.number": 1, "lines.anchors": 3}
+    run = nlbench.evaluate(model, torch.randn(16, 2), ["absdev"], settings=settings)
+    figure = run.figure("path")
+    *logits, breakpoints = figure.axes
+    assert [axes.get_ylabel() for axes in logits] == ["output 0", "output 1"]
+    assert breakpoints.get_xlabel() == "distance along path0, in input units"
+    with pytest.raises(RequestError, match="no path was recorded"):
+        nlbench.evaluate(model, torch.randn(16, 2), ["r2"]).figure("path")
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "message"),
+    [
+        ("strips", {}, "expected strip, signature, board, compare, path"),
+        ("strip", {"format": "eps"}, "expected pdf, svg, png"),
+        ("strip", {"width": "page"}, "expected column, text or inches"),
+        ("strip", {"width": math.nan}, "expected column, text or inches"),
+        ("strip", {"measure": "afinity"}, "did you mean 'affinity'"),
+        ("strip", {"subject": "nothing"}, "no subject 'nothing'"),
+    ],
+)
+def test_wrong_arguments_of_a_figure_are_named(made_run, form, options, message) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        made_run.figure(form, **options)
+
+
+def test_plots_are_drawn_into_given_axes(made_run) -> None:
+    figure = Figure()
+    upper, lower = figure.subplots(2)
+    assert made_run.plot("affinity", ax=upper) is figure
+    assert made_run.fingerprint(ax=lower) is figure
+    assert upper.get_ylabel().startswith("affinity")
+    assert lower.get_xlabel() == "input → output"

@@ -8,7 +8,7 @@ from made_runs import make_run
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
-from nlbench.reports.tables import Scores, TableCell, labelled, per_place, replicates_by_cell
+from nlbench.reports.tables import Scores, TableCell, labelled, replicates_by_cell
 from nlbench.store.run import Run
 
 
@@ -49,17 +49,17 @@ def test_labels_say_only_what_differs(run) -> None:
 def test_subjects_whose_names_run_together_keep_labels_of_their_own(conftest) -> None:
     rows = conftest.cell_rows(("a · b", "c", "digits", 0), "m", {"relu": 0.1})
     rows += conftest.cell_rows(("a", "b · c", "digits", 0), "m", {"relu": 0.9})
-    series = per_place(conftest.frame(rows), "m")
-    assert [one.label for one in series] == ["a · b · c", "a · b · c (2)"]
-    assert [one.places[0].value for one in series] == [0.1, 0.9]
+    scores = Scores(conftest.frame(rows))
+    assert [one.label for one in scores.subjects] == ["a · b · c", "a · b · c (2)"]
+    assert [scores[one.label, "m"].places[0].value for one in scores.subjects] == [0.1, 0.9]
 
 
 def test_places_keep_the_order_of_call(conftest) -> None:
     names = ["layer10", "layer2", "layer2:1", "alpha"]
     rows = conftest.cell_rows(("a", "init", "digits", 0), "m", dict.fromkeys(names, 0.5), std=0.1)
-    (series,) = per_place(conftest.frame(rows), "m")
-    assert [place.name for place in series.places] == names
-    assert series.places[0].statistics == {"value": 0.5, "std": 0.1, "batches": 4.0}
+    cell = Scores(conftest.frame(rows))["a", "m"]
+    assert [place.name for place in cell.places] == names
+    assert cell.places[0].statistics == {"value": 0.5, "std": 0.1, "batches": 4.0}
 
 
 def test_records_are_indexed_as_their_tidy_table_is() -> None:

@@ -181,9 +181,20 @@ def test_command_writes_a_network_that_run_measures(tmp_path, command):
         written = list(csv.DictReader(lines))
     assert float(written[4]["accuracy"]) == pytest.approx(accuracy.summary["value"], abs=1e-6)
     assert len(affinity.values) == 3
+    page = (tmp_path / "curve.html").read_text(encoding="utf-8")
+    assert all(row["removed"] in page for row in written)
+    assert "left.safetensors keeps 3 of 7 calls" in page
     code, _, error = command("--weights", str(file))
     assert code == 2
     assert "already transformed (remove)" in error
+
+
+def test_printed_fractions_are_percentages(tmp_path, command):
+    arguments = ["--by", "depth", "--samples", "32", "--fit-samples", "32"]
+    code, out, error = command(*arguments, "--out", str(tmp_path))
+    assert code == 0, error
+    assert "85.7 %" in out
+    assert "0.857143" not in out
 
 
 def test_command_writes_a_language_model_without_some_mlps(tmp_path, command):

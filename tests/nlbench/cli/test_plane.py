@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import matplotlib.image
@@ -78,3 +79,13 @@ def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys, tmp_p
     assert said in error
     assert Path("here.png").read_bytes() == b"mine"
     assert "\n" not in error
+
+
+def test_the_picture_has_labels_a_legend_and_a_sentence(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "plane.svg"
+    assert not run(["redshift-mlp", "--data", "grid", "--size", "8", "-o", str(path)], monkeypatch)
+    text = path.read_text(encoding="utf-8")
+    title = r"[\d,]+ region boundaries lie between neighbouring pixels: redshift-mlp"
+    assert re.search(title, text)
+    for part in ("decision boundary", "along the first two samples", "perpendicular", "sample 2"):
+        assert part in text

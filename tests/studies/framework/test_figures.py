@@ -6,8 +6,8 @@ import matplotlib.style
 import pytest
 
 from nlbench.reports.notebook_figure import STYLE
+from nlbench.reports.svg import to_svg
 from nlbench.studies.framework.figures import page_figure, use_plain_log_labels
-from nlbench.studies.framework.svg import to_svg
 
 
 @pytest.mark.parametrize("values", [(1e-4, 20.0, 3e6), (1.5, 4.0, 8.0)])

@@ -10,7 +10,8 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from nlbench.errors import one_line
-from nlbench.reports.notebook_figure import STYLE
+
+from .notebook_figure import STYLE
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -99,7 +100,14 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
     with matplotlib.style.context(["default", STYLE]):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing)
-    root = ET.fromstring(buffer.getvalue())
+    return as_element(buffer.getvalue(), prefix=prefix, title=title)
+
+
+def as_element(svg: bytes, *, prefix: str, title: str) -> str:
+    """Convert a file that matplotlib wrote to an SVG element of a page; see `to_svg`."""
+    root = ET.fromstring(svg)
+    for metadata in root.findall(f"{{{_SVG}}}metadata"):
+        root.remove(metadata)
     for element in root.iter():
         _prefix_ids(element, prefix)
     _move_style_to_root(root)

@@ -1,0 +1,112 @@
+"""Formulas of measures, from the docstrings of their plugins, drawn as SVG."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.mathtext
+import matplotlib.style
+from markupsafe import Markup
+from matplotlib.font_manager import FontProperties
+
+from nlbench import registry
+
+from .svg import as_element
+
+_FORMULA = re.compile(r"^\.\. math::\n\n((?: +.*\n?|\n)+)", re.M)
+_SECTION = re.compile(r"^Definition\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", re.M | re.S)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+# LaTeX that matplotlib does not know, and what it draws instead.
+_REPLACEMENTS = (
+    (r"\\frac", r"\\dfrac"),
+    (r"\\tfrac", r"\\frac"),
+    (r"\\textstyle", ""),
+    (r"\\([Bb]ig|[Bb]igg)l", r"\\left"),
+    (r"\\([Bb]ig|[Bb]igg)r", r"\\right"),
+    (r"\\dots", r"\\ldots"),
+    (r"\\le\b", r"\\leq"),
+    (r"\\ge\b", r"\\geq"),
+    (r"(?<=\\operatorname\{arg)\\,max", "max"),
+)
+_PATHS = {"svg.fonttype": "path", "mathtext.fontset": "cm", "svg.hashsalt": "nlbench"}
+
+
+def formula(measure: str, version: str) -> str:
+    """Return the formula of a measure in LaTeX, or nothing if another version is installed.
+
+    The plugin is not imported, since that would import PyTorch.
+
+    Examples
+    --------
+    >>> formula("geometric-complexity", "0")
+    ''
+    """
+    entry = registry.entries("measures").get(measure)
+    if entry is None or not entry.claims:
+        return ""
+    module, _, name = entry.claims[0].value.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+        tree = ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8"))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            section = _SECTION.search(inspect.cleandoc(ast.get_docstring(node) or ""))
+            found = _FORMULA.search(section[1]) if section else None
+            is_same = _class_constant(node, "version", "1") == version
+            return " ".join(found[1].split()) if found and is_same else ""
+    return ""
+
+
+def _class_constant(node: ast.ClassDef, name: str, default: str) -> str:
+    """Return the constant that a class assigns to a name."""
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign):
+            target: ast.expr = statement.target
+        elif isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+        else:
+            continue
+        is_named = isinstance(target, ast.Name) and target.id == name
+        if is_named and isinstance(statement.value, ast.Constant):
+            return str(statement.value.value)
+    return default
+
+
+def drawn_formula(latex: str, prefix: str) -> Markup:
+    """Draw a formula as an SVG element in the colour of the text; as LaTeX if it can't be drawn.
+
+    Parameters
+    ----------
+    prefix : str
+        Prefix for every id, unique on the page.
+    """
+    text = latex.rstrip(" ,;.")
+    text = _TEXT.sub(lambda match: r"\mathrm{" + match[1].replace(" ", r"\ ") + "}", text)
+    for pattern, replacement in _REPLACEMENTS:
+        text = re.sub(pattern, replacement, text)
+    buffer = io.BytesIO()
+    try:
+        with matplotlib.style.context(["default", _PATHS]):
+            matplotlib.mathtext.math_to_image(
+                f"${text}$", buffer, prop=FontProperties(size=11), format="svg"
+            )
+    except ValueError:
+        return Markup('<code class="formula">{}</code>').format(latex)
+    svg = as_element(buffer.getvalue(), prefix=prefix, title=latex)
+    svg = svg.replace("fill: #ffffff", "fill: none")
+    return Markup('<span class="formula" tabindex="0">{}</span>').format(Markup(svg))
+
+
+def definition(measure: str, info: Mapping[str, Any], prefix: str) -> Markup:
+    """Return the drawn formula of a measure, or nothing if it has none."""
+    latex = formula(measure, str(info.get("version", "")))
+    return drawn_formula(latex, prefix) if latex else Markup()
