@@ -30,7 +30,7 @@ def test_all_folders_are_walked():
 
 
 @pytest.mark.parametrize("name", sorted(set(modules())))
-def test_what_a_module_exports_exists_and_is_documented(name):
+def test_module_exports_exist_and_are_documented(name):
     module = importlib.import_module(name)
     for public in getattr(module, "__all__", []):
         thing = getattr(module, public)

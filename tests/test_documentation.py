@@ -94,7 +94,7 @@ def test_the_tests_that_pages_name_exist():
             assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), (page, name)
 
 
-def test_the_planted_ladder_has_the_versions_of_the_measures():
+def test_planted_ladder_has_the_versions_of_the_measures():
     with (ROOT / "docs" / "planted_ladder.csv").open(encoding="utf-8") as file:
         versions = {(row["measure"], row["version"]) for row in csv.DictReader(file)}
     assert versions

@@ -51,7 +51,7 @@ def test_every_measure_agrees_with_the_cpu():
         assert there[measure].summary["value"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_traced_segment_is_the_same_to_the_last_digits():
+def test_traced_segment_is_same_to_last_digits():
     model, (start, end) = network(), torch.rand(2, 3, 32, 32)
     here = trace_segment(model, start, end)
     there = trace_segment(copy.deepcopy(model).cuda(), start.cuda(), end.cuda())
@@ -107,7 +107,7 @@ EVERY = ["affinity", "r2", "cka", "norm", "sparsity", "entropy", "nlc", "pathlen
 
 
 @pytest.mark.parametrize("build", [pooled, smooth, Attention, Recurrent])
-def test_pooling_attention_and_recurrent_layers_agree_with_the_cpu(build):
+def test_pooling_attention_and_recurrent_layers_agree_with_cpu(build):
     torch.manual_seed(0)
     model, inputs = build().eval(), torch.rand(160, 3, 8, 8)
     settings = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 0.05}
@@ -120,7 +120,7 @@ def test_pooling_attention_and_recurrent_layers_agree_with_the_cpu(build):
         assert there[name].summary == pytest.approx(here[name].summary, rel=DIGITS[name]), name
 
 
-def test_a_network_in_bfloat16_agrees_with_the_cpu_to_its_digits():
+def test_bfloat16_network_agrees_with_cpu():
     torch.manual_seed(0)
     model, inputs = pooled().eval().bfloat16(), torch.rand(160, 3, 8, 8).bfloat16()
     here = nlbench.evaluate(model, inputs, ["affinity", "norm"])
@@ -131,7 +131,7 @@ def test_a_network_in_bfloat16_agrees_with_the_cpu_to_its_digits():
         assert there[name].summary["value"] == pytest.approx(here[name].summary["value"], rel=0.02)
 
 
-def test_estimates_are_made_without_tf32_though_pytorch_has_it_for_convolutions():
+def test_estimates_never_use_tf32():
     model, (start, end) = network(), torch.rand(2, 3, 32, 32)
     here = estimate_segment(model, start, end)
     there = estimate_segment(copy.deepcopy(model).cuda(), start.cuda(), end.cuda())
@@ -141,14 +141,14 @@ def test_estimates_are_made_without_tf32_though_pytorch_has_it_for_convolutions(
     )
 
 
-def test_a_plane_is_the_same_but_for_pixels_on_boundaries():
+def test_plane_is_same_but_for_pixels_on_boundaries():
     model, points = network(), torch.rand(3, 3, 32, 32)
     here = plane(model, points, size=16).boundaries()
     there = plane(copy.deepcopy(model).cuda(), points.cuda(), size=16).boundaries()
     assert (there.cpu() - here).abs().sum() <= 1e-2 * here.sum()
 
 
-def test_a_hundred_segments_are_estimated_together_as_one_by_one():
+def test_joint_and_single_estimates_agree():
     model, starts = network().cuda(), torch.rand(100, 3, 32, 32).cuda()
     paths = torch.stack([starts, starts.roll(1, 3)], 1)
     together = [seen.trace.crossings for seen in observe_paths(model, paths, method="refined")]
@@ -166,7 +166,7 @@ def test_a_hundred_segments_are_estimated_together_as_one_by_one():
         rbf_cka,
     ],
 )
-def test_scores_of_columns_that_depend_on_each_other_are_the_same(score):
+def test_dependent_columns_have_the_same_scores(score):
     # Which of them is decided by singular values that are rounding.
     x = torch.randn(300, 40, dtype=torch.float64)
     x = torch.cat([x, x @ torch.randn(40, 20, dtype=torch.float64)], 1)
@@ -197,7 +197,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("settings", OPTIONS, ids=lambda settings: next(iter(settings)))
-def test_every_option_of_site_measures_agrees_with_the_cpu(settings):
+def test_every_option_of_site_measures_agrees_with_cpu(settings):
     torch.manual_seed(0)
     model, inputs = Attention().eval(), torch.rand(160, 3, 8, 8)
     measures = ["affinity", "r2", "cka", "sparsity", "pathlength"]
@@ -219,7 +219,7 @@ def test_training_is_the_same_each_time():
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float64", "bfloat16", "float16"])
-def test_a_run_has_the_precision_that_is_asked_for(tmp_path, precision):
+def test_run_has_the_precision_that_is_asked_for(tmp_path, precision):
     request = Request(("norm",), ("vgg8",), samples=16, device="cuda", precision=precision)
     (record,) = nlbench.run(request, tmp_path / "run").records
     assert record.result.status == "ok", record.result.reason
@@ -253,7 +253,7 @@ os._exit(bool(run.failed) or not {after} and torch.cuda.is_initialized())
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_run_on_the_cpu_leaves_the_gpu_alone_also_in_a_forked_process(after):
+def test_cpu_run_leaves_the_gpu_alone(after):
     # CUDA can't be taken into use in a process that was forked after it had been.
     done = subprocess.run([sys.executable, "-c", ON_CPU.format(after=after)], timeout=100)
     assert done.returncode == 0

@@ -36,7 +36,7 @@ def site(tmp_path_factory):
     return target
 
 
-def test_its_measures_and_models_are_listed_with_their_description(site, tmp_path):
+def test_plugin_measures_and_models_are_listed(site, tmp_path):
     # In a process that starts as a user's does.
     said = subprocess.run(
         [NLBENCH, "list", "measures", "--json"],
@@ -58,7 +58,7 @@ def test_its_measures_and_models_are_listed_with_their_description(site, tmp_pat
     assert "tinynet" in call("list", "models", cwd=tmp_path, paths=[site]).stdout
 
 
-def test_its_measures_run_on_its_model_with_built_in_ones(site, tmp_path):
+def test_plugin_measures_run_on_plugin_model(site, tmp_path):
     done = call(
         "run", "--measures", "cosine,peak,affinity", "--model", "tinynet", "--samples", "64",
         "--set", "cosine.center=true", "--out", "run", cwd=tmp_path, paths=[site],
@@ -74,7 +74,7 @@ def test_its_measures_run_on_its_model_with_built_in_ones(site, tmp_path):
     assert "Mean cosine between" in page
 
 
-def test_its_probe_takes_part_in_plan_run_record_and_page(site, tmp_path):
+def test_plugin_probe_is_planned_recorded_and_shown(site, tmp_path):
     done = call(
         "run", "--measures", "stable-rank,r2", "--model", "tinynet", "--data", "stripes",
         "--samples", "32", "--set", "parameters.smallest=3", "--out", "run",
@@ -108,7 +108,7 @@ def test_its_probe_takes_part_in_plan_run_record_and_page(site, tmp_path):
     assert "parameters.smallest: no layer has as many rows" in wrong.stderr
 
 
-def test_its_probe_is_shown_to_measures_from_python_and_checked_as_any(site, tmp_path):
+def test_plugin_probe_is_usable_from_python(site, tmp_path):
     script = tmp_path / "use.py"
     script.write_text(
         "import torch, nlbench\n"
@@ -140,7 +140,7 @@ def test_its_operation_is_a_site_and_traced_exactly(site, tmp_path):
     assert ",density,path0,value," in table
 
 
-def test_a_metric_of_torchmetrics_is_registered_by_a_function_that_makes_it(site, tmp_path):
+def test_torchmetrics_metric_is_registered_by_factory(site, tmp_path):
     done = call(
         "run", "--measures", "correlation", "--model", "tinynet", "--samples", "32",
         "--out", "run", cwd=tmp_path, paths=[site],
@@ -151,7 +151,7 @@ def test_a_metric_of_torchmetrics_is_registered_by_a_function_that_makes_it(site
     assert "torchmetrics" in call("show", "correlation", cwd=tmp_path, paths=[site]).stdout
 
 
-def test_a_plugin_that_fails_at_import_is_named_and_harms_nothing_else(site, tmp_path):
+def test_plugin_failing_at_import_is_named(site, tmp_path):
     bad, work = tmp_path / "bad", tmp_path / "work"
     bad.mkdir()
     work.mkdir()

@@ -26,14 +26,14 @@ def names():
     return found
 
 
-def test_the_pooled_measure_gives_the_share_of_energy_and_keeps_the_contract(names):
+def test_pooled_example_keeps_the_contract(names):
     x = torch.tensor([[1.0, -1.0], [-2.0, 2.0]])
     run = nlbench.evaluate(nn.ReLU(), x, [names["Energy"]])
     assert run["energy"].summary["value"] == 0.5
     assert [c for c in check_measure(names["Energy"]) if c.outcome == "broken"] == []
 
 
-def test_the_measure_that_shares_gives_the_largest_change_and_keeps_the_contract(names):
+def test_sharing_example_keeps_the_contract(names):
     run = nlbench.evaluate(nn.ReLU(), torch.tensor([[1.0], [-2.0]]), [names["LargestChange"]])
     assert run["largestchange"].summary["value"] == 2.0
     assert [c for c in check_measure(names["LargestChange"]) if c.outcome == "broken"] == []

@@ -36,7 +36,7 @@ def matrices(count, size, digits):
 
 
 @pytest.mark.parametrize(("size", "digits"), [(1, 0), (7, 0), (20, 3), (40, 10)])
-def test_the_polar_factor_is_scipys_of_one_matrix_and_of_several(gpu, size, digits):
+def test_polar_factor_equals_scipys(gpu, size, digits):
     given = matrices(3, size, digits)
     found = gpu.polar_factor(given)
     for one, factor in zip(given, found, strict=True):
@@ -46,14 +46,14 @@ def test_the_polar_factor_is_scipys_of_one_matrix_and_of_several(gpu, size, digi
         torch.testing.assert_close(factor.T @ factor, identity, rtol=0, atol=1e-13)
 
 
-def test_the_transport_map_by_a_polar_factor_is_that_by_eigenvalues(gpu):
+def test_polar_and_eigenvalue_maps_agree(gpu):
     x, y = matrices(2, 12, 1)
     source, target = x @ x.T, y @ y.T
     found, expected = gpu.map_by_polar(source, target), optimal_map(source, target)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_a_part_that_fails_keeps_what_it_had_found(gpu, tmp_path, monkeypatch):
+def test_failed_part_keeps_its_results(gpu, tmp_path, monkeypatch):
     def part(setting):
         yield {"first": 1}
         raise ValueError("no second")
@@ -110,7 +110,7 @@ def test_crashes_and_timeouts_are_lines_of_the_table(gpu, scripted, monkeypatch)
     assert [row[1] for row in rows] == ["ran", "failed", "left out"]
 
 
-def test_results_are_written_as_json_and_as_a_table(gpu, scripted, tmp_path):
+def test_results_are_written_as_json_and_as_table(gpu, scripted, tmp_path):
     sites = {"all": {"a_batch": 0.05, "of_forward": 3.0}, "seconds": 4.0}
     scripted.quick = False  # The targets are for large networks.
     gpu.write({"site_measures": sites}, scripted, tmp_path / "gpu.json")

@@ -11,12 +11,13 @@ SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_what_a_benchmark_imports_exists(script):
+def test_benchmarks_import_existing_names(script):
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nlbench"):
             module = importlib.import_module(node.module)
             for name in node.names:
-                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+                if not hasattr(module, name.name):
+                    importlib.import_module(f"{node.module}.{name.name}")
 
 
 def test_recorded_figures_are_json():

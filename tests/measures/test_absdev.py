@@ -49,7 +49,7 @@ def test_a_relu_across_zero_has_the_closed_form():
 
 
 @pytest.mark.parametrize("a", [0.1, 1.0, 3.0])
-def test_a_relu_bending_off_the_middle_has_the_closed_form(a):
+def test_relu_bending_off_middle_has_closed_form(a):
     # On [-a, 1] the triangle has height a / (1 + a) over a length of 1 + a.
     trace = trace_segment(nn.ReLU(), torch.tensor([-a]), torch.tensor([1.0]))
     assert float(absolute_deviation(trace)) == pytest.approx(a / 2, rel=1e-6)
@@ -64,7 +64,7 @@ def test_an_absolute_value_has_the_closed_form():
     assert float(absolute_deviation(trace)) == pytest.approx(4.0, rel=1e-15)
 
 
-def test_a_difference_that_changes_sign_is_not_integrated_as_if_it_did_not():
+def test_sign_change_within_a_region_is_split():
     # From 1 to -1 within a region: two triangles, 1/2 of what |a| + |b| t would give.
     trace = trace_of([0, 0.25, 0.75, 1], [0, 1, -1, 0])
     assert float(absolute_deviation(trace)) == pytest.approx(0.125 + 0.25 + 0.125)
@@ -102,7 +102,7 @@ def test_any_trace_has_the_integral_that_quadrature_finds(widths, seed, scale, l
     assert absolute_deviation(trace).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9 * scale)
 
 
-def test_a_traced_network_has_the_integral_of_the_network_itself():
+def test_traced_network_has_integral_of_network_itself():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
     net = net.double()
@@ -118,7 +118,7 @@ def test_a_traced_network_has_the_integral_of_the_network_itself():
     torch.testing.assert_close(absolute_deviation(trace), expected, rtol=1e-6, atol=0)
 
 
-def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
+def test_reading_sums_segments_per_logit_and_takes_norm():
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     paths = torch.randn(2, 4, 3)
@@ -150,7 +150,7 @@ def reading_of(observations):
     return measure.compute()
 
 
-def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
+def test_reading_parts_deviation_by_sign_and_by_segment():
     observations = [
         TracedSegment(0, 0, trace_of([0, 0.5, 1], [[0, 0], [3, -1], [0, 0]], 2.0)),
         TracedSegment(0, 1, trace_of([0, 0.5, 1], [[0, 0], [-4, 0], [0, 0]], 1.0)),
@@ -178,7 +178,7 @@ def test_the_summary_has_the_means_of_the_parts():
     assert summary["variation"] == 8
 
 
-def test_a_smooth_network_stands_on_the_board_with_a_remark():
+def test_smooth_network_is_ranked_with_a_remark():
     ends = torch.tensor([[-2.0], [2.0]])
     (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:], tolerance=1e-7)
     result = reading_of([TracedSegment(0, 0, trace)])
@@ -212,7 +212,7 @@ def test_start_forgets_what_was_measured_before():
     assert measure.compute().summary["value"] == pytest.approx(0.5)
 
 
-def test_without_looks_there_is_nothing_to_measure():
+def test_no_observation_is_undefined():
     measure = AbsoluteDeviation()
     measure.reset()
     assert measure.compute().status == "undefined"
@@ -241,7 +241,7 @@ def measured(traces, normalize):
     return measure.compute()
 
 
-def test_normalized_deviation_has_the_closed_form_of_a_path():
+def test_normalized_deviation_has_closed_form_of_path():
     # A bend of height 1/2 to one side: 2 · 1/4 over a range and a rise of 1. Then a tent of
     # height 3 over a level chord: 1/2 · 3/2 · 4 over a range of 3.
     bend, tent = trace_of([0, 0.5, 1], [0, 0, 1], 2.0), trace_of([0, 0.5, 1], [1, 4, 1], 4.0)
@@ -260,7 +260,7 @@ def test_normalized_deviation_has_the_closed_form_of_a_path():
     assert of_range.summary["over_range"] == of_none["over_range"]
 
 
-def test_scales_are_positive_wherever_a_logit_begins_and_ends():
+def test_scales_are_positive_wherever_logit_begins_and_ends():
     falling = trace_of([0, 0.5, 1], [[3, 1], [0, 5], [1, 2]], 2.0)
     assert deviation_scale(falling, "range").tolist() == [6, 8]
     assert deviation_scale(falling, "chord").tolist() == [4, 2]
@@ -269,7 +269,7 @@ def test_scales_are_positive_wherever_a_logit_begins_and_ends():
     assert there_and_back["over_chord"] == pytest.approx(there_and_back["value"] / math.hypot(8, 4))
 
 
-def test_normalized_deviation_takes_norms_over_logits_before_it_divides():
+def test_normalized_deviation_divides_norms_over_logits():
     trace = trace_of([0, 0.5, 1], [[0, 0], [0, 4], [1, 8]])
     assert deviation_scale(trace, "range").tolist() == [1, 8]
     expected = 0.25 / math.hypot(1, 8)
@@ -297,7 +297,7 @@ def test_normalized_deviation_of_what_is_constant_is_undefined():
         deviation_scale(level, "rang")
 
 
-def test_normalized_deviation_of_an_estimate_is_that_of_the_trace():
+def test_normalized_deviation_of_estimate_is_that_of_trace():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
     ends = torch.randn(2, 3, dtype=torch.float64)

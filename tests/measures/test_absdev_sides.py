@@ -54,7 +54,7 @@ def scale_of(trace):
 
 @given(traces())
 @settings(max_examples=40)
-def test_each_side_of_the_chord_has_the_area_that_scipy_finds(trace):
+def test_area_of_each_side_equals_scipys(trace):
     found, scale = deviation_parts(trace), scale_of(trace)
     for logit in range(2):
         above, below = by_scipy(trace, logit, 1), by_scipy(trace, logit, -1)
@@ -81,7 +81,7 @@ def test_from_the_other_end_it_is_the_same(trace):
 
 
 @given(traces(), st.floats(0.01, 0.99))
-def test_a_breakpoint_that_bends_nothing_changes_nothing(trace, share):
+def test_breakpoint_without_kink_changes_nothing(trace, share):
     for region in range(trace.regions):
         left, right = trace.t[region], trace.t[region + 1]
         point = torch.lerp(trace.values[region], trace.values[region + 1], share)
@@ -93,7 +93,7 @@ def test_a_breakpoint_that_bends_nothing_changes_nothing(trace, share):
 
 
 @given(traces(), st.floats(-5, 5), st.floats(-5, 5))
-def test_an_affine_function_added_changes_nothing(trace, offset, slope):
+def test_added_affine_function_changes_nothing(trace, offset, slope):
     size = trace.values.abs().max()
     values = trace.values + size * (offset + slope * trace.t[:, None])
     moved = trace_of(trace.t, values, trace.length)
@@ -101,7 +101,7 @@ def test_an_affine_function_added_changes_nothing(trace, offset, slope):
 
 
 @given(traces(), st.floats(0.1, 10))
-def test_it_grows_with_the_network_and_a_negative_factor_swaps_the_sides(trace, factor):
+def test_scaling_is_linear_and_negative_factor_swaps_sides(trace, factor):
     found = deviation_parts(trace)
     larger = deviation_parts(trace_of(trace.t, factor * trace.values, trace.length))
     expected = ChordParts(factor * found.above, factor * found.below, factor * found.variation)
@@ -111,7 +111,7 @@ def test_it_grows_with_the_network_and_a_negative_factor_swaps_the_sides(trace, 
 
 
 @given(traces(), st.floats(0, 10))
-def test_the_areas_grow_with_the_length_and_the_variation_does_not(trace, length):
+def test_areas_grow_with_length_and_variation_does_not(trace, length):
     found = deviation_parts(trace_of(trace.t, trace.values, 1.0))
     longer = deviation_parts(trace_of(trace.t, trace.values, length))
     expected = ChordParts(length * found.above, length * found.below, found.variation)
@@ -119,7 +119,7 @@ def test_the_areas_grow_with_the_length_and_the_variation_does_not(trace, length
 
 
 @given(traces())
-def test_twice_the_greatest_distance_is_no_more_than_the_variation(trace):
+def test_twice_greatest_distance_is_no_more_than_variation(trace):
     t, f = trace.t[:, None], trace.values
     greatest = (f - torch.lerp(f[:1], f[-1:], t)).abs().amax(0)
     assert (2 * greatest <= deviation_parts(trace).variation * (1 + 1e-9)).all()
@@ -130,7 +130,7 @@ def test_a_segment_without_length_has_none():
     assert [x.tolist() for x in vars(found).values()] == [[0, 0]] * 3
 
 
-def test_tiny_and_huge_outputs_are_neither_lost_nor_infinite():
+def test_tiny_and_huge_outputs_keep_their_areas():
     for size in (1e-200, 1e200):
         found = deviation_parts(trace_of([0, 0.25, 0.75, 1], [0, size, -size, 0]))
         assert float(found.above) == pytest.approx(0.25 * size)

@@ -16,7 +16,7 @@ from nlbench.measures.activation_state import state_entropy
 
 
 @pytest.mark.parametrize(("mean", "bits"), [(0, 1.0), (1, 0.6311), (-1, 0.6311)])
-def test_normal_inputs_have_the_entropy_of_their_distribution_function(mean, bits):
+def test_normal_inputs_have_entropy_of_their_distribution_function(mean, bits):
     # The quantiles of N(mean, 1), so that shares are exact to 1 / n.
     x = norm.ppf((np.arange(100_000) + 0.5) / 100_000, loc=mean)
     value = state_entropy(torch.tensor(x)[:, None]).item()
@@ -75,7 +75,7 @@ def test_positions_are_samples_of_their_channel_if_flattened(last):
     assert abs(value("flatten") - by_mean) > 0.01
 
 
-def test_one_sample_has_no_share():
+def test_single_sample_is_undefined():
     with pytest.raises(Undefined, match="n = 1"):
         state_entropy(torch.ones(1, 3))
 

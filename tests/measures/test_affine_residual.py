@@ -34,7 +34,7 @@ def test_an_affine_map_has_no_residual(seed, d, k, unit):
     assert affine_residual(x, y).item() < 1e-20
 
 
-def test_inputs_that_depend_on_each_other_are_one_direction():
+def test_dependent_inputs_count_as_one_direction():
     x = torch.randn(60, 3).repeat(1, 50)
     assert affine_residual(x, x[:, :2] - x[:, 2:3]).item() < 1e-10
 
@@ -67,7 +67,7 @@ def test_the_residual_of_a_sine(k):
 
 @pytest.mark.parametrize(("n", "d", "k"), [(50, 8, 3), (40, 90, 2)])
 @pytest.mark.parametrize("penalty", [1e-3, 0.3, 20.0])
-def test_it_is_the_ridge_regression_of_another_library(monkeypatch, n, d, k, penalty):
+def test_agrees_with_sklearns_ridge_regression(monkeypatch, n, d, k, penalty):
     monkeypatch.setattr(module, "PENALTIES", (penalty,))
     rng = np.random.default_rng(n)
     x = rng.normal(size=(n, d)) * rng.uniform(0.2, 3, d) + 5
@@ -165,7 +165,7 @@ def test_constant_inputs_predict_the_mean():
 
 
 @pytest.mark.parametrize(("n", "d", "is_determined"), [(40, 8, True), (40, 64, False)])
-def test_a_remark_says_if_samples_determine_no_affine_map(n, d, is_determined):
+def test_underdetermined_affine_map_has_a_remark(n, d, is_determined):
     torch.manual_seed(0)
     run = nlbench.evaluate(nn.Linear(d, 3), torch.randn(n, d), ["affine-residual"])
     result = run["affine-residual"]

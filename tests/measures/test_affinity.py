@@ -100,7 +100,7 @@ def line_score(x, y, absolute_ridge=0.0):
     return 1 - math.sqrt(cost / (2 * var_y))
 
 
-def test_relu_on_a_sliding_window_has_the_scores_of_the_authors_notebook():
+def test_relu_on_sliding_window_matches_authors_notebook():
     r = np.random.RandomState(987)
     for _ in range(3):
         r.normal(-1, 2, (1000, 1))
@@ -153,7 +153,7 @@ def test_a_direct_computation_agrees(draw, n, d, shrinkage):
 
 
 @pytest.mark.slow
-def test_heavy_tails_in_many_dimensions_keep_the_float64_score():
+def test_heavy_tails_in_many_dimensions_keep_float64_score():
     # Roots in float32 gave 0.18 or 0.30 for a layer of this kind where float64 gives 0.51.
     r = np.random.default_rng(11)
     x = torch.tensor(
@@ -164,7 +164,7 @@ def test_heavy_tails_in_many_dimensions_keep_the_float64_score():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_the_identity_is_not_optimal_the_optimum_is_found(seed, monkeypatch):
+def test_optimum_other_than_identity_is_found(seed, monkeypatch):
     x = low_rank(seed, 200, 12)
     y = biased_relu(x)
     expected = direct_score(x, y)
@@ -174,7 +174,7 @@ def test_where_the_identity_is_not_optimal_the_optimum_is_found(seed, monkeypatc
         assert affinity_score(x, y).item() < expected - 1e-4
 
 
-def test_fewer_samples_than_half_the_dimensions_agree_with_all_dimensions(monkeypatch):
+def test_fewer_samples_than_dimensions_give_the_same_score(monkeypatch):
     x = normal(5, 40, 100)
     for shrinkage in ("ledoit-wolf", "none"):
         short = affinity_score(x, torch.relu(x), shrinkage=shrinkage).item()
@@ -189,7 +189,7 @@ def test_fewer_samples_than_half_the_dimensions_agree_with_all_dimensions(monkey
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 24), shrinkages, st.randoms())
-def test_the_order_of_samples_and_of_channels_does_not_matter(seed, n, d, shrinkage, random):
+def test_order_of_samples_and_channels_does_not_matter(seed, n, d, shrinkage, random):
     x = normal(seed, n, d)
     y = torch.relu(x + 0.5) + 0.1 * x**2
     rows, columns = (random.sample(range(k), k) for k in (n, d))
@@ -216,7 +216,7 @@ def test_units_and_offsets_do_not_matter(seed, n, d, shrinkage, powers, shifts):
 
 
 @pytest.mark.parametrize("power", [-1000, -400, 400, 1000])
-def test_extreme_powers_of_two_change_nothing_at_all(power):
+def test_scaling_by_powers_of_two_changes_nothing(power):
     x = normal(3, 30, 4).double()
     y = torch.relu(x)
     assert affinity_score(x * 2.0**power, y).item() == affinity_score(x, y).item()
@@ -225,14 +225,14 @@ def test_extreme_powers_of_two_change_nothing_at_all(power):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 60), st.integers(1, 12))
-def test_without_shrinkage_any_two_sets_of_samples_score_between_zero_and_one(seed, n, d):
+def test_score_without_shrinkage_lies_in_unit_interval(seed, n, d):
     x, y = heavy(seed, n, d), heavy(seed + 5000, n, d).abs().sqrt()
     assert 0 <= affinity_score(x, y, shrinkage="none").item() <= 1
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 10))
-def test_a_positive_definite_affine_map_scores_one_without_shrinkage(seed, d):
+def test_positive_definite_affine_map_scores_one_without_shrinkage(seed, d):
     # Where Σx is badly conditioned, the ridge moves the map by more than this tolerance.
     r = np.random.default_rng(seed)
     x = torch.tensor(r.uniform(-1, 1, (100, d)) * r.uniform(0.5, 2, d))
@@ -243,12 +243,12 @@ def test_a_positive_definite_affine_map_scores_one_without_shrinkage(seed, d):
 
 
 @BOTH
-def test_an_identity_in_float32_with_a_mean_of_100_scores_one(shrinkage):
+def test_float32_identity_with_large_mean_scores_one(shrinkage):
     x = normal(1, 500, 64, shift=100.0)
     assert affinity_score(x, x.clone(), shrinkage=shrinkage).item() == pytest.approx(1, abs=1e-9)
 
 
-def test_an_identity_scores_one_where_weak_directions_are_near_the_ridge():
+def test_identity_with_weak_directions_scores_one():
     turn = torch.linalg.qr(normal(2, 64, 64).double()).Q
     spread = torch.full((64,), 1e-4).double()
     spread[0] = 1
@@ -257,7 +257,7 @@ def test_an_identity_scores_one_where_weak_directions_are_near_the_ridge():
 
 
 @BOTH
-def test_dead_channels_and_duplicates_are_no_trouble(shrinkage):
+def test_dead_and_duplicate_channels_are_handled(shrinkage):
     x = normal(7, 80, 6).double()
     x[:, 2] = -1 - x[:, 2].abs()  # always negative: its output is dead
     x[:, 4] = x[:, 1]
@@ -269,7 +269,7 @@ def test_dead_channels_and_duplicates_are_no_trouble(shrinkage):
 
 
 @BOTH
-def test_dead_and_duplicate_channels_agree_with_sixty_digits_less_rounding(shrinkage):
+def test_dead_and_duplicate_channels_agree_with_sixty_digits(shrinkage):
     # A rotation of the channels leaves the score alone; it mixes the dead channel, held
     # by the ridge only, into all others.
     x = normal(8, 40, 5).double()
@@ -282,7 +282,7 @@ def test_dead_and_duplicate_channels_agree_with_sixty_digits_less_rounding(shrin
     assert turned == pytest.approx(plain, abs=1e-9)
 
 
-def test_with_shrinkage_a_score_may_lie_below_zero_without_it_never():
+def test_score_is_negative_only_with_shrinkage():
     x = [
         [0, 1, 2, 4],
         [-2, -1, 0, 0],

@@ -30,7 +30,7 @@ def test_gradients_are_those_of_finite_differences(n, d, shrinkage):
     assert gradcheck(lambda x, y: affinity_score(x, y, shrinkage=shrinkage, ridge=ridge), (x, y))
 
 
-def test_gradients_are_the_same_where_the_root_is_taken_through_singular_values(monkeypatch):
+def test_gradients_through_singular_values_are_the_same(monkeypatch):
     x, y = leaf(10, 15, 4), leaf(11, 15, 4)
     expected = torch.autograd.grad(affinity_score(x, y), (x, y))
     monkeypatch.setattr("nlbench.measures.transport.gaussian_map.MIN_EIGENVALUE_RATIO", 2.0)
@@ -38,12 +38,12 @@ def test_gradients_are_the_same_where_the_root_is_taken_through_singular_values(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_gradients_are_right_where_the_shrinkage_reaches_its_limit():
+def test_gradients_are_right_where_shrinkage_reaches_its_limit():
     x, y = leaf(2, 4, 3), leaf(3, 4, 3)
     assert gradcheck(affinity_score, (x, y))
 
 
-def test_gradients_through_an_activation_are_those_of_finite_differences():
+def test_gradients_through_activation_are_those_of_finite_differences():
     x = leaf(0, 20, 4)
     assert gradcheck(lambda x: affinity_score(x, torch.tanh(2 * x)), (x,))
 
@@ -77,14 +77,14 @@ def test_a_perfect_score_has_a_finite_gradient(d, factor):
     assert torch.isfinite(x.grad).all()
 
 
-def test_fewer_samples_than_channels_have_finite_gradients_in_float32():
+def test_few_samples_in_float32_have_finite_gradients():
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     affinity_score(x, torch.relu(x)).backward()
     assert x.grad.dtype == torch.float32
     assert torch.isfinite(x.grad).all()
 
 
-def test_ascending_the_gradient_makes_an_activation_more_affine():
+def test_gradient_ascent_makes_an_activation_more_affine():
     x = leaf(9, 64, 4)
     first = affinity_score(x, torch.relu(x))
     (gradient,) = torch.autograd.grad(first, x)
@@ -109,7 +109,7 @@ def test_second_derivatives_are_those_of_finite_differences(n, d, shrinkage):
     assert gradgradcheck(score, (leaf(n, n, d), leaf(n + 100, n, d)))
 
 
-def test_second_derivatives_through_a_relu_are_those_of_finite_differences():
+def test_second_derivatives_through_relu_equal_finite_differences():
     assert gradgradcheck(lambda x: affinity_score(x, torch.relu(x)), (leaf(0, 12, 3),))
 
 
@@ -129,7 +129,7 @@ def test_third_derivatives_are_those_of_finite_differences():
     assert gradgradcheck(slope, (x,))
 
 
-def test_what_cannot_be_differentiated_further_is_refused():
+def test_unsupported_second_derivative_is_refused():
     # Fewer samples than half the columns: a basis of theirs is only right to second order.
     x, y = leaf(0, 4, 10), leaf(1, 4, 10).detach()
     (first,) = grad(affinity_score(x, y, ridge=0.1), x, create_graph=True)
@@ -154,7 +154,7 @@ def test_functional_gradients_are_those_of_backward(n, d):
     torch.testing.assert_close(twice, second, rtol=1e-9, atol=1e-14)
 
 
-def test_a_map_over_pairs_is_refused_with_what_to_write():
+def test_pair_map_is_refused_with_advice():
     pairs = torch.zeros(3, 9, 2)
     with pytest.raises(RequestError, match="its own assignment problem; use"):
         torch.func.vmap(affinity_score)(pairs, pairs)

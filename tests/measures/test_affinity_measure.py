@@ -24,7 +24,7 @@ def result(observations, **settings):
     return measure.compute()
 
 
-def test_a_sites_value_is_the_mean_over_batches_with_its_population_deviation():
+def test_value_is_mean_and_deviation_over_batches():
     xs = [batch(s) for s in range(3)]
     found = result([("act", x, x.relu()) for x in xs]).values[0]
     scores = [affinity_score(x, x.relu()).item() for x in xs]
@@ -34,7 +34,7 @@ def test_a_sites_value_is_the_mean_over_batches_with_its_population_deviation():
     assert (found.status, found.reason, found.n) == ("ok", "", 120)
 
 
-def test_the_summary_has_the_statistics_of_the_signature_in_order_of_call():
+def test_summary_has_signature_statistics_in_call_order():
     x = batch(0)
     places = {"late": torch.relu, "early": torch.tanh, "third": torch.sigmoid}
     found = result([(place, x, f(x)) for place, f in places.items()])
@@ -45,7 +45,7 @@ def test_the_summary_has_the_statistics_of_the_signature_in_order_of_call():
     assert found.summary["spread"] == pytest.approx(max(scores) - min(scores), abs=1e-12)
 
 
-def test_an_undefined_batch_is_left_out_and_said_so():
+def test_undefined_batch_is_skipped_with_a_remark():
     x = batch(1)
     value = result([("act", x, x.relu()), ("act", x, torch.zeros_like(x))]).values[0]
     assert value.status == "ok"
@@ -54,7 +54,7 @@ def test_an_undefined_batch_is_left_out_and_said_so():
     assert "constant output" in value.reason
 
 
-def test_a_site_without_a_score_is_undefined_and_left_out_of_the_summary():
+def test_undefined_site_is_left_out_of_summary():
     x = batch(2)
     found = result([("dead", x, torch.zeros_like(x)), ("act", x, x.relu())])
     dead = found.values[0]
@@ -63,7 +63,7 @@ def test_a_site_without_a_score_is_undefined_and_left_out_of_the_summary():
     assert result([("dead", x, torch.zeros_like(x))]).status == "undefined"
 
 
-def test_a_batch_that_is_not_finite_fails_the_site():
+def test_batch_that_is_not_finite_fails_the_site():
     x = batch(3)
     bad = x.clone()
     bad[0, 0] = math.nan
@@ -96,6 +96,6 @@ def test_starting_again_forgets_the_subject_before():
     assert [v.place for v in measure.compute().values] == ["second"]
 
 
-def test_without_shrinkage_alone_the_score_is_at_least_zero():
+def test_without_shrinkage_alone_score_is_at_least_zero():
     assert Affinity.bounds_of({"shrinkage": "none"}) == (0, 1)
     assert Affinity.bounds_of({"shrinkage": "ledoit-wolf"}) == (-math.inf, 1)

@@ -41,13 +41,13 @@ def samples(n, d, scale):
 
 @pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 30.0])
 @pytest.mark.parametrize(("n", "d"), [(60, 8), (24, 12), (12, 30)])
-def test_an_absolute_ridge_gives_the_published_formula_at_any_scale(n, d, scale):
+def test_absolute_ridge_matches_published_formula_at_any_scale(n, d, scale):
     x, y = samples(n, d, scale)
     found = affinity_score(x, y, ridge=RIDGE, ridge_unit="absolute").item()
     assert found == pytest.approx(published_score(x, y), abs=1e-6)
 
 
-def test_a_relative_ridge_does_not_depend_on_units_an_absolute_one_does():
+def test_only_relative_ridge_is_independent_of_units():
     (x, y), (small_x, small_y) = samples(60, 8, 1.0), samples(60, 8, 1e-4)
     assert affinity_score(small_x, small_y).item() == pytest.approx(
         affinity_score(x, y).item(), abs=1e-9
@@ -72,7 +72,7 @@ class Mixed(nn.Module):
         return self.gelu(self.mix(tokens)).mean(1)
 
 
-def test_with_the_published_axes_a_network_has_the_scores_of_the_published_code():
+def test_published_axes_reproduce_published_scores():
     torch.manual_seed(0)
     model, inputs = Mixed().double(), torch.randn(64, 3, 6, 6, dtype=torch.float64)
     seen = {}
@@ -102,7 +102,7 @@ def test_with_the_published_axes_a_network_has_the_scores_of_the_published_code(
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_absolute_ridge_that_drowns_the_data_is_refused():
+def test_absolute_ridge_that_drowns_the_data_is_refused():
     x, y = samples(20, 3, 1e-160)
     with pytest.raises(nlbench.NotFinite, match="overflows"):
         affinity_score(x, y, ridge_unit="absolute")

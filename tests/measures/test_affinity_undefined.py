@@ -27,7 +27,7 @@ def test_a_constant_output_has_no_score(value, shrinkage):
             affinity_score(x, torch.full((50, 3), value, dtype=dtype), shrinkage=shrinkage)
 
 
-def test_an_output_that_is_constant_up_to_rounding_has_no_score():
+def test_output_constant_up_to_rounding_is_undefined():
     x = normal(0, 50, 3).double()
     y = torch.full((50, 3), 0.3).double()
     y[::2] = torch.nextafter(y[::2], torch.tensor(1.0).double())
@@ -36,7 +36,7 @@ def test_an_output_that_is_constant_up_to_rounding_has_no_score():
     assert affinity_score(x, 1e-9 * x + 0.3).item() == pytest.approx(1, abs=1e-2)
 
 
-def test_a_constant_input_with_a_varying_output_has_no_score():
+def test_constant_input_with_varying_output_has_no_score():
     with pytest.raises(Undefined, match="constant input"):
         affinity_score(torch.ones(50, 3), normal(0, 50, 3))
 
@@ -85,7 +85,7 @@ def test_wrong_options_are_named(options, words):
         affinity_score(normal(0, 9, 2), normal(1, 9, 2), **options)
 
 
-def test_without_shrinkage_and_ridge_a_singular_input_is_undefined_not_wrong():
+def test_singular_input_without_regularization_is_undefined():
     x = normal(0, 50, 3)
     x[:, 1] = x[:, 0]
     with pytest.raises(Undefined, match="singular"):
@@ -93,7 +93,7 @@ def test_without_shrinkage_and_ridge_a_singular_input_is_undefined_not_wrong():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
-def test_the_score_is_a_float64_scalar_whatever_comes_in(dtype):
+def test_score_is_a_float64_scalar_whatever_comes_in(dtype):
     x = (10 * normal(0, 50, 3)).to(dtype)
     y = x.clamp(min=0)
     score = affinity_score(x, y)

@@ -55,7 +55,7 @@ def batches(draw, numbers):
 @pytest.mark.parametrize("name", MEASURES)
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_a_reading_has_a_finite_value_or_a_reason(name, data):
+def test_reading_has_a_finite_value_or_a_reason(name, data):
     given_batches = data.draw(batches(data.draw(st.sampled_from([ordinary, extreme]))))
     result = read(MEASURES[name], given_batches)
     (value,) = result.values
@@ -82,7 +82,7 @@ SCORES = {
 @pytest.mark.parametrize("name", SCORES)
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_a_score_of_ordinary_numbers_is_at_most_one_or_undefined(name, data):
+def test_finite_score_is_at_most_one_or_undefined(name, data):
     ((x, y), *_) = data.draw(batches(ordinary))
     try:
         score = SCORES[name](x, y).item()
@@ -92,7 +92,7 @@ def test_a_score_of_ordinary_numbers_is_at_most_one_or_undefined(name, data):
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_of_numbers_that_are_not_finite_is_refused(name):
+def test_non_finite_input_is_refused(name):
     x = torch.randn(9, 2)
     y = x.clone()
     y[4, 1] = math.nan

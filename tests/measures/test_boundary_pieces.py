@@ -18,7 +18,7 @@ def polyline(t, values):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 8])
-def test_tangents_of_a_parabola_are_each_on_top_once(classes):
+def test_tangents_of_parabola_are_each_on_top_once(classes):
     # The tangents of t² at equal steps meet halfway between their points.
     points = np.linspace(0, 1, classes)
     lines = [points * (2 * t - points) for t in (0.0, 1.0)]
@@ -57,7 +57,7 @@ def test_logits_that_touch_do_not_cross():
     assert len(boundary_crossings(trace)) == 0
 
 
-def test_logits_that_are_equal_for_a_while_cross_once():
+def test_logits_that_are_equal_for_while_cross_once():
     trace = polyline([0, 0.25, 0.75, 1], [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
     assert boundary_crossings(trace).tolist() == [0.75]
 

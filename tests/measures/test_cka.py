@@ -85,7 +85,7 @@ def test_both_forms_are_the_definition_with_centring_matrices(seed, n, d, k):
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(5, 40), st.integers(1, 40), st.integers(1, 40))
-def test_the_debiased_value_is_that_of_u_centred_matrices(seed, n, d, k):
+def test_debiased_value_is_that_of_u_centred_matrices(seed, n, d, k):
     x = normal(seed, n, d)
     y = x @ normal(seed + 5000, d, k) + normal(seed + 6000, n, k) ** 2
     assert linear_cka(x, y, debiased=True).item() == pytest.approx(
@@ -115,7 +115,7 @@ def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
 
 
 @pytest.mark.parametrize("power", [-600, 600])
-def test_extreme_scales_change_nothing(power):
+def test_extreme_scales_do_not_change_the_value(power):
     x = normal(0, 30, 3)
     y = torch.relu(x)
     assert linear_cka(x * 2.0**power, y).item() == linear_cka(x, y).item()
@@ -124,7 +124,7 @@ def test_extreme_scales_change_nothing(power):
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("size", [5, 40])
 @pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-90, 1e90, 1e150, 1e300])
-def test_extreme_scales_change_nothing_in_a_stream(scale, size, debiased):
+def test_extreme_scales_do_not_change_a_stream(scale, size, debiased):
     x = normal(0, 40, 3)
     y = torch.relu(x)
     plain = result(batches_of(x, y, size), debiased=debiased).summary["value"]
@@ -137,7 +137,7 @@ def test_extreme_scales_change_nothing_in_a_stream(scale, size, debiased):
 
 
 @pytest.mark.parametrize("debiased", [False, True])
-def test_batches_of_very_different_scales_are_those_of_the_largest(debiased):
+def test_largest_scale_dominates_batches(debiased):
     x = normal(0, 30, 3)
     x[:10] *= 1e-200
     x[20:] *= 1e150
@@ -167,7 +167,7 @@ def test_the_debiased_value_can_be_negative():
 
 
 @pytest.mark.parametrize("size", [5, 16, 40])
-def test_the_debiased_stream_takes_the_ratio_of_sums_last(size):
+def test_debiased_stream_takes_the_ratio_of_sums_last(size):
     x = normal(4, 80, 6)
     y = torch.relu(x)
     found = result(batches_of(x, y, size), debiased=True)
@@ -175,7 +175,7 @@ def test_the_debiased_stream_takes_the_ratio_of_sums_last(size):
     assert found.values[0].reason == ""
 
 
-def test_batches_of_fewer_than_four_samples_are_left_out_of_the_debiased_value():
+def test_debiased_value_skips_batches_below_four_samples():
     x = normal(5, 35, 6)
     y = torch.relu(x)
     found = result(batches_of(x, y, 16), debiased="true")
@@ -239,7 +239,7 @@ def test_gradients_are_those_of_finite_differences(n, d, debiased):
     assert gradcheck(lambda x, y: linear_cka(x, y, debiased=debiased), (x, y))
 
 
-def test_terms_in_other_units_are_those_of_samples_in_these_units():
+def test_terms_scale_with_their_units():
     terms = cka._HSICTerms(*(torch.tensor(v) for v in (3.0, 4.0, 5.0, 6.0, 7.0)), 1.0, 2.0)
     moved = terms.in_units(2.0, 8.0)
     # Squares of x in its new unit are 1/4 of the old ones, those of y 1/16.

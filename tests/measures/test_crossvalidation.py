@@ -50,7 +50,7 @@ def streamed(batches, folds=5):
     st.integers(1, 4),
     st.integers(2, 6),
 )
-def test_it_is_scikit_learns(seed, n, d, k, folds):
+def test_agrees_with_scikit_learn(seed, n, d, k, folds):
     # A training set of about as many samples as inputs has a fit of arbitrary size.
     assume(abs(n * (folds - 1) // folds - d) > 2)
     x, y = layer(seed, n, d, k)
@@ -58,7 +58,7 @@ def test_it_is_scikit_learns(seed, n, d, k, folds):
 
 
 @pytest.mark.parametrize(("n", "d"), [(12, 40), (30, 200)])
-def test_with_fewer_samples_than_inputs_it_is_scikit_learns_least_norm_fit(n, d):
+def test_few_samples_agree_with_sklearns_least_norm_fit(n, d):
     x, y = layer(1, n, d, 3)
     assert score(x, y) == pytest.approx(sklearns(x, y, 5), abs=1e-9)
 
@@ -72,7 +72,7 @@ def test_batches_are_as_good_as_one(seed, d, size, offset):
 
 
 @pytest.mark.parametrize("size", [3, 30])
-def test_a_stream_of_fewer_samples_than_inputs_has_a_value(size):
+def test_stream_of_fewer_samples_than_inputs_has_value(size):
     x, y = layer(2, 30, 50, 4)
     found = streamed(batches_of(x, y, size))
     assert found.summary["value"] == pytest.approx(score(x, y))
@@ -86,7 +86,7 @@ def test_an_affine_map_is_predicted_without_error():
     assert streamed(batches_of(x, y, 7)).summary["value"] == pytest.approx(1, abs=1e-9)
 
 
-def test_noise_is_not_predicted_where_the_plain_fit_explains_it():
+def test_held_out_fit_does_not_predict_noise():
     x, y = normal(5, 40, 30), normal(6, 40, 5)
     assert r2_score(x, y).item() > 0.6
     assert score(x, y) < 0
@@ -98,7 +98,7 @@ def test_as_many_folds_as_samples_leave_one_out():
     assert score(x, y, folds=50) == pytest.approx(score(x, y, folds=9))
 
 
-def test_dead_inputs_and_units_change_nothing():
+def test_dead_inputs_and_units_do_not_change_it():
     x, y = layer(8, 40, 4, 3)
     plain = score(x, y)
     widened = torch.cat([x * torch.tensor([1e-6, 1.0, 1e6, 3.0]).double(), torch.ones(40, 2)], 1)
@@ -106,14 +106,14 @@ def test_dead_inputs_and_units_change_nothing():
     assert streamed(batches_of(widened, y, 7)).summary["value"] == pytest.approx(plain, abs=1e-7)
 
 
-def test_an_input_that_varies_in_one_fold_only_is_no_trouble():
+def test_input_varying_in_one_fold_is_handled():
     x, y = layer(9, 25, 3, 2)
     x[:, 0] = 0
     x[5, 0] = 1
     assert score(x, y) == pytest.approx(sklearns(x, y, 5))
 
 
-def test_a_constant_output_and_a_single_sample_are_undefined():
+def test_constant_output_and_a_single_sample_are_undefined():
     with pytest.raises(Undefined, match="constant output"):
         score(normal(0, 9, 2), torch.full((9, 2), 0.1))
     with pytest.raises(Undefined, match="at least 2 samples"):

@@ -38,7 +38,7 @@ def test_a_closed_path_counts_each_visited_region_once():
     assert value.parts == {"segment": (1.0,) * 4, "site": {"relu": 4.0}}
 
 
-def test_the_count_does_not_depend_on_where_a_straight_line_is_cut():
+def test_cuts_of_straight_lines_keep_the_counts():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU())
     a, b = torch.randn(2, 2)
@@ -56,7 +56,7 @@ def test_the_reading_is_the_mean_over_paths():
     assert result.notes == {"method": "exact"}
 
 
-def test_a_path_without_length_has_no_density_per_length():
+def test_path_without_length_has_no_density_per_length():
     value = reading_of(nn.ReLU(), torch.ones(1, 3, 2)).values[0]
     assert value.statistics["value"] == 0
     assert "per_length" not in value.statistics
@@ -75,7 +75,7 @@ def test_the_sites_make_up_the_value():
     assert result.parts["site"]["1"] == sum(both) / 2
 
 
-def test_a_unit_that_nothing_listens_to_makes_a_boundary_and_no_change_of_slope():
+def test_unused_unit_adds_boundary_but_no_slope_change():
     net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
     with torch.no_grad():
         net[0].weight[:] = 1.0
@@ -86,7 +86,7 @@ def test_a_unit_that_nothing_listens_to_makes_a_boundary_and_no_change_of_slope(
     assert found["slope_changes"] == 1
 
 
-def test_a_smooth_network_has_no_density_and_the_operation_is_the_reason():
+def test_smooth_network_is_undefined_and_names_the_operation():
     ends = torch.tensor([[-2.0], [2.0]])
     (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:], refused="tanh at 1: is smooth")
     measure = Density()
@@ -95,7 +95,7 @@ def test_a_smooth_network_has_no_density_and_the_operation_is_the_reason():
         measure.update(TracedSegment(0, 0, trace))
 
 
-def test_a_method_that_may_miss_regions_is_remarked_on():
+def test_method_that_may_miss_regions_is_remarked_on():
     t = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
     values, origins = torch.zeros(3, 1, dtype=torch.float64), torch.tensor([-1, 0, -1])
     notes = {"sensitivity": 1e-6, "shorter_than_sensitivity": 3.0}
@@ -123,7 +123,7 @@ def test_sampled_breakpoints_have_no_slopes_to_compare():
     assert "slope_changes" not in measure.compute().values[0].statistics
 
 
-def test_without_looks_there_is_nothing_to_measure():
+def test_no_observation_is_undefined():
     measure = Density()
     measure.reset()
     assert measure.compute().status == "undefined"
@@ -164,7 +164,7 @@ def test_an_estimate_is_taken_as_a_trace_is():
     assert result.notes["method"] == "refined, exact"
 
 
-def test_crossings_of_a_site_add_up_over_segments_that_others_do_not_cross():
+def test_site_crossings_add_up_over_segments():
     class Separate(nn.Module):
         def __init__(self):
             super().__init__()

@@ -37,7 +37,7 @@ def test_a_known_spectrum():
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 999), st.integers(2, 30), st.integers(1, 12), st.integers(1, 12))
-def test_it_is_the_entropy_of_the_singular_values(seed, n, d, rank):
+def test_equals_entropy_of_singular_values(seed, n, d, rank):
     random = np.random.default_rng(seed)
     y = random.standard_normal((n, rank)) @ random.standard_normal((rank, d)) + 5
     spectrum = np.linalg.svd(y - y.mean(0), compute_uv=False)
@@ -47,7 +47,7 @@ def test_it_is_the_entropy_of_the_singular_values(seed, n, d, rank):
 
 
 @pytest.mark.parametrize("n", [5, 300])
-def test_few_and_many_samples_give_the_function_of_all(n):
+def test_small_and_large_batches_equal_the_function(n):
     torch.manual_seed(0)
     x = 100 + torch.randn(n, 8, dtype=torch.float64) * torch.logspace(-3, 3, 8)
     options = {"sites.batch": 4}

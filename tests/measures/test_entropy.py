@@ -37,7 +37,7 @@ def test_entropies_are_those_of_numpys_histograms(seed, n, d, rectified):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 40), st.integers(-900, 900), st.integers(-3, 3))
-def test_units_and_offsets_of_a_sample_do_not_matter(seed, d, power, shift):
+def test_units_and_offsets_of_sample_do_not_matter(seed, d, power, shift):
     values = torch.tensor(np.random.default_rng(seed).integers(-(2**20), 2**20, (3, d)) / 2.0**20)
     moved = (values + shift) * 2.0**power
     torch.testing.assert_close(histogram_entropy(moved), histogram_entropy(values))
@@ -67,7 +67,7 @@ def test_the_blocks_do_not_matter(block, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 4, 11])
-def test_the_value_is_the_mean_change_whatever_the_batches(size):
+def test_value_is_the_mean_change_whatever_the_batches(size):
     x = features(4, 11, 16)
     y = np.maximum(x, 0)
     result = read(Entropy(), batches_of(torch.tensor(x), torch.tensor(y), size))

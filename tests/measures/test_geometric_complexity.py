@@ -15,7 +15,7 @@ from nlbench.measures.geometric_complexity import _directions, squared_jacobian_
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 9), st.integers(1, 6), st.integers(1, 6))
-def test_a_linear_map_has_the_norm_of_its_matrix(seed, n, d, k):
+def test_linear_map_has_the_norm_of_its_matrix(seed, n, d, k):
     torch.manual_seed(seed)
     weight, x = torch.randn(d, k).double(), torch.randn(n, d).double()
     norms = squared_jacobian_norms(lambda x: x @ weight - 3, x)
@@ -24,7 +24,7 @@ def test_a_linear_map_has_the_norm_of_its_matrix(seed, n, d, k):
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.GELU()])
 @pytest.mark.parametrize("limit", [None, 2])
-def test_it_is_the_norm_of_the_explicit_jacobian(activation, limit):
+def test_equals_norm_of_explicit_jacobian(activation, limit):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 16), activation, nn.Linear(16, 4)).double()
     x = torch.randn(7, 3).double()
@@ -97,7 +97,7 @@ def test_the_error_contains_that_of_random_directions():
     assert abs(sum(ratios)) < 4 * 40**0.5
 
 
-def test_batches_and_order_do_not_change_a_value_from_random_directions():
+def test_random_directions_do_not_depend_on_batches():
     torch.manual_seed(0)
     network, x = nn.Linear(4, 50).double(), torch.randn(6, 4).double()
     x = torch.cat([x, x[:2]])

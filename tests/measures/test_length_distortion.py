@@ -77,7 +77,7 @@ def test_lengths_are_those_of_finely_sampled_curves(is_site_last):
             assert length == pytest.approx(expected[site], rel=1e-5)
 
 
-def test_isometries_keep_lengths_and_a_constant_path_is_undefined():
+def test_isometries_keep_lengths_and_constant_path_is_undefined():
     rotation, _ = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))
     model = nn.Linear(4, 4).double()
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_isometries_keep_lengths_and_a_constant_path_is_undefined():
     assert result_of(model, x[:1].repeat(2, 1)).status == "undefined"
 
 
-def test_a_smooth_network_has_a_lower_bound_with_its_error():
+def test_smooth_network_has_lower_bound_with_its_error():
     model = nn.Tanh()
     x = torch.tensor([[-3.0, 0.0], [3.0, 1.0]], dtype=torch.float64)
     value = result_of(model, x).values[0].statistics

@@ -12,7 +12,7 @@ def result(model, inputs):
     return nlbench.evaluate(model, inputs, ["linear-units"]).records[0].result
 
 
-def test_it_counts_what_the_sparsified_network_says_of_itself():
+def test_agrees_with_the_sparsified_networks_own_count():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 9, 1), nn.ReLU())
     model = sparsify(model)
@@ -31,5 +31,5 @@ def test_a_network_as_it_was_trained_has_none():
     assert result(model, torch.zeros(2, 3)).summary == {"value": 0, "nonlinear": 4, "units": 4}
 
 
-def test_a_network_without_activations_has_no_share():
+def test_network_without_activations_is_undefined():
     assert result(nn.Linear(3, 2), torch.zeros(2, 3)).status == "undefined"

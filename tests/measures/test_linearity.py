@@ -82,7 +82,7 @@ def test_unrelated_rows_reach_the_null():
     assert abs(linearity_statistics(x, y)["adjusted"] - 1) < 1
 
 
-def test_adjusted_score_of_a_relu_branch_is_the_population_score():
+def test_adjusted_score_of_relu_branch_is_population_score():
     # R² of a ReLU of a standard normal is 1/4 / (1/2 - 1/(2 pi)).
     x = torch.randn(4000, 200, generator=torch.Generator().manual_seed(0)).double()
     numbers = linearity_statistics(x, x + x.relu())
@@ -114,7 +114,7 @@ def test_statistics_of_single_rows():
     assert numbers["identity"] == pytest.approx(cosine.item(), abs=1e-12)
 
 
-def test_an_affine_map_is_linear_and_its_branch_too():
+def test_affine_map_is_linear_and_its_branch_too():
     x, _ = _stream(500, 8, 10.0)
     y = x @ torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).double() + 2
     numbers = linearity_statistics(x, y)
@@ -131,7 +131,7 @@ def test_float32_rounding_is_no_direction():
     assert linearity_statistics(x, y)["null"] == pytest.approx(4 / 299)
 
 
-def test_more_inputs_than_rows_have_a_held_out_value_and_no_adjusted_one():
+def test_more_inputs_than_rows_have_no_adjusted_value():
     x, y = _stream(20, 40, 2.0)
     numbers = linearity_statistics(x, y)
     assert numbers["null"] == 1
@@ -153,7 +153,7 @@ def test_undefined(x, y, reason):
         linearity_statistics(x, y)
 
 
-def test_one_sequence_can_not_be_held_out():
+def test_single_sequence_cannot_be_held_out():
     x, y = _stream(50, 3, 2.0)
     with pytest.raises(nlbench.Undefined, match="held out"):
         linearity_statistics(x, y, owners=torch.zeros(50, dtype=torch.long))

@@ -38,7 +38,7 @@ def test_a_first_layer_has_its_closed_form(radius):
     assert torch.equal(changed_units(nn.Sequential(layer, nn.ReLU()), vertices), expected)
 
 
-def test_deep_units_and_boundaries_are_those_of_brute_force():
+def test_deep_units_and_boundaries_match_brute_force():
     torch.manual_seed(1)
     model = nn.Sequential(
         nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 20), nn.LeakyReLU(0.2), nn.Linear(20, 2)
@@ -96,7 +96,7 @@ def test_stars_beyond_the_budget_are_not_traced():
     assert "per segment, more than local-complexity.budget" in refused.reason
 
 
-def test_networks_without_kinks_have_no_boundaries_and_without_activations_no_value():
+def test_networks_without_kinks_have_no_boundaries():
     x = torch.randn(9, 3)
     smooth = nlbench.evaluate(nn.Sequential(nn.Linear(3, 9), nn.GELU()), x, "local-complexity")
     result = smooth["local-complexity"]

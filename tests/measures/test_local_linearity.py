@@ -23,7 +23,7 @@ class SquaredNorm(nn.Module):
 
 @pytest.mark.parametrize("directions", ["random", "gradient"])
 @pytest.mark.parametrize(("radius", "d"), [(0.5, 3), (0.01, 7)])
-def test_the_squared_norm_departs_by_the_squared_radius_times_the_dimension(directions, radius, d):
+def test_squared_norm_departs_by_squared_radius_times_dimension(directions, radius, d):
     x = torch.randn(6, d, generator=torch.Generator().manual_seed(0)).double()
     result = measured(SquaredNorm(), x, directions=directions, radius=radius)
     assert result.summary["residual"] == pytest.approx(radius**2 * d, rel=1e-9)
@@ -51,14 +51,14 @@ def test_residuals_are_those_of_the_explicit_jacobian(limit):
         assert changes[i].item() == pytest.approx(sum(m.square().sum() for m in moves).item() / 2)
 
 
-def test_a_rectifier_departs_where_the_step_crosses_its_kink():
+def test_rectifier_departs_where_the_step_crosses_its_kink():
     x = torch.tensor([[0.25], [2.0]]).double()
     # From 0.25, one of both steps ends at -0.25, where the output is 0 and the tangent -0.25.
     result = measured(nn.ReLU(), x, radius=0.5)
     assert result.summary["residual"] == pytest.approx(0.25 / 2 / 2)
 
 
-def test_its_error_is_the_deviation_over_draws_of_samples():
+def test_its_error_is_deviation_over_draws_of_samples():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
     results = [measured(network, torch.randn(64, 4).double(), radius=0.5) for _ in range(40)]
@@ -82,7 +82,7 @@ def test_a_constant_is_undefined():
     assert "does not change" in result.reason
 
 
-def test_what_is_not_finite_or_detached_is_refused():
+def test_non_finite_or_detached_output_is_refused():
     with pytest.raises(NotFinite):
         tangent_residuals(torch.log, torch.full((2, 2), 0.1), torch.full((2, 2), 0.2))
     with pytest.raises(Undefined):

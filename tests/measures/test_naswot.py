@@ -69,7 +69,7 @@ def test_all_units_of_a_network_are_compared(batch, samples):
         assert value.statistics["value"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_site_without_different_patterns_is_undefined_and_the_network_is_not():
+def test_site_without_distinct_patterns_is_undefined():
     model = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 1), nn.ReLU())
     with torch.no_grad():
         model[2].weight.fill_(1.0)

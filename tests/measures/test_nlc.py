@@ -32,7 +32,7 @@ def read(model, batches, **options):
 @given(
     st.integers(0, 999), st.integers(3, 30), st.integers(1, 6), st.integers(1, 6), st.integers(1, 9)
 )
-def test_an_affine_network_has_exactly_one_whatever_the_pairs(seed, n, d, k, directions):
+def test_affine_network_has_exactly_one_whatever_the_pairs(seed, n, d, k, directions):
     matrix, offset = normal(seed, d, k), 100 * normal(seed + 1, k)
     x = normal(seed + 2, n, d) + 3
     found = nonlinearity_coefficient(lambda x: x @ matrix + offset, x, directions=directions)
@@ -48,7 +48,7 @@ def definition(function, x):
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.GELU()])
-def test_it_is_the_definition_with_explicit_jacobians(activation):
+def test_equals_definition_with_explicit_jacobians(activation):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 16), activation, nn.Linear(16, 2)).double()
     net.requires_grad_(False)
@@ -59,7 +59,7 @@ def test_it_is_the_definition_with_explicit_jacobians(activation):
     assert found == pytest.approx(expected, rel=5e-3)
 
 
-def test_the_denominator_over_all_pairs_is_the_variance_of_the_output():
+def test_denominator_over_all_pairs_is_variance_of_output():
     x = normal(2, 9, 1)
     bend = nonlinearity_coefficient(lambda x: x, x, directions=4)
     scaled = nonlinearity_coefficient(lambda x: torch.cat([x, x.detach() ** 2], 1), x, directions=4)
@@ -81,7 +81,7 @@ def test_the_denominator_over_all_pairs_is_the_variance_of_the_output():
     ],
     ids=["square", "cube", "exp", "relu", "sine"],
 )
-def test_functions_of_a_normal_variable_have_their_closed_form(function, expected):
+def test_functions_of_normal_variable_have_their_closed_form(function, expected):
     x = normal(3, 40_000, 1)
     found = nonlinearity_coefficient(function, x).item()
     assert found == pytest.approx(expected, rel=0.03)
@@ -109,7 +109,7 @@ def test_a_faster_wave_is_more_nonlinear():
     assert values[0].item() == pytest.approx(1, abs=0.05)
 
 
-def test_the_stream_is_the_ratio_of_sums_over_batches_of_its_own_pairs():
+def test_stream_is_ratio_of_sums_over_batches():
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh()).double()
     # With four directions nine samples form all pairs: the spreads add up to n tr Cov.
     batches = [0.1 * normal(7, 9, 2), 4 * normal(8, 9, 2)]
@@ -123,7 +123,7 @@ def test_the_stream_is_the_ratio_of_sums_over_batches_of_its_own_pairs():
 
 
 @pytest.mark.parametrize("n", range(3, 10))
-def test_no_sample_is_paired_with_itself_and_no_pair_occurs_twice(n):
+def test_pairs_are_distinct(n):
     pairs = list(nlc._offsets(n, 9))
     assert len(pairs) == (n - 1) // 2
     for first, second in pairs:
@@ -132,7 +132,7 @@ def test_no_sample_is_paired_with_itself_and_no_pair_occurs_twice(n):
     assert len(differences | {n - difference for difference in differences}) == 2 * len(pairs)
 
 
-def test_the_standard_error_is_the_spread_over_repeated_draws():
+def test_standard_error_is_the_spread_over_repeated_draws():
     values, errors = [], []
     for seed in range(150):
         result = read(nn.Sequential(nn.Tanh()), [3 * normal(seed, 100, 2)], directions=2)
@@ -142,7 +142,7 @@ def test_the_standard_error_is_the_spread_over_repeated_draws():
 
 
 @pytest.mark.parametrize("n", [24, 100])
-def test_the_stated_error_covers_the_value_of_many_draws(n):
+def test_stated_error_covers_the_value_of_many_draws(n):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3)).double()
     results = [read(network, [normal(seed, n, 5)]) for seed in range(150)]
@@ -152,11 +152,11 @@ def test_the_stated_error_covers_the_value_of_many_draws(n):
     assert np.mean((intervals[:, 0] < center) & (center < intervals[:, 1])) > 0.9
 
 
-def test_an_affine_network_has_no_error_to_speak_of():
+def test_affine_network_has_no_error_to_speak_of():
     assert read(nn.Linear(3, 2).double(), [normal(8, 40, 3)]).error < 1e-9
 
 
-def test_a_batch_of_one_or_two_is_left_out_and_said_so():
+def test_batch_of_one_or_two_is_skipped():
     net = nn.Tanh()
     whole = read(net, [normal(9, 12, 2)])
     result = read(net, [normal(9, 12, 2), normal(10, 2, 2), normal(11, 1, 2)])
@@ -177,13 +177,13 @@ def test_a_batch_of_one_or_two_is_left_out_and_said_so():
         (lambda x: x, torch.ones(9, 2, dtype=torch.int64), "no derivative"),
     ],
 )
-def test_where_there_is_nothing_to_measure_the_reason_is_given(function, x, words):
+def test_undefined_value_has_a_reason(function, x, words):
     with pytest.raises(Undefined, match=words):
         nonlinearity_coefficient(function, x)
 
 
 @pytest.mark.parametrize("offset", [1e7, 1e9])
-def test_a_spread_below_the_rounding_of_single_precision_is_said(offset):
+def test_spread_below_single_precision_has_a_remark(offset):
     x = normal(0, 200, 3)
     message = "its spread is below float32's rounding: try --precision float64"
     with pytest.raises(Undefined, match=message):

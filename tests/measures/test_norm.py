@@ -45,20 +45,20 @@ def test_the_stream_is_as_good_as_one_batch(seed, n, size, kind):
 
 
 @pytest.mark.parametrize(("kind", "other"), [("relative", "absolute"), ("absolute", "relative")])
-def test_the_other_kind_stands_beside_the_value(kind, other):
+def test_other_norm_is_recorded_too(kind, other):
     x, y = pair(0, 12, 3)
     value = read(Norm(kind=kind), [(x, y)]).values[0]
     assert value.statistics[other] == pytest.approx(change_norm(x, y, kind=other).item())
 
 
-def test_the_identity_has_norm_zero_and_the_opposite_two():
+def test_identity_has_norm_zero_and_the_opposite_two():
     x, _ = pair(1, 9, 4)
     assert change_norm(x, x).item() == 0
     assert change_norm(x, -x).item() == pytest.approx(2)
 
 
 @pytest.mark.parametrize("power", [-1000, -600, 600, 1000])
-def test_extreme_units_leave_the_relative_norm_as_it_is(power):
+def test_extreme_units_do_not_change_relative_norm(power):
     x, y = pair(2, 20, 6)
     scale = 2.0**power
     assert change_norm(x * scale, y * scale).item() == pytest.approx(change_norm(x, y).item())
@@ -66,7 +66,7 @@ def test_extreme_units_leave_the_relative_norm_as_it_is(power):
     assert result.summary["value"] == pytest.approx(change_norm(x, y).item())
 
 
-def test_it_is_differentiable():
+def test_norm_is_differentiable():
     x, y = pair(3, 5, 2)
     assert torch.autograd.gradcheck(change_norm, (x.requires_grad_(), y.requires_grad_()))
 

@@ -24,7 +24,7 @@ def test_an_exact_reading_needs_no_remark():
     assert found.notes == {"method": "exact"}
 
 
-def test_settings_are_kept_and_counts_are_summed():
+def test_settings_are_recorded_and_counts_summed():
     seen = observation("adaptive", sensitivity=0.5, passed_over=2.0)
     method = Method().with_segment(seen).with_segment(seen)
     assert method.notes == {"sensitivity": 0.5, "passed_over": 4.0}
@@ -50,7 +50,7 @@ def test_a_reading_without_a_number_keeps_its_reason():
     )
 
 
-def test_what_is_said_of_paths_without_a_value_stays_beside_the_method():
+def test_remarks_on_undefined_paths_follow_the_method():
     values = [
         Value("path0", {"value": 1.0}),
         Value("path1", {"value": 2.0}),
@@ -83,7 +83,7 @@ def test_boundaries_that_were_passed_over_are_remarked_on():
     assert found.reason == "by adaptive steps, which missed about 1,200 boundaries"
 
 
-def test_single_precision_is_remarked_on_since_it_misses_short_regions():
+def test_single_precision_has_a_remark():
     seen = observation()
     single = replace(seen.trace, precision=torch.finfo(torch.float32).eps)
     method = Method().with_segment(TracedSegment(0, 0, single)).with_segment(seen)

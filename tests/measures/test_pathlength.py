@@ -26,7 +26,7 @@ def result(model, example, activity=None, **options):
     return measure.compute()
 
 
-def test_a_linearised_network_is_shorter_by_its_linear_units():
+def test_linearised_network_is_shorter_by_its_linear_units():
     model = sparsify(network())
     with torch.no_grad():
         model[1].weight[:3] = 1.0
@@ -67,7 +67,7 @@ def test_a_fully_linear_network_has_length_zero():
     assert average_path_length(network()[0], torch.zeros(1, 3)) == 0.0
 
 
-def test_the_empirical_length_counts_units_where_they_change_their_input():
+def test_empirical_length_counts_units_that_change_inputs():
     model = network()
     x = torch.randn(64, 3)
     hidden = model[0](x)
@@ -85,12 +85,12 @@ def value_of(results):
     return rows[rows.statistic == "value"].value.iloc[0]
 
 
-def test_evaluate_needs_no_more_than_the_shape_for_the_structural_length():
+def test_structural_length_needs_only_the_input_shape():
     results = nlbench.evaluate(network(), torch.full((2, 3), float("inf")), measures=["pathlength"])
     assert value_of(results) == 2.0
 
 
-def test_an_unknown_operation_is_undefined_in_the_table_with_its_name():
+def test_unknown_operation_is_undefined_and_named():
     class Sorting(nn.Module):
         def forward(self, x):
             return torch.relu(x).sort(1).values

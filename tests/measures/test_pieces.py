@@ -36,7 +36,7 @@ def test_an_affine_network_has_one():
 
 
 @pytest.mark.parametrize("tolerance", [0.1, 0.01, 0.001, 1e-4])
-def test_a_parabola_has_the_pieces_of_its_closed_form(tolerance):
+def test_parabola_has_the_pieces_of_its_closed_form(tolerance):
     # The best line on an interval of width w is w² / 8 from x².
     t = np.linspace(0, 1, 4001)
     expected = np.ceil(1 / np.sqrt(8 * tolerance) - 1e-3)
@@ -67,7 +67,7 @@ def fewest(t, y, margins):
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 9999), st.integers(2, 7), st.integers(1, 3), st.floats(0.01, 0.5))
-def test_no_cuts_give_fewer(seed, n, k, tolerance):
+def test_fewer_cuts_never_add_pieces(seed, n, k, tolerance):
     random = np.random.default_rng(seed)
     t = np.sort(np.append(random.uniform(0.05, 0.95, n - 2), [0, 1]))
     y = random.standard_normal((n, k)).cumsum(0)
@@ -118,7 +118,7 @@ def test_hulls_and_blocks_change_no_count(monkeypatch):
     assert counts == sorted(counts)
 
 
-def test_a_path_adds_what_its_segments_have_more_than_one():
+def test_path_pieces_add_up_over_segments():
     square = torch.tensor([[-1.0], [1.0], [3.0], [-1.0]])
     run = nlbench.evaluate(
         nn.ReLU(), square, "pieces", settings={"lines.paths": "pairs", "lines.method": "exact"}
@@ -136,7 +136,7 @@ def test_smooth_networks_have_pieces_too(activation):
     assert 1 < result.summary["value"] < 15
 
 
-def test_units_and_offsets_of_a_logit_do_not_matter():
+def test_units_and_offsets_of_logit_do_not_matter():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 2)).double()
     trace = trace_segment(network, *torch.randn(2, 2).double())

@@ -49,7 +49,7 @@ def test_the_reference_values_are_met(case):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 8), st.integers(1, 5), st.integers(3, 40))
-def test_it_is_scikit_learns(seed, d, k, extra):
+def test_agrees_with_scikit_learn(seed, d, k, extra):
     x = normal(seed, d + extra, d)
     y = torch.relu(x @ normal(seed + 5000, d, k)) + 0.1 * normal(seed + 6000, d + extra, k)
     assert r2_score(x, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
@@ -83,7 +83,7 @@ def test_weighted_by_variance_it_is_scikit_learns(seed, d, k, scale, size):
 
 
 @pytest.mark.parametrize("size", [7, 80], ids=["moments", "rows"])
-def test_held_out_predictions_weighted_by_variance_are_scikit_learns(size):
+def test_held_out_weighted_value_agrees_with_sklearn(size):
     x = normal(3, 80, 40 if size == 80 else 4)
     y = torch.relu(x[:, :3]) * torch.tensor([0.01, 1.0, 10.0])
     folds = np.arange(80) % 5
@@ -116,7 +116,7 @@ def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 12))
-def test_it_is_between_zero_and_one_whatever_the_data(seed, n, d):
+def test_value_lies_between_zero_and_one(seed, n, d):
     x, y = normal(seed, n + d, d) ** 3, normal(seed + 5000, n + d, d).abs()
     assert 0 <= r2_score(x, y).item() <= 1
 
@@ -131,7 +131,7 @@ def test_small_targets_and_offsets_do_not_matter(scale, offset):
     assert moved == pytest.approx(sklearn_r2(x, y), abs=1e-6)
 
 
-def test_float32_targets_of_scale_1e_4_on_an_offset_of_100_keep_their_noise():
+def test_small_float32_targets_on_offset_keep_their_noise():
     # A sum of squares without centring, in float32, is off by orders of magnitude here.
     x = normal(1, 400, 4).float()
     y = (1e-2 * torch.relu(x) + 100).float()
@@ -140,7 +140,7 @@ def test_float32_targets_of_scale_1e_4_on_an_offset_of_100_keep_their_noise():
     assert streamed == pytest.approx(sklearn_r2(x, y), abs=1e-9)
 
 
-def test_dead_and_duplicate_inputs_change_nothing():
+def test_dead_and_duplicate_inputs_do_not_change_it():
     x = normal(2, 100, 4)
     y = torch.relu(x)
     wider = torch.cat([x, x[:, :2], torch.full((100, 1), 0.1), x[:, :1] + x[:, 1:2]], 1)
@@ -159,9 +159,7 @@ def test_dead_and_duplicate_inputs_change_nothing():
     st.sampled_from([0.0, 3.0, -100.0]),
     st.sampled_from(["ordinary", "adjusted", "crossvalidated"]),
 )
-def test_inputs_that_depend_on_each_other_in_float32_are_as_many_as_they_depend_on(
-    seed, rank, d, offset, kind
-):
+def test_dependent_float32_inputs_count_once(seed, rank, d, offset, kind):
     # A layer of few inputs, whose rounding spans as many directions as it has outputs.
     d, n = d + rank, 3 * (d + rank)
     few = normal(seed, n, rank).float() + offset
@@ -177,7 +175,7 @@ def test_inputs_that_depend_on_each_other_in_float32_are_as_many_as_they_depend_
     assert streamed == pytest.approx(expected, abs=2e-4)
 
 
-def test_a_weak_direction_of_float32_inputs_is_no_rounding():
+def test_weak_direction_of_float32_inputs_is_no_rounding():
     # A ten-thousandth of the others, on an offset: a thousand times what rounding could be.
     x = normal(3, 200, 6).float()
     x[:, 5] = x[:, 4] + 1e-4 * x[:, 5]
@@ -206,7 +204,7 @@ def test_constant_outputs_are_left_out_of_the_average():
     assert streamed == pytest.approx(r2_score(x, y).item(), abs=1e-9)
 
 
-def test_constant_inputs_explain_nothing():
+def test_constant_inputs_have_r2_zero():
     x, y = torch.full((50, 2), 0.1), normal(5, 50, 2)
     for kind in ("ordinary", "adjusted"):
         assert r2_score(x, y, kind=kind).item() == pytest.approx(0, abs=1e-12)
@@ -220,7 +218,7 @@ def test_an_affine_map_explains_all():
     assert r2_score(x, x @ normal(7, 3, 5) - 4).item() == pytest.approx(1, abs=1e-14)
 
 
-def test_the_adjusted_value_is_the_textbooks_and_can_be_negative():
+def test_adjusted_value_is_textbooks_and_can_be_negative():
     x, y = normal(8, 12, 6), normal(9, 12, 2)
     plain = sklearn_r2(x, y)
     expected = 1 - (1 - plain) * 11 / 5
@@ -244,7 +242,7 @@ def test_too_few_samples_are_undefined_not_one(n, d, kind):
     assert words in found.reason
 
 
-def test_a_single_sample_and_a_constant_output_are_undefined():
+def test_single_sample_and_a_constant_output_are_undefined():
     with pytest.raises(Undefined, match="n = 1"):
         r2_score(torch.ones(1, 1), torch.ones(1, 1))
     with pytest.raises(Undefined, match="constant output"):
@@ -264,7 +262,7 @@ def test_bad_requests_are_named():
         r2_score(x, bad)
 
 
-def test_a_reading_lists_sites_in_order_with_their_sample_counts():
+def test_reading_lists_sites_with_sample_counts():
     measure = R2()
     measure.reset()
     x = normal(0, 40, 3)
@@ -280,7 +278,7 @@ def test_a_reading_lists_sites_in_order_with_their_sample_counts():
     assert measure.compute().values == ()
 
 
-def test_a_site_with_a_bad_batch_is_failed_and_says_why():
+def test_bad_batch_fails_its_site_with_reason():
     x = normal(0, 20, 2)
     bad = x.clone()
     bad[3, 0] = math.inf
@@ -305,7 +303,7 @@ def test_a_batch_that_is_overwritten_later_was_copied():
 
 
 @pytest.mark.parametrize("folds", [1, 101, 10**6])
-def test_a_number_of_folds_that_cannot_be_carried_out_is_refused_in_one_line(folds):
+def test_impossible_number_of_folds_is_refused(folds):
     with pytest.raises(
         RequestError, match=f"r2.folds: {folds} is out of bounds, expected 2 to 100"
     ):

@@ -55,7 +55,7 @@ def ratio(hsic, pairs):
 @pytest.mark.parametrize(("debiased", "hsic"), [(False, biased), (True, unbiased)])
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(5, 30), st.integers(1, 20), st.floats(0.2, 2.0))
-def test_it_is_the_definition_with_scikit_learns_kernels(debiased, hsic, seed, n, d, bandwidth):
+def test_equals_definition_with_scikit_learns_kernels(debiased, hsic, seed, n, d, bandwidth):
     x = normal(seed, n, d)
     # Far from where it saturates, so that no two samples are all but equal.
     y = torch.tanh(x @ normal(seed + 5000, d, 3) / d)
@@ -67,7 +67,7 @@ def test_it_is_the_definition_with_scikit_learns_kernels(debiased, hsic, seed, n
 
 
 @pytest.mark.parametrize(("debiased", "hsic"), [(False, biased), (True, unbiased)])
-def test_a_stream_sums_terms_of_the_first_batchs_kernel_and_takes_the_ratio_last(debiased, hsic):
+def test_stream_uses_first_batchs_kernel(debiased, hsic):
     x = normal(1, 30, 4)
     y = torch.relu(x) + 0.1 * x**2
     # Batches of 12, 12 and 6, whose terms have different weights.
@@ -98,7 +98,7 @@ def test_a_wide_kernel_comes_near_the_linear_one():
 
 
 @pytest.mark.parametrize("count", [6, 8, 11])
-def test_distances_of_equal_samples_are_not_in_the_median(count):
+def test_distances_of_equal_samples_are_not_in_median(count):
     x = normal(3, 12, 3)
     x[:count] = x[0]
     y = torch.relu(x)
@@ -109,7 +109,7 @@ def test_distances_of_equal_samples_are_not_in_the_median(count):
     assert rbf_cka(x, y).item() == pytest.approx(ratio(biased, [matrices]), abs=1e-9)
 
 
-def test_gradients_are_those_of_finite_differences_at_a_fixed_width(monkeypatch):
+def test_gradients_equal_finite_differences_at_fixed_width(monkeypatch):
     kernel = cka._GaussianKernel(unit=1.0, width=1.3)
     monkeypatch.setattr(cka._GaussianKernel, "of", lambda *_: kernel)
     x = normal(4, 6, 2).requires_grad_()
@@ -126,7 +126,7 @@ def test_constant_features_are_undefined(debiased):
     assert (value.status, value.reason) == ("undefined", "constant output")
 
 
-def test_small_batches_are_left_out_and_said_so():
+def test_small_batches_are_skipped_with_a_remark():
     x = normal(6, 23, 3)
     y = torch.relu(x)
     result = read(CKA(kernel="rbf", debiased=True), batches_of(x, y, 10))

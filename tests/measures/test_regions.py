@@ -57,7 +57,7 @@ def test_a_plateau_that_returns_is_one_affine_region(steps):
 ROOF = ((0, 1.0), (1, -2.0), (2, 1.0))
 
 
-def test_units_that_cancel_or_are_ignored_make_activation_regions_only():
+def test_cancelled_or_ignored_units_make_activation_regions_only():
     assert counts(lambda x: x.relu() - (-x).relu(), -1.0, 1.0) == RegionCounts(2, 1, 1)
     merged = counts(lambda x: ((x - 0.3).relu() + (x - 0.6).relu() - 5).relu(), 0.0, 1.0)
     assert merged == RegionCounts(3, 1, 1)
@@ -69,7 +69,7 @@ def test_an_affine_network_has_one_region():
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 9999), st.integers(1, 12), st.sampled_from([1, 3]))
-def test_regions_of_a_layer_are_those_of_its_hyperplanes(seed, width, outputs):
+def test_regions_of_layer_are_those_of_its_hyperplanes(seed, width, outputs):
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, outputs)).double()
     start, end = torch.randn(2, 3, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_regions_of_a_layer_are_those_of_its_hyperplanes(seed, width, outputs):
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 9999))
-def test_affine_maps_are_those_of_gradients_in_the_middle_of_regions(seed):
+def test_affine_maps_equal_gradients_inside_regions(seed):
     generator = np.random.default_rng(seed)
     corners = torch.tensor(generator.integers(-3, 4, (8, 2)).astype(float))
 
@@ -101,7 +101,7 @@ def test_affine_maps_are_those_of_gradients_in_the_middle_of_regions(seed):
     assert found.activation == trace.regions
 
 
-def test_segments_of_a_path_share_a_region():
+def test_adjacent_segments_share_a_region():
     model = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 0.0]]))

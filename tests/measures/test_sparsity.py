@@ -35,7 +35,7 @@ def test_shares_are_those_of_a_loop_over_entries(seed, shape):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), shapes, st.sampled_from([torch.float32, torch.float64]))
-def test_numpys_steps_and_pytorchs_give_the_same_to_the_last_bit(seed, shape, dtype):
+def test_numpy_and_pytorch_steps_are_bit_equal(seed, shape, dtype):
     values = entries(seed, shape).to(dtype)
     ours, theirs = sparsity._fraction_by_numpy(values), sparsity._fraction(values)
     assert torch.equal(ours, theirs)
@@ -52,7 +52,7 @@ def test_long_rows_are_counted_as_short_ones_are(monkeypatch):
     assert torch.equal(share_near_zero(values), expected)
 
 
-def test_threads_change_no_share(monkeypatch):
+def test_threads_do_not_change_the_value(monkeypatch):
     values = entries(4, (9, 40))
     expected = share_near_zero(values)
     monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", 80)
@@ -81,7 +81,7 @@ def test_shares_do_not_suffer_from_a_narrow_type(dtype):
     assert share_near_zero(values).tolist() == [0.75, 0.75]
 
 
-def test_the_value_is_the_share_after_minus_the_share_before_over_all_samples():
+def test_value_is_difference_of_zero_fractions():
     x = torch.tensor([[-1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 3.0, 4.0], [-1.0, -1.0, -1.0, -1.0]])
     result = read(Sparsity(), [(x[:1], x[:1].relu()), (x[1:], x[1:].relu())])
     assert result.summary["value"] == pytest.approx((0.5 + 0.0 + 1.0) / 3)
@@ -90,7 +90,7 @@ def test_the_value_is_the_share_after_minus_the_share_before_over_all_samples():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_fail_the_site_instead_of_counting_as_large(bad):
+def test_non_finite_numbers_fail_the_site(bad):
     x = torch.ones(4, 3)
     x[1, 2] = bad
     shares = share_near_zero(x)
@@ -100,7 +100,7 @@ def test_numbers_that_are_not_finite_fail_the_site_instead_of_counting_as_large(
     assert "2 of 8 samples" in result.reason
 
 
-def test_what_has_no_entries_or_is_not_a_batch_is_refused():
+def test_empty_or_unbatched_tensor_is_refused():
     with pytest.raises(Undefined, match="no entries"):
         share_near_zero(torch.ones(3, 0))
     with pytest.raises(RequestError, match="expected real numbers"):
@@ -109,7 +109,7 @@ def test_what_has_no_entries_or_is_not_a_batch_is_refused():
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_a_network_is_looked_at_before_its_channels_are_reduced(inplace):
+def test_whole_tensors_are_measured_before_channel_reduction(inplace):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=inplace))
     images = torch.randn(10, 1, 8, 8)

@@ -72,13 +72,13 @@ def test_wide_outputs_equal_pytorch():
     torch.testing.assert_close(divergence(before, after)[0].float(), expected.sum(1))
 
 
-def test_impossible_class_costs_nothing():
+def test_impossible_class_does_not_change_the_loss():
     before = torch.tensor([[0.0, -math.inf]])
     assert divergence(before, torch.zeros(1, 2))[0].item() == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("labels", [None, torch.arange(60) % 3])
-def test_affine_activation_costs_nothing(labels):
+def test_affine_activation_has_no_cost(labels):
     model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(1.0), nn.Linear(6, 3)).double()
     statistics = places(model, draw(60, 4).double(), labels)["1"]
     assert statistics["value"] == pytest.approx(0, abs=1e-14)
@@ -86,7 +86,7 @@ def test_affine_activation_costs_nothing(labels):
     assert statistics["affine"] == pytest.approx(0, abs=1e-12)
 
 
-def test_relu_that_never_clips_costs_nothing():
+def test_relu_that_never_clips_has_no_cost():
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     nn.init.constant_(model[0].bias, 50.0)
     statistics = places(model, draw(60, 4))["1"]
@@ -94,7 +94,7 @@ def test_relu_that_never_clips_costs_nothing():
     assert statistics["value"] == pytest.approx(0, abs=1e-6)
 
 
-def test_relu_of_a_symmetric_input_has_the_known_squared_cost():
+def test_relu_of_symmetric_input_has_known_squared_cost():
     # The best line of a ReLU on {-1, 1} is (x + 1) / 2, exact there; on {-3, -1, 1, 3} it is
     # x / 2 + 1, with squared errors 1/4, 1/4, 1/4, 1/4, and the ReLU has variance 1.5.
     inputs = torch.tensor([-3.0, -1, 1, 3]).repeat_interleave(2).repeat(5)[:, None]
@@ -103,7 +103,7 @@ def test_relu_of_a_symmetric_input_has_the_known_squared_cost():
     assert statistics["identity"] == pytest.approx(2.5 / 1.5, rel=1e-6)
 
 
-def test_removing_one_relu_changes_the_loss_by_the_known_amount():
+def test_removing_one_relu_changes_loss_by_known_amount():
     # Logits (relu(x), 0) on x = ±2 with label 0 exactly where x > 0: without the ReLU the
     # logit of the negative samples is -2 instead of 0.
     model = nn.Sequential(nn.ReLU(), nn.Linear(1, 2))
@@ -144,7 +144,7 @@ def test_cost_equals_a_network_with_a_fitted_module():
     assert statistics["accuracy"] == pytest.approx(float(correct[1] - correct[0]), abs=1e-6)
 
 
-def test_full_map_of_an_mlps_activation_costs_what_its_best_map_costs():
+def test_full_map_and_best_map_of_mlp_agree():
     # Least squares commute with linear maps: W₂ of the best map of the activation is the best
     # map from the block's input to its output.
     torch.manual_seed(1)

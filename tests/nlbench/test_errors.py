@@ -8,7 +8,7 @@ from nlbench.introspection.memory import is_out_of_memory
 
 
 @given(st.text(), st.integers(1, 50))
-def test_text_from_outside_becomes_one_line_without_control_characters(text, most):
+def test_control_characters_are_removed_from_messages(text, most):
     line = one_line(text, most)
     assert len(line) <= most
     assert one_line(line, most) == line
@@ -18,7 +18,7 @@ def test_text_from_outside_becomes_one_line_without_control_characters(text, mos
 
 
 @given(st.text(st.characters(categories=["L", "N", "P"]), max_size=30))
-def test_words_stay_as_they_are(text):
+def test_plain_words_are_unchanged(text):
     assert one_line(text) == text
     assert shorten(text) == text
 
@@ -28,7 +28,7 @@ def test_joiners_of_scripts_and_emoji_stay():
         assert one_line(text) == text
 
 
-def test_what_cannot_be_written_out_is_named():
+def test_unwritable_value_is_named():
     nested = []
     for _ in range(100_000):
         nested = [nested]
@@ -36,7 +36,7 @@ def test_what_cannot_be_written_out_is_named():
     assert shorten(10**5000) == "an int"
 
 
-def test_the_nearest_of_names_is_found_quickly_for_a_page_of_text():
+def test_nearest_name_is_found_quickly():
     names = [f"model{number}" for number in range(200)]
     assert nearest("x" * 100_000, names).startswith("; available: ")
     assert nearest("model1", names, "zoo/") == "; did you mean 'zoo/model1'?"

@@ -19,7 +19,7 @@ def good(x, y):
     return (y - x).abs().mean()
 
 
-def test_the_measured_model_of_evaluate_is_left_as_it_was():
+def test_evaluate_leaves_the_model_unchanged():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     inputs = torch.randn(40, 4)
@@ -31,7 +31,7 @@ def test_the_measured_model_of_evaluate_is_left_as_it_was():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_evaluate_takes_a_loader_with_labels_and_gives_what_the_tensor_gives():
+def test_labelled_loader_and_tensor_agree():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     inputs, labels = torch.randn(40, 4), torch.zeros(40)
     loader = torch.utils.data.DataLoader(
@@ -43,7 +43,7 @@ def test_evaluate_takes_a_loader_with_labels_and_gives_what_the_tensor_gives():
     assert set(given.model) == {"Sequential"}
 
 
-def test_evaluate_takes_measures_made_on_the_spot():
+def test_evaluate_accepts_unregistered_measures():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     inputs = torch.randn(40, 4)
     result = nlbench.evaluate(model, inputs, [good, "r2"], name="mine")
@@ -55,7 +55,7 @@ def test_evaluate_takes_measures_made_on_the_spot():
     assert set(result.scores.model) == {"mine"}
 
 
-def test_evaluate_gives_the_same_kind_of_object_as_load_run(tmp_path):
+def test_evaluate_returns_a_run_like_load_run(tmp_path):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     result = nlbench.evaluate(model, torch.randn(40, 4), ["affinity", "r2"])
     result.save(tmp_path / "mine")
@@ -119,7 +119,7 @@ class NotMade(NumpyNumbers):
         raise RuntimeError("not today")
 
 
-def test_a_measure_that_cannot_be_made_or_recorded_fails_alone():
+def test_broken_measure_fails_alone():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     measures = [NotMade, OddNotes, NanSummary, NumpyNumbers]
     result = nlbench.evaluate(model, torch.randn(8, 4), measures)
@@ -154,7 +154,7 @@ def test_names_in_one_text_are_taken_apart():
     assert [r.measure.name for r in result.records] == ["affinity", "r2"]
 
 
-def test_channels_last_images_are_not_translated_along_their_channels():
+def test_channels_last_images_translate_along_positions():
     class Last(nn.Module):
         def __init__(self):
             super().__init__()
@@ -172,7 +172,7 @@ def test_channels_last_images_are_not_translated_along_their_channels():
     assert "channels last" in forced["density"].reason
 
 
-def test_the_last_batch_weighs_no_more_than_its_samples():
+def test_last_batch_weighs_no_more_than_its_samples():
     model, inputs = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), torch.randn(258, 6)
     sizes = []
 
@@ -218,7 +218,7 @@ def test_a_malformed_declaration_is_named(attribute, value, says):
         (Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "distinct names"),
     ],
 )
-def test_a_reading_that_says_nothing_usable_is_a_failure(result, says):
+def test_unusable_result_is_a_failure(result, says):
     class Odd(NumpyNumbers):
         """Gives it."""
 
@@ -232,7 +232,7 @@ def test_a_reading_that_says_nothing_usable_is_a_failure(result, says):
     assert result["r2"].status == "undefined"
 
 
-def test_a_reading_says_how_many_samples_even_if_the_measure_does_not():
+def test_sample_count_is_always_recorded():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     result = nlbench.evaluate(model, torch.randn(30, 4), [NumpyNumbers])
     assert set(result.scores.n) == {30}
@@ -288,7 +288,7 @@ def test_a_run_is_not_saved_over_anything_else(tmp_path):
     assert "Sequential" in page.read_text(encoding="utf-8")
 
 
-def test_an_assumed_channel_axis_is_noted_in_the_reason():
+def test_assumed_channel_axis_is_noted_in_the_reason():
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU())
     first, second = nlbench.evaluate(model, torch.randn(40, 3, 8, 8), ["affinity"])[
         "affinity"
@@ -298,7 +298,7 @@ def test_an_assumed_channel_axis_is_noted_in_the_reason():
     assert second.reason == ""
 
 
-def test_a_precision_set_in_the_newer_way_is_put_aside_and_back():
+def test_new_style_precision_is_restored():
     code = (
         "import torch, nlbench\n"
         "torch.backends.fp32_precision = 'tf32'\n"
@@ -374,7 +374,7 @@ def test_places_to_replace_follow_those_of_sites():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
-def test_a_scripted_model_is_measured_as_a_function_only():
+def test_scripted_model_is_measured_as_a_function_only():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     inputs = torch.randn(64, 4)
     scripted = nlbench.evaluate(torch.jit.script(model), inputs, ["affine-residual", "linearity"])

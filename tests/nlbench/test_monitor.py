@@ -47,7 +47,7 @@ def test_values_equal_those_of_the_checkpoints():
     assert watch.run.scores[columns].equals(afterwards.scores[columns])
 
 
-def test_the_default_spacing_bounds_the_share_of_time(monkeypatch):
+def test_default_interval_bounds_the_overhead(monkeypatch):
     clock = [0.0]
 
     def evaluate(*arguments, **options):

@@ -13,7 +13,7 @@ OPTIONS = {
 }
 
 
-def test_defaults_hold_where_nothing_is_given():
+def test_defaults_apply_without_values():
     assert resolve_options(OPTIONS, {}, owner="m") == {
         "ridge": 1e-6,
         "anchors": 8,
@@ -35,7 +35,7 @@ def test_defaults_hold_where_nothing_is_given():
         ("shrinkage", " none ", "none"),
     ],
 )
-def test_values_are_brought_to_the_type_of_the_default(name, given_value, expected):
+def test_values_are_brought_to_type_of_default(name, given_value, expected):
     value = resolve_options(OPTIONS, {name: given_value}, owner="m")[name]
     assert value == expected
     assert type(value) is type(expected)
@@ -55,7 +55,7 @@ def test_values_are_brought_to_the_type_of_the_default(name, given_value, expect
         ("rigde", "1", "did you mean 'ridge'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(name, given_value, says):
+def test_mistyped_value_is_refused(name, given_value, says):
     with pytest.raises(RequestError) as caught:
         resolve_options(OPTIONS, {name: given_value}, owner="affinity")
     message = str(caught.value)
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_in_one_line(name, given_value, says):
 
 
 @given(st.sampled_from(sorted(OPTIONS)), st.text(max_size=20))
-def test_any_text_gives_a_value_of_the_right_type_or_a_request_error(name, text):
+def test_any_text_is_converted_or_refused(name, text):
     try:
         value = resolve_options(OPTIONS, {name: text}, owner="m")[name]
     except RequestError:

@@ -32,7 +32,7 @@ def test_a_log_has_a_line_every_five_seconds(clock, capsys):
     ]
 
 
-def test_without_a_terminal_a_short_command_prints_only_warnings(clock, capsys):
+def test_without_terminal_short_command_prints_only_warnings(clock, capsys):
     steps("auto", clock, [10, 10])
     assert capsys.readouterr().err == "nlbench: one sample is missing\n"
 

@@ -57,7 +57,7 @@ def test_list_of_measures_opens_with_the_questions():
 
 
 @pytest.mark.parametrize("name", registry.entries("measures"))
-def test_facts_of_the_source_are_those_of_the_class(name):
+def test_facts_of_source_are_those_of_class(name):
     facts = measure_facts(registry.find("measures", name))
     measure = load_measure(name)
     assert (facts["larger"], facts["probe"]) == (measure.more_means, measure.probe)

@@ -34,7 +34,7 @@ def plugins(monkeypatch):
     return found
 
 
-def test_listing_names_and_descriptions_imports_neither_torch_nor_a_plugin():
+def test_listing_imports_neither_torch_nor_plugins():
     code = (
         "import sys; from nlbench import registry\n"
         "for group in registry.GROUPS:\n"
@@ -52,7 +52,7 @@ def test_built_in_measures_come_through_the_entry_points():
     assert registry.load("measures", "affinity").name == "affinity"
 
 
-def test_every_built_in_is_described_by_the_first_line_of_its_docstring():
+def test_builtins_are_described_by_their_docstrings():
     for group in registry.GROUPS:
         for entry in registry.entries(group).values():
             if entry.family is not None:
@@ -82,7 +82,7 @@ def test_a_name_like_no_other_gets_the_list(plugins):
         registry.load("measures", "zzzzzz")
 
 
-def test_two_plugins_with_one_name_is_an_error_that_names_both(plugins):
+def test_name_conflict_of_plugins_names_both(plugins):
     plugins += [point("same", "json:dumps", "first-plugin"), point("same", "json:loads", "second")]
     plugins.append(point("fine", "json:dumps", "first-plugin"))
     with pytest.raises(PluginError) as caught:
@@ -92,7 +92,7 @@ def test_two_plugins_with_one_name_is_an_error_that_names_both(plugins):
     assert registry.load("measures", "fine")
 
 
-def test_one_distribution_found_twice_on_the_path_claims_its_names_once(plugins):
+def test_distribution_found_twice_counts_once(plugins):
     plugins += [point("one", "json:dumps", "plugin"), point("one", "json:dumps", "plugin")]
     assert registry.load("measures", "one")
 
@@ -101,7 +101,7 @@ def test_one_distribution_found_twice_on_the_path_claims_its_names_once(plugins)
     "body",
     ["raise ValueError('no such luck')", "import sys; sys.exit(3)", "import no_such_module_xyz"],
 )
-def test_a_broken_plugin_is_named_and_harms_nothing_else(plugins, tmp_path, monkeypatch, body):
+def test_broken_plugin_is_named_alone(plugins, tmp_path, monkeypatch, body):
     name = f"broken_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
@@ -123,7 +123,7 @@ def test_globs_expand_to_names_once_and_in_order():
     assert names == ["r2", "absdev", "affinity"]
 
 
-def test_a_glob_that_matches_nothing_is_refused():
+def test_unmatched_glob_is_refused():
     with pytest.raises(RequestError, match=r"no measure matches 'zz\*'"):
         registry.expand("measures", ["zz*"])
 
@@ -167,7 +167,7 @@ def loaded(monkeypatch):
     )
 
 
-def test_a_familys_members_are_listed_found_and_described(plugins, loaded):
+def test_family_members_are_listed_found_and_described(plugins, loaded):
     plugins += [family(Zoo), point("vgg", "json:dumps", "other", "nlbench.models")]
     known = registry.entries("models")
     assert list(known) == ["vgg", "zoo/ape", "zoo/bee"]
@@ -176,7 +176,7 @@ def test_a_familys_members_are_listed_found_and_described(plugins, loaded):
     assert known["zoo/ape"].providers == ("zoo-plugin 1.0", "zoo 2.0")
 
 
-def test_a_member_that_is_not_listed_can_be_asked_for(plugins, loaded):
+def test_unlisted_member_can_be_requested(plugins, loaded):
     plugins.append(family(Zoo))
     assert registry.load("models", "zoo/cow")() == "cow"
     assert registry.find("models", "zoo/cow").providers == ("zoo-plugin 1.0", "zoo 2.0")
@@ -184,16 +184,14 @@ def test_a_member_that_is_not_listed_can_be_asked_for(plugins, loaded):
         registry.load("models", "zoo/dog")
 
 
-def test_a_glob_without_a_slash_matches_no_members_and_one_with_only_members(plugins, loaded):
+def test_globs_match_members_only_after_a_slash(plugins, loaded):
     plugins += [family(Zoo), point("ant", "json:dumps", "other", "nlbench.models")]
     assert registry.expand("models", ["*"]) == ["ant"]
     assert registry.expand("models", ["zoo/*"]) == ["zoo/ape", "zoo/bee"]
     assert registry.expand("models", ["*/a*", "a*"]) == ["zoo/ape", "ant"]
 
 
-def test_a_costly_familys_names_are_asked_for_by_a_glob_that_names_it_only(
-    plugins, loaded, monkeypatch
-):
+def test_costly_family_is_listed_only_by_name(plugins, loaded, monkeypatch):
     plugins += [family(CostlyZoo), point("ant", "json:dumps", "other", "nlbench.models")]
     assert registry.expand("models", ["zoo/b*"]) == ["zoo/bee"]
 
@@ -205,21 +203,21 @@ def test_a_costly_familys_names_are_asked_for_by_a_glob_that_names_it_only(
     assert registry.expand("models", ["*", "zoo/ape"]) == ["ant", "zoo/ape"]
 
 
-def test_a_name_and_a_families_member_of_that_name_is_an_error_that_names_both(plugins, loaded):
+def test_name_conflict_with_family_member_names_both(plugins, loaded):
     plugins += [family(Zoo), point("zoo/ape", "json:dumps", "rival", "nlbench.models")]
     with pytest.raises(PluginError, match=r"'zoo/ape' is claimed by rival .* and zoo-plugin"):
         registry.load("models", "zoo/ape")
     assert registry.load("models", "zoo/bee")() == "bee"
 
 
-def test_two_families_of_one_name_is_an_error_that_names_both(plugins, loaded):
+def test_family_conflict_names_both(plugins, loaded):
     plugins += [family(Zoo), family(CostlyZoo, dist="rival")]
     with pytest.raises(PluginError, match=r"'zoo/ape' is claimed by zoo-plugin .* and rival"):
         registry.load("models", "zoo/ape")
     assert "claimed by" in registry.families("models")["zoo"].conflict
 
 
-def test_a_family_that_cannot_be_imported_harms_no_listing_and_is_named_when_used(plugins):
+def test_broken_family_is_named_when_used(plugins):
     plugins += [
         point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "nlbench.models"),
         point("fine", "json:dumps", "good-plugin", "nlbench.models"),
@@ -241,7 +239,7 @@ def test_a_familys_name_alone_is_no_model():
         registry.load("models", "torchvision/")
 
 
-def test_asking_for_one_of_timms_names_lists_none_of_the_others():
+def test_requesting_one_timm_name_lists_no_others():
     code = (
         "import sys; from nlbench import registry\n"
         "registry.expand('models', ['*', 'torchvision/*', 'timm/resnet10t'])\n"
@@ -250,7 +248,7 @@ def test_asking_for_one_of_timms_names_lists_none_of_the_others():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_distribution_installed_while_the_process_runs_is_found(tmp_path, monkeypatch):
+def test_distribution_installed_at_runtime_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "late" not in registry.entries("measures")
     info = tmp_path / "late_plugin-1.0.dist-info"
@@ -260,7 +258,7 @@ def test_a_distribution_installed_while_the_process_runs_is_found(tmp_path, monk
     assert registry.entries("measures")["late"].providers == ("late-plugin 1.0",)
 
 
-def test_installed_packages_are_read_once_while_the_path_stays_as_it_is(monkeypatch):
+def test_installed_packages_are_read_once_per_path(monkeypatch):
     registry.entries("measures")
     calls = []
     monkeypatch.setattr(registry.metadata, "distributions", lambda: calls.append(1))
@@ -295,7 +293,7 @@ def test_unreadable_entry_points_hide_no_others(tmp_path, monkeypatch, text, met
 
 
 @pytest.mark.parametrize("value", [":::", "a b", "1:2:3", "mod:ob ject", "[x]"])
-def test_a_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch, value):
+def test_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch, value):
     text = f"[nlbench.measures]\nodd = {value}\n[nlbench.models]\nodd/* = {value}\n"
     installed(tmp_path, "crooked", text.encode())
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -309,7 +307,7 @@ def test_a_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch
     assert registry.load("measures", "r2")
 
 
-def test_of_two_packages_of_one_name_the_first_on_the_path_counts(tmp_path, monkeypatch):
+def test_first_of_two_equal_packages_counts(tmp_path, monkeypatch):
     for place, text in (("old", b"[nlbench.measures]\ngone = json:dumps\n"), ("new", b"")):
         (tmp_path / place).mkdir()
         installed(tmp_path / place, "twice", text)
@@ -317,7 +315,7 @@ def test_of_two_packages_of_one_name_the_first_on_the_path_counts(tmp_path, monk
     assert "gone" not in registry.entries("measures")
 
 
-def test_one_package_spelled_in_two_ways_is_no_conflict(tmp_path, monkeypatch):
+def test_spelling_variants_of_a_package_are_one(tmp_path, monkeypatch):
     for name in ("my_pkg", "my.pkg"):
         (tmp_path / name).mkdir()
         installed(tmp_path / name, name, b"[nlbench.measures]\nmine = json:dumps\n")
@@ -335,7 +333,7 @@ def test_eggs_are_packages_each(tmp_path, monkeypatch):
     assert {"alpha", "beta"} <= set(registry.entries("measures"))
 
 
-def test_a_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch):
+def test_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch):
     installed(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "nameless" in registry.entries("measures")["mine"].providers[0]
@@ -380,6 +378,6 @@ def test_numbers_of_options_have_bounds_on_both_sides():
         assert option.minimum >= 1 or not name.endswith(".batch"), name
 
 
-def test_unknown_models_are_answered_with_the_form_of_files():
+def test_unknown_models_are_answered_with_form_of_files():
     with pytest.raises(RequestError, match=r"'qqq'; available: .*; or give FILE\.py:NAME"):
         registry.find("models", "qqq")

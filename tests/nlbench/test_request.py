@@ -33,7 +33,7 @@ KEYS = st.from_regex(r"[a-z]{1,8}\.[a-z_]{1,8}", fullmatch=True)
     seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3, unique=True).map(tuple),
     settings=st.dictionaries(KEYS, VALUES, max_size=3),
 )
-def test_a_request_written_and_read_asks_for_the_same(
+def test_request_written_and_read_asks_for_the_same(
     tmp_path_factory, names, weights, seeds, settings
 ):
     request = Request(names, names, names, weights=weights, seeds=seeds, settings=settings)
@@ -83,7 +83,7 @@ def test_every_number_is_written_as_toml_has_it(number):
         ("dry_run = true", "unknown key 'dry_run'"),
     ],
 )
-def test_a_file_that_makes_no_request_is_one_line_with_its_name(tmp_path, text, says):
+def test_invalid_request_file_is_one_line_with_name(tmp_path, text, says):
     path = tmp_path / "c.toml"
     path.write_text(text)
     with pytest.raises(RequestError) as caught:
@@ -98,21 +98,21 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     assert read_config(tmp_path / "c.toml") == {"measures": ("r2",)}
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+def test_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"data = 'caf\xe9'")
     for path in (tmp_path, tmp_path / "absent.toml", tmp_path / "latin.toml"):
         with pytest.raises(RequestError, match="can't read"):
             read_config(path)
 
 
-def test_options_may_stand_in_tables_of_their_own(tmp_path):
+def test_options_may_stand_in_their_own_tables(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text("[set.affinity]\nshrinkage = 'none'\n[set]\n'sites.batch' = 8\n")
     assert read_config(path)["settings"] == {"affinity.shrinkage": "none", "sites.batch": 8}
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "1e3", "4XB", "0", "9999TB", "1.2.3", "nan"])
-def test_what_is_no_size_is_refused(text):
+def test_invalid_size_is_refused(text):
     with pytest.raises(RequestError, match="--memory"):
         parse_size(text)
 
@@ -124,7 +124,7 @@ def test_sizes_are_decimal_or_binary():
 
 
 @given(seeds=st.lists(st.integers(0, 500), min_size=1, max_size=8))
-def test_seeds_are_read_as_they_are_typed_each_once(seeds):
+def test_seeds_are_read_in_order_without_duplicates(seeds):
     expected = tuple(dict.fromkeys(seeds))
     assert parse_seeds([",".join(map(str, seeds))]) == expected
     assert parse_seeds([f"0{seed}" for seed in seeds]) == expected
@@ -136,12 +136,12 @@ def test_seeds_are_read_as_they_are_typed_each_once(seeds):
 @pytest.mark.parametrize(
     "text", ["", ",", "-1", "1-", "-", "a-b", "1-2-3", "1.5", "²", "9" * 5000, "1 2", "0x1"]
 )
-def test_what_are_no_seeds_are_one_line(text):
+def test_invalid_seeds_are_refused(text):
     with pytest.raises(RequestError, match="--seeds: expected non-negative integers, got '"):
         parse_seeds([text])
 
 
-def test_a_glob_of_checkpoints_is_the_files_that_it_matches(tmp_path, monkeypatch):
+def test_glob_of_checkpoints_is_files_that_it_matches(tmp_path, monkeypatch):
     for name in ("b.pt", "a.pt", "c.txt", "with,comma.pt", "star*.pt"):
         (tmp_path / name).touch()
     (tmp_path / "folder.pt").mkdir()
@@ -218,13 +218,13 @@ def test_flags_files_and_arguments_are_read_alike(tmp_path, kind):
         ({"settings": [("a.b", 1)]}, "settings: expected a table, got a list"),
     ],
 )
-def test_a_wrong_argument_is_one_line_with_its_name(given, says):
+def test_wrong_argument_is_one_line_with_its_name(given, says):
     with pytest.raises(RequestError) as caught:
         Request(**given)
     assert says in str(caught.value)
 
 
-def test_help_says_every_default_and_every_flag_has_help():
+def test_help_prints_every_default_and_flag_text():
     for kind in (Request, ExecutionOptions, RunOptions):
         for name, one in options_of(kind).items():
             assert one.help, name

@@ -150,7 +150,7 @@ def test_a_run_writes_manifest_records_and_table(names, tmp_path):
     assert manifest["cells"] == {"ok": 2}
 
 
-def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_path):
+def test_raising_measure_fails_alone_with_its_traceback(names, tmp_path):
     result = run(request("crashing,exiting,wrong,good"), tmp_path / "run")
     status = statuses(result)
     assert status["tiny", "crashing"] == ("failed", "ZeroDivisionError: no such luck")
@@ -209,7 +209,7 @@ def test_control_characters_of_plugins_are_removed(names, tmp_path):
     ],
     ids=["n", "large n", "place", "note", "half a character", "notes"],
 )
-def test_a_result_that_could_not_be_read_again_fails_its_cell_and_no_other(names, tmp_path, wrong):
+def test_unreadable_result_fails_its_cell_alone(names, tmp_path, wrong):
     class Odd(Wrong):
         """Gives what JSON takes and no reader does."""
 
@@ -225,7 +225,7 @@ def test_a_result_that_could_not_be_read_again_fails_its_cell_and_no_other(names
     assert nlbench.load_run(tmp_path / "run").scores.equals(result.scores)
 
 
-def test_one_pass_feeds_all_measures_of_a_probe(names, tmp_path, monkeypatch):
+def test_measures_of_a_probe_share_one_pass(names, tmp_path, monkeypatch):
     passes = []
     model = tiny()
     monkeypatch.setitem(names["models"], "tiny", lambda: model)
@@ -234,7 +234,7 @@ def test_one_pass_feeds_all_measures_of_a_probe(names, tmp_path, monkeypatch):
     assert passes.count(8) == 2  # the comparison with float64 takes fewer samples
 
 
-def test_a_subject_that_cannot_be_loaded_fails_its_own_cells(names, tmp_path):
+def test_unloadable_subject_fails_its_own_cells(names, tmp_path):
     result = run(request("good", "broken,tiny"), tmp_path / "run")
     assert statuses(result) == {
         ("broken", "good"): ("failed", "broken on digits: RuntimeError: can't be built"),
@@ -242,22 +242,20 @@ def test_a_subject_that_cannot_be_loaded_fails_its_own_cells(names, tmp_path):
     }
 
 
-def test_a_lone_subject_that_cannot_be_loaded_is_a_wrong_request_and_leaves_no_folder(
-    names, tmp_path
-):
+def test_single_unloadable_subject_leaves_no_folder(names, tmp_path):
     with pytest.raises(RequestError, match="can't be built"):
         run(request("good", "broken"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_gives_nan_fails_its_cells_and_no_other(names, tmp_path):
+def test_model_with_nan_fails_its_own_cells(names, tmp_path):
     result = run(request("affinity,r2,absdev", "nan,tiny", settings=QUICK), tmp_path / "run")
     for (model, _), (status, reason) in statuses(result).items():
         assert status == ("failed" if model == "nan" else "ok"), reason
     assert result.manifest["cells"] == {"failed": 3, "ok": 3}
 
 
-def test_a_smooth_network_has_no_density_and_the_reason_names_the_operation(names, tmp_path):
+def test_smooth_networks_density_names_the_operation(names, tmp_path):
     result = run(request("density,good", "smooth", settings=QUICK), tmp_path / "run")
     status, reason = statuses(result)["smooth", "density"]
     assert status == "undefined"
@@ -265,7 +263,7 @@ def test_a_smooth_network_has_no_density_and_the_reason_names_the_operation(name
     assert statuses(result)["smooth", "good"][0] == "ok"
 
 
-def test_recorded_cells_are_not_measured_again_and_failed_ones_are(names, tmp_path, monkeypatch):
+def test_only_failed_cells_are_measured_again(names, tmp_path, monkeypatch):
     Counting.observations = 0
     run(request("counting,crashing"), tmp_path / "run")
     observations = Counting.observations
@@ -285,7 +283,7 @@ def repaired():
     return crashing
 
 
-def test_a_run_is_extended_by_more_measures_and_subjects(names, tmp_path):
+def test_run_is_extended_by_more_measures_and_subjects(names, tmp_path):
     run(request("good"), tmp_path / "run")
     run(request("good,counting", seeds=(0, 1)), tmp_path / "run")
     result = nlbench.load_run(tmp_path / "run")
@@ -293,7 +291,7 @@ def test_a_run_is_extended_by_more_measures_and_subjects(names, tmp_path):
     assert len(result.manifest["subjects"]) == 2
 
 
-def test_the_same_cell_measured_differently_is_not_mixed_into_a_run(names, tmp_path):
+def test_conflicting_versions_of_a_cell_are_refused(names, tmp_path):
     run(request("affinity"), tmp_path / "run")
     before = (tmp_path / "run" / "scores.csv").read_bytes()
     with pytest.raises(RequestError, match="affinity with other options"):
@@ -310,14 +308,14 @@ def test_the_same_cell_measured_differently_is_not_mixed_into_a_run(names, tmp_p
     assert (tmp_path / "run" / "scores.csv").read_bytes() == before
 
 
-def test_the_same_request_gives_the_same_scores_to_the_last_bit(names, tmp_path):
+def test_repeated_request_has_bit_equal_scores(names, tmp_path):
     wanted = request("affinity,r2,cka,absdev,density", settings=QUICK)
     first, second = (run(wanted, tmp_path / name) for name in ("a", "b"))
     assert (first.path / "scores.csv").read_bytes() == (second.path / "scores.csv").read_bytes()
     assert [r.key for r in first.records] == [r.key for r in second.records]
 
 
-def test_the_cells_key_changes_with_everything_that_decides_a_number(names, tmp_path):
+def test_cells_key_changes_with_everything_that_decides_number(names, tmp_path):
     keys = set()
     variants = [
         {},
@@ -333,7 +331,7 @@ def test_the_cells_key_changes_with_everything_that_decides_a_number(names, tmp_
     assert len(keys) == len(variants)
 
 
-def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_path):
+def test_paths_are_equal_for_all_subjects(names, tmp_path):
     result = run(request("absdev", "tiny,vgg8", settings=QUICK), tmp_path / "run")
     assert len({r.probe.facts["paths_hash"] for r in result.records}) == 1
     assert len({r.subject.sample_hash for r in result.records}) == 1
@@ -358,7 +356,7 @@ def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_pa
         ({"weights": "trained", "models": "tiny"}, "tiny has no checkpoint trained on digits"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_leaves_nothing(names, tmp_path, changes, says):
+def test_invalid_request_leaves_nothing(names, tmp_path, changes, says):
     wanted = {"measures": "affinity", "models": "tiny"} | changes
     with pytest.raises((RequestError, PluginError), match=says) as caught:
         run(request(**wanted), tmp_path / "run")
@@ -366,20 +364,20 @@ def test_a_wrong_request_is_one_line_and_leaves_nothing(names, tmp_path, changes
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_samples_for_the_paths_are_refused_before_measuring(names, tmp_path):
+def test_too_few_samples_for_paths_are_refused(names, tmp_path):
     with pytest.raises(RequestError, match=r"4 paths \(closed\) need 4 samples, there are 2"):
         run(request("good,absdev", samples=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_split_that_is_too_small_for_the_paths_fails_the_cell_with_the_reason(names, tmp_path):
+def test_split_too_small_for_paths_fails_the_cell(names, tmp_path):
     result = run(request("absdev", samples=0, settings={"lines.number": 513}), tmp_path / "run")
     status, reason = statuses(result)["tiny", "absdev"]
     assert status == "failed"
     assert "513 paths (closed) need 513 samples, there are 512" in reason
 
 
-def test_a_failure_does_not_stand_in_the_way_of_its_correction(names, tmp_path, monkeypatch):
+def test_failure_can_be_corrected(names, tmp_path, monkeypatch):
     run(request("crashing,good"), tmp_path / "run")
     monkeypatch.setitem(names["measures"], "crashing", repaired())
     result = run(request("crashing", settings={"crashing.factor": 2}), tmp_path / "run")
@@ -387,21 +385,21 @@ def test_a_failure_does_not_stand_in_the_way_of_its_correction(names, tmp_path, 
     assert len(nlbench.load_run(tmp_path / "run").records) == 2
 
 
-def test_a_batch_of_one_is_undefined_with_the_reason(names, tmp_path):
+def test_batch_of_one_is_undefined_with_the_reason(names, tmp_path):
     result = run(request("affinity", samples=1), tmp_path / "run")
     status, reason = statuses(result)["tiny", "affinity"]
     assert status == "undefined"
     assert reason
 
 
-def test_a_folder_that_holds_something_else_is_refused_and_left_alone(names, tmp_path):
+def test_foreign_folder_is_refused_and_unchanged(names, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RequestError, match="exists and is not a run"):
         run(request(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_an_output_that_is_a_file_or_below_one_is_refused(names, tmp_path):
+def test_output_at_or_below_a_file_is_refused(names, tmp_path):
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(RequestError, match="is not a run"):
@@ -410,12 +408,12 @@ def test_an_output_that_is_a_file_or_below_one_is_refused(names, tmp_path):
         run(request(), file / "below")
 
 
-def test_errors_are_what_they_say():
+def test_recorded_errors_match_their_definition():
     assert issubclass(Undefined, nlbench.NlbenchError)
     assert issubclass(NotFinite, ValueError)
 
 
-def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monkeypatch):
+def test_each_cell_keeps_versions_it_was_measured_with(names, tmp_path, monkeypatch):
     run(request("good"), tmp_path / "run")
     real = machine.describe_environment
     monkeypatch.setattr(
@@ -428,7 +426,7 @@ def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monk
     assert {e["python"] for e in result.manifest["environments"]} == set(pythons.values())
 
 
-def test_a_run_has_its_manifest_before_its_first_cell(names, tmp_path):
+def test_run_has_its_manifest_before_its_first_cell(names, tmp_path):
     seen = []
 
     class Watching(Counting):
@@ -467,14 +465,14 @@ def test_the_git_state_is_that_of_nlbench(tmp_path, monkeypatch):
     assert machine.describe_environment(torch.device("cpu"))["git"].endswith("+changes")
 
 
-def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
+def test_run_saved_by_evaluate_can_be_extended(names, tmp_path):
     nlbench.evaluate(tiny(), torch.rand(16, 3, 32, 32), [good]).save(tmp_path / "run")
     result = run(request("good"), tmp_path / "run")
     assert {r.subject.model for r in result.records} == {"Sequential", "tiny"}
     assert len(nlbench.load_run(tmp_path / "run").manifest["subjects"]) == 2
 
 
-def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_path):
+def test_each_missing_checkpoint_fails_its_cells(names, tmp_path):
     weights = ("init", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     result = run(request("good", weights=weights), tmp_path / "run")
     found = {r.subject.weights: r.result.reason for r in result.records}
@@ -483,7 +481,7 @@ def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_p
     assert result.manifest["cells"] == {"ok": 1, "skipped": 2}
 
 
-def test_a_copied_checkpoint_is_measured_once_with_a_warning(names, tmp_path):
+def test_copied_checkpoint_is_measured_once_with_a_warning(names, tmp_path):
     said = []
     monitor = ProgressMonitor()
     monitor.warn = said.append
@@ -497,7 +495,7 @@ def test_a_copied_checkpoint_is_measured_once_with_a_warning(names, tmp_path):
     ]
 
 
-def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
+def test_equally_named_checkpoints_are_different_subjects(names, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         torch.manual_seed(ord(folder))
@@ -507,7 +505,7 @@ def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
         run(request("counting", weights=str(tmp_path / "b" / "w.pt")), tmp_path / "run")
 
 
-def test_every_call_of_a_run_is_in_its_manifest(names, tmp_path):
+def test_every_call_of_run_is_in_its_manifest(names, tmp_path):
     run(request("good"), tmp_path / "run", command="first")
     result = run(request("counting"), tmp_path / "run", command="second")
     calls = nlbench.load_run(result.path).manifest["calls"]
@@ -535,7 +533,7 @@ def test_fewer_samples_than_requested_are_warned_of_once(names, tmp_path):
     )
 
 
-def test_a_run_whose_folder_is_deleted_meanwhile_ends_with_one_line(names, tmp_path):
+def test_deleted_run_folder_is_one_line(names, tmp_path):
     class Deleting(Counting):
         """Deletes the folder of the run."""
 
@@ -549,9 +547,7 @@ def test_a_run_whose_folder_is_deleted_meanwhile_ends_with_one_line(names, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_planning_reads_a_checkpoint_once_however_many_seeds_there_are(
-    names, tmp_path, monkeypatch
-):
+def test_planning_reads_a_checkpoint_once(names, tmp_path, monkeypatch):
     torch.save(tiny().state_dict(), tmp_path / "w.pt")
     read = []
     choose = planning.choose_weights
@@ -578,14 +574,14 @@ def pool_of(executor, device, gpus, monkeypatch, **options):
         ("cuda:2", 3, 1, ()),
     ],
 )
-def test_there_is_one_worker_for_each_gpu(executor, device, gpus, workers, devices, monkeypatch):
+def test_each_gpu_has_one_worker(executor, device, gpus, workers, devices, monkeypatch):
     pool = pool_of(executor, device, gpus, monkeypatch)
     assert (pool.workers, pool.devices) == (workers, devices)
     unit = Unit((), device)
     assert [pool.placed(unit, n).device for n in range(workers)] == list(devices or [device])
 
 
-def test_workers_share_gpus_but_a_users_cluster_assigns_its_own(monkeypatch):
+def test_local_workers_share_gpus_but_clusters_assign_theirs(monkeypatch):
     pool = pool_of("dask", "cuda", 2, monkeypatch, workers=3)
     assert [pool.placed(Unit((), "cuda"), n).device for n in range(3)] == [
         "cuda:0",
@@ -596,7 +592,7 @@ def test_workers_share_gpus_but_a_users_cluster_assigns_its_own(monkeypatch):
     assert theirs.placed(Unit((), "cuda"), 1).device == "cuda"
 
 
-def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatch):
+def test_coordinator_does_not_touch_the_gpu(names, tmp_path, monkeypatch):
     def used(*given):
         raise AssertionError("the GPU is taken into use")
 
@@ -619,7 +615,7 @@ def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatc
     assert [command[:2] for command in asked] == [["cuda:0", "native"]]
 
 
-def test_a_machine_seen_from_another_process_is_the_same():
+def test_machine_seen_from_another_process_is_the_same():
     cpu = torch.device("cpu")
     with exact_arithmetic():
         here = machine.Machine.at(cpu)
@@ -635,7 +631,7 @@ def test_an_unusable_device_is_one_line(monkeypatch):
         machine.Machine.at_in_subprocess(torch.device("cuda:7"))
 
 
-def test_a_subject_is_let_go_before_the_next_one_is_built(names, tmp_path):
+def test_subject_is_released_before_the_next(names, tmp_path):
     alive, left = [], []
 
     def built():

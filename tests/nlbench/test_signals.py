@@ -29,13 +29,13 @@ def handlers():
 
 
 @pytest.mark.parametrize("number", ASKED)
-def test_what_asks_to_end_is_an_interruption_and_only_in_the_block(number, handlers):
+def test_termination_signals_interrupt_only_the_block(number, handlers):
     with pytest.raises(KeyboardInterrupt), interruptible():
         send(number)
     assert {n: signal.getsignal(n) for n in ASKED} == handlers
 
 
-def test_an_interruption_waits_for_the_end_of_what_must_be_whole(handlers):
+def test_interruption_waits_for_uninterruptible_blocks(handlers):
     done = []
 
     def work():
@@ -80,7 +80,7 @@ def test_a_swallowed_interruption_is_raised_again(number, handlers):
 
 @pytest.mark.parametrize("error", [ImportError("half imported"), SystemExit(1)])
 @pytest.mark.parametrize("is_interrupted", [True, False])
-def test_an_interruption_comes_before_the_error_that_follows_it(error, is_interrupted):
+def test_interruption_comes_before_the_error_that_follows_it(error, is_interrupted):
     def fail():
         with interruptible(), interruptions_first():
             if is_interrupted:

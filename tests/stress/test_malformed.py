@@ -112,7 +112,7 @@ FLAGS = {
 @pytest.mark.parametrize(
     ("flag", "value"), [(flag, value) for flag, values in FLAGS.items() for value in values]
 )
-def test_a_malformed_flag_is_one_line_and_leaves_nothing(finished, call, tmp_path, flag, value):
+def test_malformed_flag_leaves_nothing(finished, call, tmp_path, flag, value):
     arguments = dict(zip(QUICK[::2], QUICK[1::2], strict=True)) | {flag: value}
     status, error = call("run", *(f"{key}={one}" for key, one in arguments.items()))
     assert_refused(status, error)
@@ -137,7 +137,7 @@ TOML = [
 
 
 @pytest.mark.parametrize("text", TOML)
-def test_a_malformed_file_of_a_request_is_one_line(finished, call, tmp_path, text):
+def test_malformed_file_of_a_request_is_one_line(finished, call, tmp_path, text):
     (tmp_path / "c.toml").write_text(text)
     given = "" if "measures" in text else "measures = ['r2']\n"
     (tmp_path / "c.toml").write_text(given + text)
@@ -177,9 +177,7 @@ def damaged(case, path):
     ["cut1", "cut8", "cut40", "cut100", "pickle", "torch pickle", "nan", "other names", "folder",
      "empty", "text", "zip", "header"],
 )  # fmt: skip
-def test_a_damaged_or_dangerous_checkpoint_is_refused_and_runs_nothing(
-    finished, call, tmp_path, case
-):
+def test_dangerous_checkpoint_is_refused(finished, call, tmp_path, case):
     damaged(case, tmp_path / "w.bin")
     status, error = call("run", *QUICK[:4], "--samples", 8, "--weights", "w.bin", "--out", "r")
     assert_refused(status, error)
@@ -226,7 +224,7 @@ CASES = ["cut0", "cut1", "cut50", "cut500", "newer record", "newer run", "manife
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_spoilt_run_is_refused_and_left_as_it_is(finished, call, tmp_path, case):
+def test_damaged_run_is_refused_and_unchanged(finished, call, tmp_path, case):
     shutil.copytree(finished, tmp_path / "r")
     spoil(case, tmp_path / "r")
     before = state(tmp_path / "r")
@@ -259,7 +257,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments)[:60])
-def test_a_malformed_command_is_one_line_and_leaves_nothing(finished, call, tmp_path, arguments):
+def test_malformed_command_leaves_nothing(finished, call, tmp_path, arguments):
     assert_refused(*call(*arguments))
     assert list(tmp_path.iterdir()) == []
 
@@ -345,7 +343,7 @@ def test_a_malformed_condition_is_one_line(finished, call, condition):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
 @pytest.mark.parametrize("what", ["config", "weights", "image"])
-def test_what_is_no_file_is_refused_without_waiting(finished, call, tmp_path, what, kind):
+def test_special_file_is_refused_without_waiting(finished, call, tmp_path, what, kind):
     place = tmp_path / "images" / "first" / "one.png" if what == "image" else tmp_path / what
     place.parent.mkdir(parents=True, exist_ok=True)
     if kind == "pipe":
@@ -409,7 +407,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("content", LAYOUTS, ids=lambda content: type(content).__name__)
-def test_a_checkpoint_of_any_other_layout_is_refused_and_changes_nothing(tmp_path, content):
+def test_unknown_checkpoint_layout_is_refused(tmp_path, content):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     before = state_hash(model)
     torch.save(content, tmp_path / "w.pt")
@@ -420,7 +418,7 @@ def test_a_checkpoint_of_any_other_layout_is_refused_and_changes_nothing(tmp_pat
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_line_and_overwrites_nothing(finished, call, tmp_path, monkeypatch):
+def test_full_disk_overwrites_nothing(finished, call, tmp_path, monkeypatch):
     shutil.copytree(finished, tmp_path / "r")
     before = state(tmp_path / "r")
     full = os.open("/dev/full", os.O_WRONLY)

@@ -35,7 +35,7 @@ def test_torchvision_states_accuracy_and_size(stated):
     assert stated.accuracy.between(50, 90).all()
 
 
-def test_the_published_pattern_agrees_and_its_opposite_does_not(stated):
+def test_published_pattern_agrees_and_its_opposite_does_not(stated):
     def rising(one, accuracy):
         if one.family == "ViT":
             return [1 - accuracy / 100, 0.9]
@@ -49,7 +49,7 @@ def test_the_published_pattern_agrees_and_its_opposite_does_not(stated):
     assert answers(stated, falling)[:2] == [False, False]
 
 
-def test_airfoils_follow_the_statistic_that_made_them(stated):
+def test_airfoils_follow_their_generating_statistic(stated):
     run = make_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
     zoo = {
         (f"zoo/neuralfoil-{size}", "trained", "airfoils", 0): [0.5, 0.5 - math.log(error) / 10]

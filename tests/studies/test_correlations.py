@@ -54,7 +54,7 @@ def test_correlations_are_pearson_s_over_sites():
             assert found.loc[name, other] == pytest.approx(as_published(name, other), abs=1e-9)
 
 
-def test_an_undefined_site_is_left_out_of_its_pair_alone():
+def test_undefined_site_is_dropped_from_its_pair():
     keys = ("vgg8", "file", "digits", 0)
     affinity = make_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5, "e": 0.2}})
     cka = make_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0, "e": 0.1}}, "cka")
@@ -75,20 +75,20 @@ def answers(mixture):
     return [verdict.agrees for verdict in Correlations().analyse(runs).verdicts]
 
 
-def test_measure_that_is_defined_in_one_network_does_not_follow_in_every_one():
+def test_measure_defined_in_one_network_is_undecided():
     table = correlations_of(made(NETWORKS[:4], lambda *_: 0.1))
     assert _none_follows("", table.assign(r2=[0.9, 0.8, 0.9, np.nan])).agrees is False
     assert _none_follows("", table.assign(r2=[0.9, *[np.nan] * 3])).agrees is True
 
 
-def test_networks_of_the_zoo_that_are_not_at_hand_decide_nothing():
+def test_missing_zoo_networks_decide_nothing():
     run = made(NETWORKS, as_published)
     findings = Correlations().analyse({"classifiers": run, "digits": run})
     assert findings.verdicts[-1].agrees is None
     assert any("zoo/minilm-l6 was not measured" in remark for remark in findings.remarks)
 
 
-def test_the_published_pattern_agrees_and_its_opposite_does_not():
+def test_published_pattern_agrees_and_its_opposite_does_not():
     known = set(PUBLISHED)
     published = answers(lambda n, o: as_published(n, o) if n.rpartition("/")[2] in known else 0.1)
     assert published == [True] * 9

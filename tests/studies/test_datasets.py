@@ -25,7 +25,7 @@ def answers(noise=0.5, pictures=0.2, unseen=0.01, seeds=6):
     return [verdict.agrees for verdict in findings.verdicts]
 
 
-def test_the_published_pattern_agrees_and_its_opposite_does_not():
+def test_published_pattern_agrees_and_its_opposite_does_not():
     assert answers() == [True, True]
     assert answers(noise=0.1) == [False, True]
     assert answers(unseen=0.3) == [True, False]

@@ -36,7 +36,7 @@ def words(*numbers):
     return [verdict.word for verdict in DoubleDescent().analyse(runs(*numbers)).verdicts]
 
 
-def test_a_peak_between_the_ends_is_found():
+def test_interior_peak_is_found():
     assert words((0.3, 0.5, 0.2), (1.0, 5.0, 3.0), (10, 20, 30)) == ["yes"] * 3
 
 
@@ -45,11 +45,11 @@ def test_without_a_peak_the_verdict_is_undecided():
     assert found == ["can't tell", "can't tell", "no"]
 
 
-def test_a_missing_peak_is_refuted_if_the_labels_are_first_fitted_in_between():
+def test_missing_peak_is_refuted_only_if_fitted():
     found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20), (0.8, 0.96, 1.0))
     assert found == ["no", "no", "no"]
 
 
-def test_a_rise_to_the_only_width_that_fits_the_labels_is_undecided():
+def test_rise_to_last_width_is_undecided():
     found = words((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), (10, 20, 30), (0.8, 0.9, 1.0))
     assert found == ["can't tell", "can't tell", "yes"]

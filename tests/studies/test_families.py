@@ -10,14 +10,14 @@ from nlbench.studies.families import Families, _compare_depths, _compare_patches
 from nlbench.studies.shared.classifiers import CLASSIFIERS, FAMILIES
 
 
-def test_one_network_is_refused_in_a_line():
+def test_single_network_is_refused():
     run = make_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5, 0.6]})
     with pytest.raises(nlbench.RequestError, match="only torchvision/alexnet has a signature here"):
         Families().analyse({"run": run})
 
 
 @pytest.mark.parametrize(("by_family", "agrees"), [(True, True), (False, False)])
-def test_families_of_the_zoo_are_compared_with_initialised_networks(by_family, agrees):
+def test_families_of_zoo_are_compared_with_initialised_networks(by_family, agrees):
     classifiers = {
         (name, "trained", "imagenet", 0): np.linspace(0.5, 0.6 + 0.01 * i, 8)
         for i, name in enumerate(CLASSIFIERS)
@@ -49,7 +49,7 @@ def answers(level):
     return [verdict.agrees for verdict in findings.verdicts[:4]]
 
 
-def test_the_published_pattern_agrees_and_its_opposite_does_not():
+def test_published_pattern_agrees_and_its_opposite_does_not():
     order = list(FAMILIES)
 
     def as_published(one):

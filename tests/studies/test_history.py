@@ -26,7 +26,7 @@ def answers(run):
 
 
 @pytest.mark.parametrize(("mean", "agrees"), [(0.3, True), (0.7, False)])
-def test_transformers_of_the_zoo_are_compared_with_its_other_networks(mean, agrees):
+def test_zoo_transformers_are_compared_with_other_networks(mean, agrees):
     means = {"minilm-l6": mean, "rxnmapper": 0.2, "mtcnn-onet": 0.6, "crepe-tiny": 0.8}
     zoo = {
         (f"zoo/{name}", "trained", "own", 0): [mean - 0.1, None, mean + 0.1]
@@ -41,14 +41,14 @@ def test_transformers_of_the_zoo_are_compared_with_its_other_networks(mean, agre
     assert History().analyse({"run": runs["run"]}).verdicts[-1].agrees is None
 
 
-def test_the_published_pattern_agrees_and_its_opposite_does_not():
+def test_published_pattern_agrees_and_its_opposite_does_not():
     rising = made(lambda year: 0.6 + 0.04 * (year - 2011))
     assert answers(rising) == [True, True, True, True, False, True]
     falling = made(lambda year: 1 - 0.02 * (year - 2011), vit=0.9)
     assert answers(falling)[:4] == [False, False, False, False]
 
 
-def test_random_weights_decide_nothing():
+def test_random_weights_are_undecided():
     assert answers(made(lambda year: 0.8, weights="init")) == [None] * 6
 
 

@@ -13,7 +13,7 @@ from nlbench.studies.networks.drawn import WIDTH
 
 
 @pytest.mark.parametrize("variance", [2.0, 4.0])
-def test_the_factor_of_a_layer_is_that_of_drawn_layers(variance):
+def test_factor_of_layer_is_that_of_drawn_layers(variance):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(4000, WIDTH, WIDTH, generator=generator) * math.sqrt(variance / WIDTH)
     x, step = torch.randn(2, WIDTH, generator=generator)

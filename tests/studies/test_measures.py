@@ -79,7 +79,7 @@ def test_the_analysis_orders_and_judges_recorded_cells(made, monkeypatch, tmp_pa
     assert set(found.figures) == {"Criteria by measures"}
 
 
-def test_a_headline_compares_measures_on_the_same_networks_only(made, monkeypatch):
+def test_headline_compares_measures_on_the_same_networks_only(made, monkeypatch):
     alone = {"relu": made["relu"]}
     # All measures are ordered here, but the shipped orders of the others have more seeds.
     assert not Measures().analyse(alone).headline
@@ -144,7 +144,7 @@ def test_the_shipped_results_are_complete_and_small():
     assert judged.high.ge(judged.tau - 1e-3).all()
 
 
-def test_invariances_are_kept_or_broken(made):
+def test_invariances_hold_or_break_as_listed(made):
     table = Measures().analyse(made).tables["Invariance to what should not matter"]
     table = table.set_index("measure")
     scaled, turned, doubled = "outputs-scaled", "outputs-rotated", "doubled"
@@ -190,7 +190,7 @@ class Theirs:
     name, version = "theirs", "1.0"
 
 
-def test_a_plugin_measure_goes_up_a_ladder(tmp_path, monkeypatch):
+def test_plugin_measure_is_put_on_a_ladder(tmp_path, monkeypatch):
     @nlbench.site_measure(bounds=(0, math.inf), more_means="more nonlinear")
     def mine(x, y):
         """Mean change, in units of the input's spread."""

@@ -55,7 +55,7 @@ def result():
     return _associations(networks())
 
 
-def test_planted_predictor_is_found_and_no_other(result):
+def test_only_planted_predictor_is_found(result):
     decided = result[result["p (Holm)"] < 0.05]
     found = set(decided[~decided.measure.isin([SIZE])].itertuples(index=False, name=None))
     assert {(row[0], row[1]) for row in found} == {("gap", "nlc")}
@@ -64,7 +64,7 @@ def test_planted_predictor_is_found_and_no_other(result):
     assert words == ["yes", "can't tell", "can't tell", "yes"]
 
 
-def test_predictor_that_is_only_large_in_large_networks_adds_nothing():
+def test_predictor_of_network_size_adds_nothing():
     table = networks(signal=0.0)
     assert association(table, "nlc", "gap", ()).low > 0.3
     assert abs(association(table, "nlc", "gap").value) < 0.15
@@ -85,7 +85,7 @@ def test_activation_is_a_control():
     assert abs(given.value) < 0.2
 
 
-def test_shapes_differ_within_an_activation_and_noises_are_balanced(tmp_path):
+def test_shapes_differ_within_activation_and_noises_are_balanced(tmp_path):
     context = Context(tmp_path, "prediction")
     for task in TASKS:
         by_model = _networks(context, task)

@@ -21,7 +21,7 @@ def network(seed=0):
     return torch.nn.Sequential(*layers).double()
 
 
-def test_it_is_the_integral_of_the_absolute_offset_and_slope():
+def test_equals_integral_of_absolute_offset_and_slope():
     trace = trace_segment(network(), torch.full((3,), -2.0), torch.tensor([2.0, 1.0, 3.0]))
     t, values = trace.t, trace.values
     found = integral_as_published(t, values, trace.length)
@@ -52,7 +52,7 @@ def test_the_study_compares_both_segment_by_segment():
     assert findings.verdicts[0].agrees
 
 
-def test_it_is_no_registered_measure():
+def test_published_integral_is_not_registered():
     assert AbsdevAsPublished.name not in registry.entries("measures")
     assert AbsdevAsPublished.more_means == "neither"
 
@@ -72,7 +72,7 @@ def test_an_estimate_without_regions_is_near_the_integral(seed):
     assert found.tolist() == pytest.approx(exact.tolist(), rel=0.04)
 
 
-def test_estimated_paths_have_an_error_and_smooth_networks_no_integral():
+def test_estimated_paths_have_errors():
     def measured(model, **options):
         settings = {f"lines.{name}": value for name, value in options.items()}
         run = nlbench.evaluate(model, torch.randn(4, 3), [AbsdevAsPublished], settings=settings)

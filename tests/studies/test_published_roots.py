@@ -15,7 +15,7 @@ from nlbench.studies.published_roots import (
 
 
 @pytest.mark.parametrize("routine", ["eigh", "svd"])
-def test_in_float64_it_is_the_measure_with_an_absolute_ridge(routine):
+def test_in_float64_it_is_measure_with_absolute_ridge(routine):
     x = torch.from_numpy(features(60, 12))
     y = torch.relu(x - 0.3)
     expected = affinity_score(x, y, ridge_unit="absolute").item()

@@ -55,7 +55,7 @@ def test_a_factor_changes_no_verdict():
     assert " 7 of 11 claims are decided alike, 0 oppositely" in findings.headline[0]
 
 
-def test_a_reversed_order_changes_a_verdict_on_table_2():
+def test_reversed_order_changes_a_verdict_on_table_2():
     def reverses(setting, deviation, density):
         return deviation * (4 if setting == "augmented" else 1)
 
@@ -65,7 +65,7 @@ def test_a_reversed_order_changes_a_verdict_on_table_2():
     assert ", 1 oppositely" in findings.headline[0]
 
 
-def test_a_correlation_with_density_changes_verdicts_on_table_1():
+def test_correlation_with_density_changes_verdicts_on_table_1():
     def correlated(setting, deviation, density):
         return density + deviation
 
@@ -74,7 +74,7 @@ def test_a_correlation_with_density_changes_verdicts_on_table_1():
     assert " 4 oppositely" in verdicts["VGG8, table 1"].ours
 
 
-def test_three_seeds_decide_nothing_on_table_2():
+def test_three_seeds_leave_table_2_undecided():
     assert verdicts_of(runs_of(scaled, seeds=3))[1]["VGG8, table 2"].word == "can't tell"
 
 
@@ -110,7 +110,7 @@ def test_distances_from_published_correlations_are_those_of_networks(other):
 
 
 @pytest.mark.parametrize(("factor", "word"), [(6.0, "yes"), (3.0, "no"), (4.0, "can't tell")])
-def test_the_effect_of_wrong_labels_grows_with_their_ratio(factor, word):
+def test_effect_of_wrong_labels_grows_with_their_ratio(factor, word):
     def of_noise(setting, deviation, density):
         return deviation * (factor if "noise" in setting else 4.0)
 
@@ -124,7 +124,7 @@ def test_both_networks_are_judged():
     )
 
 
-def test_the_quick_study_measures_the_same_paths_and_decides_nothing(tmp_path, monkeypatch):
+def test_quick_study_is_undecided(tmp_path, monkeypatch):
     monkeypatch.setattr(
         linear_regions, "LINES", {"lines.anchors": 2, "lines.tolerance": 0.1, "lines.radius": 1.0}
     )

@@ -49,7 +49,7 @@ def test_best_criterion_and_those_not_separable_lead():
     assert "Not significantly worse: unexplained variance." in headline
 
 
-def test_cost_on_other_samples_is_tested_against_every_criterion(monkeypatch):
+def test_cost_is_tested_against_every_criterion(monkeypatch):
     correlations, areas = frames({"substitution": 0.95, **MEANS})
     monkeypatch.setattr(removal, "_correlations", lambda runs: correlations)
     monkeypatch.setattr(removal, "_areas", lambda runs: areas)
@@ -81,7 +81,7 @@ def test_verdicts_need_networks():
         assert [verdicts[name] for name in names] == [answer]
 
 
-def test_criterion_that_was_not_measured_decides_nothing():
+def test_unmeasured_criterion_is_undecided():
     verdicts = {v.claim: v for v in _verdicts(*frames(MEANS))}
     verdict = verdicts["Learned masks predict better than affinity"]
     assert (verdict.agrees, verdict.ours) == (None, "not measured")

@@ -38,7 +38,7 @@ def answers(second_residual=0.95, second_plain=0.6, before=0.6, seeds=6):
     return dict(zip(CLAIMS, (v.agrees for v in findings.verdicts), strict=True))
 
 
-def test_two_modes_where_there_are_two_and_one_where_there_is_one():
+def test_number_of_modes_is_found():
     assert all(answers().values())
 
 
@@ -59,7 +59,7 @@ def test_each_verdict_follows_its_own_numbers(changed, claims):
 
 
 @pytest.mark.parametrize("changed", [{}, {"second_residual": 0.6, "second_plain": 0.95}])
-def test_two_networks_do_not_tell(changed):
+def test_two_networks_are_undecided(changed):
     assert set(answers(seeds=2, **changed).values()) == {None}
 
 

@@ -114,7 +114,7 @@ def pairs(**changed):
     return own.iloc[0]
 
 
-def test_linear_blocks_that_cost_little_agree_with_the_claims():
+def test_linear_blocks_that_cost_little_agree_with_claims():
     assert all(answers().values())
 
 

@@ -13,7 +13,7 @@ from nlbench.studies.framework import Context
 from nlbench.studies.shared.single_functions import normal_score
 
 
-def test_score_of_independent_numbers_is_one_where_zero_was_claimed(tmp_path):
+def test_independent_numbers_score_one_against_the_claim(tmp_path):
     run = _measure_independent(Context(tmp_path, "asymmetry"))
     verdict = _independent_verdict(run)
     assert verdict.word == "no"
@@ -46,7 +46,7 @@ def test_shapes_are_compared_at_every_width(rows, word):
     assert _compare_centred(by_shape(*rows)).word == word
 
 
-def test_relu_is_not_the_most_nonlinear_of_wide_inputs():
+def test_relu_is_not_most_nonlinear_of_wide_inputs():
     # tanh of very wide inputs is a sign, whose correlation with its input is √(2/π).
     step = 1 - np.sqrt(1 - np.sqrt(2 / np.pi))
     x = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000)

@@ -32,5 +32,5 @@ def test_each_verdict_follows_its_own_numbers():
     assert answers(after=(0.85, 0.8, 0.7))[3] is False
 
 
-def test_two_networks_do_not_tell():
+def test_two_networks_are_undecided():
     assert answers(seeds=2) == (None, None, None, None)

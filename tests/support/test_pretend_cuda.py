@@ -104,7 +104,7 @@ def assert_same_results(run, expected, rel=1e-12):
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
-def test_a_segment_is_traced_on_the_device_of_the_model(cuda, method):
+def test_segment_is_traced_on_device_of_model(cuda, method):
     torch.manual_seed(0)
     model, (start, end) = pooled().eval(), torch.rand(2, 3, 8, 8)
     end = start + (end - start) / 16
@@ -133,7 +133,7 @@ def test_synchronisations_are_counted_by_operation(cuda):
     assert cuda.waits == {"_local_scalar_dense": 1, "index[mask]": 1}
 
 
-def test_site_measures_wait_at_most_four_times_a_site_and_batch(cuda):
+def test_site_measures_wait_at_most_four_times(cuda):
     torch.manual_seed(0)
     model, inputs = pooled().eval().to("cuda"), torch.rand(256, 3, 8, 8).to("cuda")
     nlbench.evaluate(model, inputs, SITE_MEASURES)
@@ -189,12 +189,12 @@ def exactly(limit=None):
     return prepared
 
 
-def test_exact_tracing_waits_at_most_five_times_per_activation_layer(cuda):
+def test_exact_tracing_waits_five_times_per_activation(cuda):
     one, four = (waits_of(cuda, lambda n=n: Deep(n), (6,), exactly()) for n in (1, 4))
     assert 0 < four - one <= 5 * 3
 
 
-def test_exact_tracing_waits_at_most_five_times_per_pooling(cuda):
+def test_exact_tracing_waits_five_times_per_pooling(cuda):
     def without_pooling():
         return nn.Sequential(pooled()[0], nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 5))
 
@@ -215,7 +215,7 @@ def test_waits_of_exact_tracing_in_chunks_are_bounded(cuda):
     assert in_chunks - at_once <= regions * (5 * 4 + 3)
 
 
-def test_estimates_wait_a_few_times_per_halving_for_any_number_of_layers(cuda):
+def test_estimates_wait_few_times_per_halving(cuda):
     def poolings(count):
         pools = (nn.MaxPool2d(2, 1) for _ in range(count))
         last = nn.Linear(2 * (4 - count) ** 2, 2)
@@ -238,7 +238,7 @@ def few_images():
     return Dataset("few", *[TensorDataset(images, labels)] * 2, (3, 8, 8), 5, (0.5,), (0.25,), "")
 
 
-def test_training_agrees_with_the_cpu_with_two_waits_per_step(cuda):
+def test_training_agrees_with_cpu_at_two_waits(cuda):
     # One for the finiteness of the loss, one for the number of correct predictions.
     recipe = replace(vanilla, batch_size=8, epochs=2)
     on_gpu = train(smooth, few_images(), recipe, device="cuda")
@@ -257,7 +257,7 @@ def test_training_agrees_with_the_cpu_with_two_waits_per_step(cuda):
     assert cuda.waits.total() - waits <= 2 * steps + 2 * evaluations
 
 
-def test_a_run_on_the_gpu_agrees_with_the_cpu(tmp_path):
+def test_run_on_the_gpu_agrees_with_the_cpu(tmp_path):
     settings = {**FEW_LINES, "lines.radius": 0.5, "lines.budget": 0, "lines.evaluations": 64}
     few = {"samples": 2, "traced": 1, "directions": 2}
     settings |= {f"local-complexity.{name}": value for name, value in few.items()}
@@ -395,7 +395,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_is_on_the_device_of_its_inputs(cuda, name):
+def test_score_is_on_the_device_of_its_inputs(cuda, name):
     x = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     score = SCORES[name](x.to("cuda"), x.relu().to("cuda"))
     assert score.is_cuda

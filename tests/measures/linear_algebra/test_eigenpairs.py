@@ -37,7 +37,7 @@ def check(matrix):
 
 @settings(deadline=None, max_examples=10)
 @given(st.integers(0, 999), st.integers(1, 3 * REFLECTORS_PER_GROUP + 2), st.floats(1e-6, 1e6))
-def test_eigenpairs_of_any_size_and_scale_meet_the_definition(seed, size, scale):
+def test_eigenpairs_of_any_size_and_scale_meet_definition(seed, size, scale):
     check(scale * symmetric(seed, size))
 
 
@@ -58,16 +58,16 @@ def test_eigenpairs_of_large_matrices_meet_the_definition(size, monkeypatch):
     ],
     ids=["diagonal", "identity", "zero", "in blocks", "of rank one"],
 )
-def test_reflectors_that_do_nothing_and_repeated_eigenvalues_are_right(matrix):
+def test_trivial_reflectors_and_repeated_eigenvalues_are_handled(matrix):
     check(matrix)
 
 
-def test_a_version_of_scipy_without_the_tridiagonal_routine_will_do(monkeypatch):
+def test_scipy_without_tridiagonal_routine_suffices(monkeypatch):
     monkeypatch.delattr(eigen.lapack, "dstevd", raising=False)
     check(symmetric(4, 100))
 
 
-def test_no_convergence_is_told(monkeypatch):
+def test_missing_convergence_is_an_error(monkeypatch):
     monkeypatch.setattr(eigen.lapack, "dstevd", lambda d, e: (d, np.eye(len(d)), 1), raising=False)
     with pytest.raises(ArithmeticError, match="did not converge"):
         eigenpairs(np.asfortranarray(symmetric(5, 100)))

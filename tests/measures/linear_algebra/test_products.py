@@ -41,7 +41,7 @@ def test_products_are_those_of_the_definition():
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("d", [1, 63, 64, 65, 130])
-def test_a_gram_matrix_is_whole_on_both_sides_of_its_diagonal(d):
+def test_gram_matrix_is_symmetric(d):
     a = samples(5, 7, d)
     torch.testing.assert_close(gram(a), torch.einsum("ni,nj->ij", a, a))
 
@@ -53,12 +53,12 @@ def test_a_product_that_is_differentiated_has_its_gradient():
 
 
 @pytest.mark.usefixtures("library")
-def test_the_gradient_of_a_gram_matrix_is_that_of_finite_differences():
+def test_gradient_of_gram_matrix_equals_finite_differences():
     weights = samples(2, 3, 3)
     assert gradcheck(lambda a: gram(a) * weights, (samples(3, 5, 3).requires_grad_(),))
 
 
-def test_one_core_is_for_few_numbers_or_where_pytorch_was_told_to_use_one():
+def test_small_products_use_one_core():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -135,7 +135,7 @@ def two_library_threads():
 
 
 @pytest.mark.usefixtures("two_library_threads")
-def test_no_library_starts_threads_of_its_own_meanwhile_and_all_may_after():
+def test_libraries_use_one_thread_inside_the_block():
     with single_blas_thread():
         assert set(library_threads()) == {1}
         with single_blas_thread():
@@ -145,7 +145,7 @@ def test_no_library_starts_threads_of_its_own_meanwhile_and_all_may_after():
 
 
 @pytest.mark.usefixtures("two_library_threads")
-def test_threads_that_are_inside_at_once_leave_the_libraries_as_they_were():
+def test_nested_blocks_restore_the_threads():
     other_in, first_out = threading.Event(), threading.Event()
 
     def leaves_last():
@@ -163,14 +163,14 @@ def test_threads_that_are_inside_at_once_leave_the_libraries_as_they_were():
 
 
 @pytest.mark.usefixtures("two_library_threads")
-def test_an_error_inside_leaves_the_libraries_as_they_were():
+def test_error_inside_leaves_the_libraries_as_they_were():
     with pytest.raises(ZeroDivisionError), single_blas_thread():
         _ = 1 / 0
     assert set(library_threads()) == {2}
 
 
 @pytest.mark.parametrize(("n", "d"), [(60, 8), (300, 40), (20, 70)])
-def test_the_affinity_score_and_its_gradient_are_the_same_by_either_library(n, d):
+def test_affinity_and_gradient_agree_between_libraries(n, d):
     before = torch.get_num_threads()
     found = []
     try:

@@ -62,7 +62,7 @@ def test_merging_is_the_same_either_way_round():
         assert torch.equal(merged.high, whole.high)
 
 
-def test_a_constant_column_is_exactly_zero_in_every_scatter():
+def test_constant_column_is_exactly_zero_in_every_scatter():
     x, y = pair(1, 50)
     x[:, 1] = 0.1
     moments = streamed(x, y, 7).moments
@@ -71,7 +71,7 @@ def test_a_constant_column_is_exactly_zero_in_every_scatter():
     assert torch.equal(moments.xx[1], torch.zeros(3).double())
 
 
-def test_a_column_that_is_constant_in_each_batch_but_not_overall_varies():
+def test_column_constant_only_within_batches_varies():
     x, y = pair(2, 40)
     x[:20, 1], x[20:, 1] = 1.0, 2.0
     moments = streamed(x, y, 20).moments
@@ -79,7 +79,7 @@ def test_a_column_that_is_constant_in_each_batch_but_not_overall_varies():
     assert (moments.xx[1, 1] * moments.unit[1] ** 2).item() == pytest.approx(10.0, rel=1e-12)
 
 
-def test_rows_are_kept_only_while_there_are_few():
+def test_rows_are_buffered_while_few():
     x, y = pair(3, 20, d=8, k=2)
     stream = streamed(x[:9], y[:9], 4)
     assert stream.moments is None
@@ -101,7 +101,7 @@ def test_float32_is_accumulated_in_float64():
 
 
 @pytest.mark.parametrize("power", [-1000, -500, 500, 1000])
-def test_units_take_up_a_power_of_two_to_the_last_bit(power):
+def test_power_of_two_scaling_is_exact(power):
     x, y = pair(6, 30)
     plain, other = streamed(x, y, 4).moments, streamed(x * 2.0**power, y, 4).moments
     assert torch.equal(other.scatter, plain.scatter)
@@ -110,7 +110,7 @@ def test_units_take_up_a_power_of_two_to_the_last_bit(power):
     assert other.varying_x.all()
 
 
-def test_a_column_far_smaller_than_its_neighbours_keeps_its_scatter():
+def test_small_column_next_to_large_keeps_its_scatter():
     x, y = pair(7, 30)
     small = x * torch.tensor([1.0, 2.0**-700, 2.0**600], dtype=torch.float64)
     plain, other = streamed(x, y, 4).moments, streamed(small, y, 4).moments
@@ -123,7 +123,7 @@ def test_a_column_far_smaller_than_its_neighbours_keeps_its_scatter():
 @pytest.mark.parametrize("batch", [3, 20])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("first", [True, False])
-def test_the_coarsest_rounding_of_each_side_is_kept(batch, side, first):
+def test_coarsest_rounding_of_each_side_is_used(batch, side, first):
     stream = SamplePairs()
     for is_coarse in (first, not first):
         samples = list(pair(8, batch))

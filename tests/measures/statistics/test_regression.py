@@ -37,7 +37,7 @@ def test_dependent_inputs_have_the_smallest_coefficients():
     assert torch.allclose(fit(doubled), plain(X), atol=1e-8)
 
 
-def test_fewer_rows_than_inputs_have_the_coefficients_of_least_norm():
+def test_fewer_rows_than_inputs_have_least_norm_coefficients():
     rows = torch.randn(12, 60, generator=GENERATOR).double() * torch.logspace(0, -2, 60)
     targets = torch.randn(12, 2, generator=GENERATOR).double()
     fit = RegressionSums.of(rows, targets).fit(torch.zeros(60))

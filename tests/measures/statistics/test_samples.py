@@ -19,19 +19,19 @@ from nlbench.measures.statistics.samples import (
 
 
 @given(st.floats(-1e300, 1e300, allow_subnormal=False), st.integers(2, 50))
-def test_a_constant_column_is_centred_to_exactly_zero_and_does_not_vary(value, n):
+def test_constant_column_is_centred_to_zero(value, n):
     column = torch.full((n, 1), value, dtype=torch.float64)
     assert torch.equal(centered(column), torch.zeros(n, 1).double())
     assert not varying_columns(column).any()
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 3e4])
-def test_centring_keeps_the_digits_of_a_small_spread_on_an_offset(offset):
+def test_centring_keeps_digits_of_small_spread_on_offset(offset):
     steps = torch.arange(-8, 9, dtype=torch.float64)[:, None] * 2.0**-30
     torch.testing.assert_close(centered(steps + offset), steps, rtol=1e-14, atol=0)
 
 
-def test_a_column_varies_if_it_moves_by_more_than_rounding():
+def test_column_varies_beyond_rounding():
     one = torch.ones(3, 4).double()
     one[1, 0] += 1e-15
     one[1, 1] += 1e-14
@@ -40,7 +40,7 @@ def test_a_column_varies_if_it_moves_by_more_than_rounding():
 
 
 @given(st.floats(1e-320, 1e308), st.floats(-1, 1))
-def test_scaling_is_by_a_power_of_two_into_one_to_two(peak, share):
+def test_samples_are_scaled_by_power_of_two(peak, share):
     values = torch.tensor([[peak], [share * peak]], dtype=torch.float64)
     scaled = values / power_of_two(values)
     assert 1 <= scaled[0, 0].item() < 2

@@ -58,7 +58,7 @@ def test_the_matching_is_the_best_of_all_permutations(seed, n, d):
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(2, 30), st.integers(1, 5), st.floats(0.0, 2.0))
-def test_a_certified_identity_costs_no_more_than_the_solvers_matching(seed, n, d, noise):
+def test_certified_identity_costs_no_more_than_solvers_matching(seed, n, d, noise):
     a = points(seed, n, d)
     cost = squared_distances(a, a + noise * points(seed + 5000, n, d)).numpy()
     rows, columns = linear_sum_assignment(cost)
@@ -70,7 +70,7 @@ def test_a_certified_identity_costs_no_more_than_the_solvers_matching(seed, n, d
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(2, 12))
-def test_an_arbitrary_cost_is_never_certified_beyond_its_gap(seed, n):
+def test_arbitrary_cost_is_never_certified_beyond_its_gap(seed, n):
     cost = np.random.default_rng(seed).integers(0, 4, (n, n)).astype(float)
     rows, columns = linear_sum_assignment(cost)
     if certified(cost):
@@ -87,7 +87,7 @@ def test_an_arbitrary_cost_is_never_certified_beyond_its_gap(seed, n):
         pytest.param([[2, 5, 5, 4], [3, 5, 5, 5], [3, 0, 0, 1], [3, 4, 2, 1]], 3, id="more"),
     ],
 )
-def test_an_optimal_identity_is_certified_with_as_few_sweeps_as_it_takes(cost, sweeps, monkeypatch):
+def test_identity_is_certified_with_minimal_sweeps(cost, sweeps, monkeypatch):
     rows, columns = linear_sum_assignment(cost)
     assert np.trace(cost) == np.asarray(cost)[rows, columns].sum()
     assert certified(cost)
@@ -121,7 +121,7 @@ def test_single_precision_never_proves_more_than_is_true(seed, n, d, noise, ties
             assert gap <= allowed + 1e-12
 
 
-def test_single_precision_settles_what_differs_by_less_than_its_digits_in_double(monkeypatch):
+def test_single_precision_settles_differences_beyond_its_digits(monkeypatch):
     # Two outputs are swapped whose costs differ by 1e-9, far below float32's rounding.
     a = points(5, 300, 20)
     a = a - a.mean(0)
@@ -156,7 +156,7 @@ def neighbours_and_swapped():
 
 
 @pytest.mark.usefixtures("several_cores")
-def test_autocast_does_not_shorten_the_products_that_a_proof_rests_on():
+def test_autocast_does_not_shorten_products_of_proofs():
     a, b, swapped = neighbours_and_swapped()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert certified_in_single_precision(a, b, allowed=1e-12)
@@ -173,7 +173,7 @@ def by_the_new_name(value):
 
 @pytest.mark.usefixtures("several_cores")
 @pytest.mark.parametrize("allow", [by_the_old_name, by_the_new_name])
-def test_single_precision_proves_nothing_where_a_user_has_allowed_fewer_digits(allow):
+def test_reduced_matmul_precision_proves_nothing(allow):
     if allow is by_the_new_name and not hasattr(torch.backends, "fp32_precision"):
         pytest.skip("this PyTorch has the old name only")
     a, b, _ = neighbours_and_swapped()
@@ -197,7 +197,7 @@ def test_a_rounding_mode_set_from_outside_is_heeded(monkeypatch):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 20), st.integers(3, 9), st.integers(1, 3))
-def test_points_with_fewer_coordinates_are_as_long_and_never_farther_apart(seed, n, d, kept):
+def test_projected_points_keep_lengths_and_never_separate(seed, n, d, kept):
     a, b = points(seed, n, d), points(seed + 5000, n, d)
     given_points = certificate._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
     short_a, short_b = certificate._shorten(given_points, kept)
@@ -232,7 +232,7 @@ def test_many_coordinates_never_prove_more_than_is_true(seed, n, d, noise, decay
             assert gap <= allowed + 1e-12
 
 
-def test_the_strongest_coordinates_suffice_where_they_tell_the_points_apart(monkeypatch):
+def test_strongest_coordinates_suffice_to_separate_points(monkeypatch):
     x = points(9, 300, 120) * torch.arange(1, 121).double() ** -0.5
     y = torch.nn.functional.leaky_relu(x, 0.8)
     x, y = x - x.mean(0), y - y.mean(0)
@@ -250,7 +250,7 @@ def test_the_strongest_coordinates_suffice_where_they_tell_the_points_apart(monk
 
 
 @pytest.mark.parametrize("n", [300, 600])
-def test_many_points_that_are_not_their_own_best_match_are_solved(n):
+def test_points_matched_to_others_are_solved(n):
     a = points(7, n, 2)
     b = points(8, n, 2)
     matching = optimal_matching(a, b, precision=1e-9)
@@ -258,7 +258,7 @@ def test_many_points_that_are_not_their_own_best_match_are_solved(n):
     assert mean_cost(a, b, matching) == pytest.approx(mean_cost(a[rows], b, columns), rel=1e-12)
 
 
-def test_a_monotone_elementwise_map_is_certified_without_a_solver(monkeypatch):
+def test_monotone_elementwise_map_is_certified_without_a_solver(monkeypatch):
     x = points(3, 200, 20)
     monkeypatch.setattr("nlbench.measures.transport.assignment.linear_sum_assignment", None)
     matching = optimal_matching(x, x.clamp(min=0), precision=1e-9)

@@ -43,7 +43,7 @@ def test_the_coefficient_is_scikit_learns_to_1e_12(n, d):
     )
 
 
-def test_the_coefficient_is_the_same_in_a_smaller_basis():
+def test_coefficient_is_the_same_in_a_smaller_basis():
     data = normal(4, 20, 300)
     reduced, _ = joint_coordinates(data, data)
     inside = ledoit_wolf_coefficient(reduced, reduced.T @ reduced, 300).item()
@@ -52,12 +52,12 @@ def test_the_coefficient_is_the_same_in_a_smaller_basis():
     )
 
 
-def test_the_coefficient_reaches_one_where_the_samples_say_nothing_of_directions():
+def test_coefficient_reaches_one_for_uninformative_samples():
     data = centered(torch.eye(6, dtype=torch.float64))
     assert ledoit_wolf_coefficient(data, data.T @ data, 6).item() == 1.0
 
 
-def test_without_shrinkage_it_is_the_unbiased_covariance_with_a_relative_ridge():
+def test_without_shrinkage_covariance_is_unbiased_with_ridge():
     data = normal(5, 30, 4)
     ours = regularized_covariance(data, dim=4, shrinkage="none", ridge=0.1)
     sample = np.cov(data.numpy().T)

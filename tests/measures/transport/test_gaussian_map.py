@@ -27,7 +27,7 @@ def normal(seed, n, d):
 
 @settings(max_examples=30)
 @given(st.integers(0, 999), st.integers(1, 12))
-def test_the_map_is_symmetric_definite_and_turns_one_covariance_into_the_other(seed, d):
+def test_map_is_positive_definite_and_transports_covariance(seed, d):
     source, target = (np.cov(normal(seed + k, 60, d).numpy().T).reshape(d, d) for k in (0, 5000))
     matrix = optimal_map(torch.tensor(source), torch.tensor(target)).numpy()
     scale = np.abs(matrix).max()
@@ -46,7 +46,7 @@ def test_the_map_is_the_papers_formula():
     np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-9)
 
 
-def test_the_map_keeps_its_digits_in_directions_held_by_little_more_than_the_ridge():
+def test_map_keeps_digits_in_directions_near_the_ridge():
     # Both covariances have the same eigenvectors, so that the map has the square roots of
     # the ratios. The eigenvalues of Lᵀ Σy L span 16 decades: roots taken of them directly
     # would be noise for the weak directions.

@@ -67,7 +67,7 @@ def test_images_and_labels_are_those_that_torchvision_reads(tmp_path, split, mon
 
 
 @pytest.mark.parametrize("below", ["", "cifar-10-batches-py"])
-def test_the_files_are_found_in_the_folder_or_its_usual_subfolder(tmp_path, below):
+def test_files_are_found_in_folder_or_subfolder(tmp_path, below):
     write_cifar10(tmp_path / "data" / below)
     data = cifar10(str(tmp_path / "data"))
     assert (len(data.train), len(data.test)) == (20, 4)
@@ -75,13 +75,13 @@ def test_the_files_are_found_in_the_folder_or_its_usual_subfolder(tmp_path, belo
 
 
 @pytest.mark.parametrize("below", ["cifar10", "cifar-10-batches-py", "cifar10/cifar-10-batches-py"])
-def test_without_a_folder_it_is_looked_for_below_the_environments(tmp_path, monkeypatch, below):
+def test_default_folder_comes_from_the_environment(tmp_path, monkeypatch, below):
     write_cifar10(tmp_path / below)
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     assert len(cifar10().test) == 4
 
 
-def test_the_fine_labels_are_those_of_the_hundred_classes(tmp_path):
+def test_fine_labels_are_those_of_the_hundred_classes(tmp_path):
     folder = write_cifar100(tmp_path / "cifar-100-python")
     batch = pickle.loads((folder / "train").read_bytes())
     data = cifar100(str(tmp_path))
@@ -120,7 +120,7 @@ def test_files_that_python_2_wrote_are_read(tmp_path):
         assert torch.equal(test[index][0], expected)
 
 
-def test_it_says_whether_the_files_are_the_published_ones(tmp_path, monkeypatch):
+def test_official_files_are_recognized_by_checksum(tmp_path, monkeypatch):
     folder = write_cifar10(tmp_path / "cifar-10-batches-py")
     assert "MD5 sums are not the published ones" in cifar10(str(tmp_path)).preprocessing
 
@@ -150,7 +150,7 @@ class Harmful:
         (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, 2), "0 to 9"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line_and_runs_nothing(tmp_path, capsys, content, what):
+def test_damaged_file_is_refused_by_name(tmp_path, capsys, content, what):
     folder = write_cifar10(tmp_path / "cifar-10-batches-py")
     (folder / "test_batch").write_bytes(content)
     with pytest.raises(RequestError, match=what) as caught:
@@ -160,7 +160,7 @@ def test_a_damaged_file_is_named_in_one_line_and_runs_nothing(tmp_path, capsys, 
     assert capsys.readouterr().out == ""
 
 
-def test_a_missing_dataset_is_one_line_that_says_what_to_put_where(tmp_path):
+def test_missing_dataset_is_refused_with_instructions(tmp_path):
     with pytest.raises(RequestError) as caught:
         cifar10(str(tmp_path))
     assert str(caught.value) == (
@@ -176,13 +176,13 @@ def test_a_missing_batch_is_named(tmp_path):
         cifar10(str(tmp_path))
 
 
-def test_without_any_folder_one_line_says_how_to_give_one(monkeypatch):
+def test_missing_folder_option_is_explained(monkeypatch):
     monkeypatch.delenv("NLBENCH_DATA", raising=False)
     with pytest.raises(RequestError, match=r"--set cifar10\.folder=PATH, or set NLBENCH_DATA"):
         cifar10()
 
 
-def test_the_fingerprint_changes_with_the_files_and_not_without(tmp_path):
+def test_fingerprint_changes_with_the_files_and_not_without(tmp_path):
     folder = write_cifar10(tmp_path / "cifar-10-batches-py")
     fingerprint = dataset_info(cifar10).fingerprint
     before = fingerprint(folder=str(tmp_path), download=False)
@@ -210,7 +210,7 @@ def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
     assert tried == []
 
 
-def test_a_damaged_test_batch_is_told_before_the_first_epoch(tmp_path):
+def test_damaged_test_batch_is_refused_before_training(tmp_path):
     folder = tmp_path / "data"
     write_cifar10(folder)
     (folder / "test_batch").write_bytes(b"damaged")

@@ -27,14 +27,14 @@ def expected_split():
     return order[512:], order[:512]
 
 
-def test_the_splits_have_1285_and_512_images_in_three_channels(data):
+def test_splits_have_1285_and_512_images(data):
     assert (len(data.train), len(data.test)) == (1285, 512)
     assert data.train[0][0].shape == data.shape == (3, 32, 32)
     assert data.train[0][0].dtype == torch.float32
     assert type(data.train[0][1]) is int
 
 
-def test_each_image_is_the_bilinear_enlargement_of_its_original(data):
+def test_each_image_is_bilinear_enlargement_of_its_original(data):
     original = load_digits()
     for items, chosen in zip((data.train, data.test), expected_split(), strict=True):
         expected = enlarged_by_hand(original.images[chosen] / 16)
@@ -43,7 +43,7 @@ def test_each_image_is_the_bilinear_enlargement_of_its_original(data):
         assert [label for _, label in items] == original.target[chosen].tolist()
 
 
-def test_the_split_is_the_one_that_published_figures_were_made_with(data):
+def test_split_equals_the_published_one(data):
     # Written down when the split was made: a change of NumPy's or scikit-learn's would show.
     assert [label for _, label in list(data.test)[:12]] == [2, 8, 2, 6, 6, 7, 1, 9, 8, 5, 2, 8]
     assert [label for _, label in list(data.train)[:6]] == [7, 8, 8, 1, 1, 3]
@@ -55,7 +55,7 @@ def test_pixels_lie_between_zero_and_one(data):
     assert 0.9 < images.max() <= 1
 
 
-def test_mean_and_deviation_are_those_of_the_training_split(data):
+def test_mean_and_deviation_are_those_of_training_split(data):
     train, _ = expected_split()
     pixels = enlarged_by_hand(load_digits().images[train] / 16)
     assert data.mean == pytest.approx([pixels.mean()] * 3, abs=1e-6)
@@ -64,7 +64,7 @@ def test_mean_and_deviation_are_those_of_the_training_split(data):
     assert data.std[0] == pytest.approx(0.3242, abs=5e-5)
 
 
-def test_the_normalised_training_split_has_mean_zero_and_deviation_one(data):
+def test_normalised_training_split_is_standardised(data):
     inputs = data.sample(None, split="train").inputs.double()
     torch.testing.assert_close(
         inputs.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-5, rtol=0
@@ -87,6 +87,6 @@ def test_loading_leaves_the_global_random_states_alone():
     assert states() == before
 
 
-def test_the_preprocessing_is_said_in_words(data):
+def test_preprocessing_is_described(data):
     for word in ("divided by 16", "bilinear", "32x32", "3 equal channels", "512", "1285", "mean"):
         assert word in data.preprocessing

@@ -29,7 +29,7 @@ def animals(tmp_path):
     return tmp_path / "animals"
 
 
-def test_class_folders_in_alphabetical_order_give_the_labels(animals):
+def test_labels_follow_alphabetical_class_folders(animals):
     data = images(str(animals), size=16)
     theirs = ImageFolder(str(animals))
     assert data.classes == 3
@@ -47,7 +47,7 @@ def test_images_side_by_side_have_no_labels(tmp_path):
     assert data.sample(2).labels is None
 
 
-def test_another_number_of_classes_leaves_the_images_without_labels(animals):
+def test_another_number_of_classes_leaves_images_without_labels(animals):
     assert images(str(animals), classes=3).sample(2).labels is not None
     data = images(str(animals), classes=1000)
     assert (data.classes, data.sample(2).labels) == (1000, None)
@@ -78,7 +78,7 @@ def test_only_the_images_that_are_drawn_are_read(animals):
         data.sample(2, seed=readable)
 
 
-def test_a_stream_holds_the_images_of_the_sample_a_batch_at_a_time(animals):
+def test_stream_holds_images_of_sample_batch_at_time(animals):
     data = images(str(animals), size=16)
     parts = list(data.stream(None, seed=2, batch=2))
     assert [len(part.inputs) for part in parts] == [2, 2, 1]
@@ -97,7 +97,7 @@ def test_the_preprocessing_of_weights_replaces_the_usual_one(animals):
     assert "as for somebody" in data.preprocessing
 
 
-def test_a_size_that_is_given_wins_over_that_of_the_weights(animals):
+def test_explicit_size_overrides_that_of_the_weights(animals):
     wanted = Preprocessing(224, 256, (0.5,) * 3, (0.25,) * 3)
     data = images(str(animals), size=28).adapt(wanted)
     assert data.shape == (3, 28, 28)
@@ -105,7 +105,7 @@ def test_a_size_that_is_given_wins_over_that_of_the_weights(animals):
     assert "resized to 32 pixels" in data.preprocessing
 
 
-def test_the_usual_preprocessing_is_that_of_the_older_networks(tmp_path):
+def test_usual_preprocessing_is_that_of_the_older_networks(tmp_path):
     from torchvision.models import AlexNet_Weights
 
     picture(tmp_path / "one.png", size=(300, 280))
@@ -131,7 +131,7 @@ def test_other_kinds_of_images_get_three_channels(tmp_path, mode):
     assert read_image(file, Preprocessing(8, 8, (), ())).shape == (3, 8, 8)
 
 
-def test_a_missing_folder_is_one_line_that_says_what_to_put_where(tmp_path):
+def test_missing_folder_is_refused_with_instructions(tmp_path):
     with pytest.raises(RequestError, match=r"there is no folder .*nowhere; put a folder of image"):
         images(str(tmp_path / "nowhere"))
 
@@ -147,7 +147,7 @@ def test_an_empty_class_folder_is_refused(animals):
         images(str(animals)).sample(1)
 
 
-def test_imagenets_labels_are_the_order_of_a_thousand_folders(tmp_path):
+def test_imagenets_labels_are_order_of_thousand_folders(tmp_path):
     for index in range(1000):
         (tmp_path / "val" / f"n{index:08d}").mkdir(parents=True)
         file = tmp_path / "val" / f"n{index:08d}" / "ILSVRC2012_val_1.JPEG"
@@ -201,14 +201,14 @@ def test_a_class_may_be_called_train(tmp_path):
     assert (len(data.test), data.classes) == (2, 2)
 
 
-def test_splits_of_different_classes_are_refused_since_their_labels_would_differ(tmp_path):
+def test_splits_with_different_classes_are_refused(tmp_path):
     for name in ("train/a", "train/b", "val/a", "val/c"):
         picture(tmp_path / name / "1.png")
     with pytest.raises(RequestError, match="class folder 'b' is only in one of"):
         images(str(tmp_path))
 
 
-def test_images_beside_class_folders_are_refused_and_not_left_out(tmp_path):
+def test_images_outside_class_folders_are_refused(tmp_path):
     picture(tmp_path / "loose.png")
     picture(tmp_path / "thumbs" / "1.png")
     with pytest.raises(RequestError, match=r"such as loose\.png, and folders"):
@@ -218,7 +218,7 @@ def test_images_beside_class_folders_are_refused_and_not_left_out(tmp_path):
 PLAIN = Preprocessing(4, 4, (0.5,) * 3, (0.5,) * 3)
 
 
-def test_of_sixteen_bits_the_upper_eight_are_read(tmp_path):
+def test_sixteen_bit_images_keep_their_upper_byte(tmp_path):
     coarse = torch.arange(16, dtype=torch.int32).reshape(4, 4).numpy() * 16
     fine = (coarse * 256 + 77).astype("uint16")
     Image.fromarray(fine).save(tmp_path / "fine.png")
@@ -236,7 +236,7 @@ def test_pixels_without_a_white_are_refused(tmp_path, dtype, kind):
 
 
 @pytest.mark.parametrize("name", ["cat/a.png", "cat/b.JPEG", "ant/c.bmp", "dog/e.jpg"])
-def test_an_image_that_is_cut_short_is_found_before_a_training(animals, name):
+def test_truncated_image_is_refused_before_training(animals, name):
     data = images(str(animals), size=16)
     data.train.check()
     whole = (animals / name).read_bytes()
@@ -248,7 +248,7 @@ def test_an_image_that_is_cut_short_is_found_before_a_training(animals, name):
         Classification(data, vanilla, 0)
 
 
-def test_damage_in_the_middle_of_a_png_is_found_before_a_training(animals):
+def test_damaged_png_is_refused_before_training(animals):
     file = animals / "cat" / "a.png"
     noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(noise).save(file)
@@ -260,21 +260,21 @@ def test_damage_in_the_middle_of_a_png_is_found_before_a_training(animals):
         images(str(animals), size=16).train.check()
 
 
-def test_an_image_with_something_after_its_end_is_as_good_as_others(animals):
+def test_trailing_bytes_after_an_image_are_ignored(animals):
     for name in ("cat/a.png", "cat/b.JPEG"):
         with (animals / name).open("ab") as file:
             file.write(b"\0" * 1000)
     images(str(animals), size=16).train.check()
 
 
-def test_a_damaged_image_fails_its_subject_before_anything_is_measured(animals):
+def test_damaged_image_fails_its_subject_before_measuring(animals):
     (animals / "dog" / "e.jpg").write_bytes(b"\xff\xd8 no image")
     data = images(str(animals), size=16)
     with pytest.raises(RequestError, match=r"can't read the image .*dog/e\.jpg"):
         samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity(), max_bytes=0)
 
 
-def test_an_image_that_would_fill_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_oversized_image_is_refused(tmp_path, monkeypatch):
     picture(tmp_path / "x.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(RequestError, match=r"can't read the image .*x.png: .*exceeds limit"):
@@ -298,7 +298,7 @@ def test_links_to_folders_above_do_not_repeat_images(animals):
     assert (data.classes, data.test._files) == (3, expected)
 
 
-def test_folders_that_link_to_each_other_are_read_once(animals):
+def test_linked_folders_are_read_once(animals):
     for name, other in (("x", "y"), ("y", "x")):
         (animals / "ant" / name).mkdir()
         (animals / "ant" / name / "other").symlink_to(f"../{other}")

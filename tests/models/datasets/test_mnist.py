@@ -44,7 +44,7 @@ def test_images_and_labels_match_torchvision(tmp_path, open_it):
         assert all(torch.equal(items[i][0], images[i][None] / 255) for i in range(len(items)))
 
 
-def test_compressed_files_give_the_same_images(tmp_path):
+def test_compressed_files_hold_the_same_images(tmp_path):
     plain, packed = (
         mnist(str(write(tmp_path / "a"))),
         mnist(str(write(tmp_path / "b", packed=True))),
@@ -52,7 +52,7 @@ def test_compressed_files_give_the_same_images(tmp_path):
     assert torch.equal(plain.sample(None).images, packed.sample(None).images)
 
 
-def test_the_default_is_32_pixels_with_a_margin_of_zeros(tmp_path):
+def test_default_is_32_pixels_with_margin_of_zeros(tmp_path):
     folder = str(write(tmp_path / "data"))
     padded, bare = mnist(folder).sample(3).images, mnist(folder, size="28").sample(3).images
     assert padded.shape == (3, 1, 32, 32)
@@ -70,7 +70,7 @@ def test_three_channels_are_equal(tmp_path):
 @pytest.mark.parametrize(
     ("open_it", "below"), [(mnist, "MNIST/raw"), (fashion_mnist, "FashionMNIST/raw")]
 )
-def test_the_layout_of_torchvision_is_found(tmp_path, monkeypatch, open_it, below):
+def test_torchvision_layout_is_recognized(tmp_path, monkeypatch, open_it, below):
     write(tmp_path / below)
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     assert len(open_it().test) == 5
@@ -139,7 +139,7 @@ def test_a_folder_of_an_unknown_user_is_missing():
         mnist("~nobody-of-that-name/mnist")
 
 
-def test_a_damaged_file_is_reported_before_the_first_epoch(tmp_path):
+def test_damaged_file_is_reported_before_the_first_epoch(tmp_path):
     folder = write(tmp_path / "data")
     (folder / "t10k-images-idx3-ubyte").write_bytes(b"damaged")
     heard = []

@@ -71,7 +71,7 @@ KNOWN = {
     ("language", "number", "words"),
     [(language, *entry) for language, known in KNOWN.items() for entry in known.items()],
 )
-def test_numbers_are_written_as_they_are_spelt(language, number, words):
+def test_numbers_are_spelled_out(language, number, words):
     assert spell_out(number, language) == words
 
 
@@ -123,12 +123,12 @@ def test_the_first_ten_thousand_all_differ(language):
 
 
 @pytest.mark.parametrize(("number", "language"), [(-1, "en"), (10**6, "en"), (1, "nl")])
-def test_what_can_not_be_written_is_refused(number, language):
+def test_unsupported_number_is_refused(number, language):
     with pytest.raises(RequestError, match="number words"):
         spell_out(number, language)
 
 
-def test_the_corpus_pairs_the_same_number_in_both_languages():
+def test_corpus_pairs_the_same_number_in_both_languages():
     data = number_words(train=50, test=10, target="de")
     for split in (data.train, data.test):
         for source, target in zip(split.sources, split.targets, strict=True):

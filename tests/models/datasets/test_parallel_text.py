@@ -24,7 +24,7 @@ def files(tmp_path):
     return str(tmp_path / "en"), str(tmp_path / "de")
 
 
-def test_two_files_give_their_pairs_in_two_splits(files):
+def test_two_files_become_pairs_in_two_splits(files):
     data = parallel(*files, test=0.3, vocabulary=60)
     pairs = {
         pair
@@ -50,7 +50,7 @@ def test_inputs_are_the_source_and_the_shifted_target(files):
         assert data.vocabulary.decode([wanted]) == [target]
 
 
-def test_a_sample_is_the_same_for_the_same_seed(files):
+def test_sample_is_the_same_for_the_same_seed(files):
     data = parallel(*files, test=0.5, vocabulary=60)
     first, again, other = (data.sample(4, seed=seed).inputs for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -61,7 +61,7 @@ def test_a_sample_is_the_same_for_the_same_seed(files):
     assert {tuple(row) for row in sample.labels.tolist()} == targets
 
 
-def test_pairs_that_are_too_long_are_left_out_and_counted(files, tmp_path):
+def test_long_pairs_are_skipped_and_counted(files, tmp_path):
     (tmp_path / "en").write_text("\n".join([*ENGLISH, "sleeps " * 40]), encoding="utf-8")
     (tmp_path / "de").write_text("\n".join([*GERMAN, "schläft"]), encoding="utf-8")
     data = parallel(*files, vocabulary=60, length=30, seed=1)
@@ -69,7 +69,7 @@ def test_pairs_that_are_too_long_are_left_out_and_counted(files, tmp_path):
     assert "1 pairs left out" in data.preprocessing
 
 
-def test_lines_end_where_the_file_says_not_inside_a_sentence(tmp_path):
+def test_lines_end_only_at_line_feeds(tmp_path):
     (tmp_path / "en").write_bytes("a\u2028b\r\nc\r\n".encode() * 5)
     (tmp_path / "de").write_bytes(b"d\ne\n" * 5)
     data = parallel(str(tmp_path / "en"), str(tmp_path / "de"), test=0.2, vocabulary=60)
@@ -86,7 +86,7 @@ def test_the_vocabulary_of_a_checkpoint_is_used_again(files, tmp_path):
 
 
 @given(st.lists(st.text(alphabet="abcdé ", min_size=1), min_size=1, max_size=5))
-def test_decoding_gives_back_what_was_encoded_but_for_runs_of_spaces(sentences):
+def test_decoding_inverts_encoding_up_to_spaces(sentences):
     words = Vocabulary.learn(["abcdé", "é d c b a"], 40)
     tidy = [" ".join(sentence.split()) for sentence in sentences]
     found = words.decode([[*row, END, 7] for row in words.encode(tidy)])
@@ -103,7 +103,7 @@ def test_decoding_gives_back_what_was_encoded_but_for_runs_of_spaces(sentences):
         ({"vocabulary_of": "no-such-file"}, "can't read no-such-file"),
     ],
 )
-def test_files_that_can_not_be_used_are_one_line(files, change, message):
+def test_unusable_files_are_refused(files, change, message):
     arguments = {"source": files[0], "target": files[1], "vocabulary": 60, **change}
     with pytest.raises(RequestError, match=message):
         parallel(**arguments)
@@ -125,7 +125,7 @@ def test_text_that_is_no_utf8_is_refused(files, tmp_path):
     ("recipe", "message"),
     [(augmented, "augments images"), (noisy_labels, "no labels to corrupt")],
 )
-def test_what_only_images_allow_is_refused(files, recipe, message):
+def test_image_only_options_are_refused(files, recipe, message):
     with pytest.raises(RequestError, match=message):
         task_of(parallel(*files, vocabulary=60), recipe, 0)
 
@@ -135,7 +135,7 @@ def test_plain_recipes_are_fine(files):
     assert task_of(data, vanilla, 0).size == len(data.train.sources)
 
 
-def test_without_the_library_one_line_says_what_to_install(monkeypatch):
+def test_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(RequestError, match=r"pip install 'nlbench\[translation\]'"):
         Vocabulary.learn(["a"], 40)
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
         Vocabulary.load(tmp_path / "v.json")
 
 
-def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(files, tmp_path):
+def test_weights_of_another_vocabulary_are_refused(files, tmp_path):
     from nlbench.subjects.load import load_subject
     from nlbench.subjects.spec import SubjectSpec
 
@@ -164,6 +164,6 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
     assert load_subject(known, torch.device("cpu")).facts.weights == "words.safetensors"
 
 
-def test_an_unknown_way_of_cutting_sentences_is_told_before_training(files):
+def test_unknown_tokenizer_is_refused_before_training(files):
     with pytest.raises(RequestError, match="BLEU: unknown tokenizer 'words'"):
         task_of(parallel(*files, vocabulary=60, bleu="words"), vanilla, 0)

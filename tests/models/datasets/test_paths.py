@@ -55,7 +55,7 @@ def test_left_out_files_are_counted(folder):
     assert load_dataset("./imgs").test.left_out() == "3 files left out (2 .gif, 1 .jfif)"
 
 
-def test_one_channel_is_the_luminance(folder):
+def test_single_channel_is_the_luminance(folder):
     draw_image(folder / "imgs" / "1.png", size=(8, 8))
     dataset = load_dataset("./imgs", {"size": 8, "channels": "1"})
     image = dataset.sample(1).images[0]

@@ -97,7 +97,7 @@ def test_seeds_draw_other_windows_of_the_same_files(folder):
     assert not first.equal(other)
 
 
-def test_a_text_is_a_file_a_folder_or_a_glob(folder, monkeypatch):
+def test_text_is_file_folder_or_glob(folder, monkeypatch):
     assert len(text_files(str(folder))) == 100
     assert [path.name for path in text_files(f"{folder}/00[12]*.txt")] == ["001.txt", "002.txt"]
     monkeypatch.chdir(folder)
@@ -109,7 +109,7 @@ def test_a_text_is_a_file_a_folder_or_a_glob(folder, monkeypatch):
         load_dataset("text/missing")
 
 
-def test_what_is_no_text_or_too_short_is_refused(tmp_path):
+def test_empty_or_short_text_is_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(1000))
     with pytest.raises(RequestError, match=r"a\.bin is not text: it contains null bytes"):
         load_dataset(f"text/{tmp_path}/a.bin").sample(1)
@@ -130,7 +130,7 @@ def test_a_changed_file_changes_the_fingerprint(folder):
     assert fingerprint() != before
 
 
-def test_the_standard_library_is_a_text_of_every_machine():
+def test_standard_library_is_a_text_of_every_machine():
     info = dataset_info(registry.load("datasets", "text/python"))
     assert info.version == f"Python {platform.python_version()}"
     text = load_dataset("text/python")

@@ -91,7 +91,7 @@ def test_a_folder_is_measured_with_its_weights(folders, name):
     assert ("bfloat16" in remark) == (name == "llama")
 
 
-def test_text_is_read_by_the_tokenizer_of_the_folder(folders):
+def test_text_is_read_by_tokenizer_of_folder(folders):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "gpt2")
     causal = loaded(folders / "gpt2", options=(("length", 16),))
     source = "\n".join(path.read_text() for path in text_files("python"))
@@ -129,7 +129,7 @@ def test_blocks_of_a_folder_are_measured_by_name(folders, tmp_path):
     }
 
 
-def test_blocks_are_measured_on_a_loader_of_a_tokenizers_mappings(folders):
+def test_blocks_are_measured_on_loader_of_tokenizers_mappings(folders):
     model = transformers.AutoModelForCausalLM.from_pretrained(folders / "gpt2")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "gpt2", pad_token="<eos>")
     texts = [f"define the square of {i} as {i * i}" + " and that" * (i % 3) for i in range(64)]
@@ -159,7 +159,7 @@ def test_images_fit_their_model(folders):
         loaded(folders / "vit", data="random", samples=4, options=options)
 
 
-def test_images_are_prepared_as_the_folder_says(folders, tmp_path):
+def test_images_follow_the_folders_preprocessing(folders, tmp_path):
     shutil.copytree(folders / "vit", tmp_path / "vit")
     settings = {
         "size": {"height": 32, "width": 32},
@@ -218,7 +218,7 @@ def test_a_changed_file_is_another_subject(folders, tmp_path):
         ('{"model_type": "gpt2", "quantization_config": {}}', "is quantised"),
     ],
 )
-def test_a_configuration_that_cannot_be_used_is_one_line(tmp_path, config, message):
+def test_configuration_that_cannot_be_used_is_one_line(tmp_path, config, message):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(RequestError, match=message) as caught:
         registry.load("models", f"hf/{tmp_path}")
@@ -226,7 +226,7 @@ def test_a_configuration_that_cannot_be_used_is_one_line(tmp_path, config, messa
 
 
 @pytest.mark.parametrize("part", ["AutoConfig", "AutoTokenizer"])
-def test_code_in_a_folder_is_neither_run_nor_offered(folders, tmp_path, part, monkeypatch):
+def test_code_in_folder_is_neither_run_nor_offered(folders, tmp_path, part, monkeypatch):
     monkeypatch.setattr("builtins.input", asked := Mock(return_value="y"))
     folder = tmp_path / "gpt2"
     shutil.copytree(folders / "gpt2", folder)
@@ -258,7 +258,7 @@ def test_unknown_code_and_missing_tensors_are_one_line(folders, tmp_path):
         loaded(tmp_path / "gpt2")
 
 
-def test_an_encoder_with_a_decoder_is_refused_with_advice(folders):
+def test_encoder_with_a_decoder_is_refused_with_advice(folders):
     with pytest.raises(RequestError, match="needs two inputs; pass the model and a loader"):
         registry.load("models", f"hf/{folders}/t5")
 
@@ -268,7 +268,7 @@ def test_data_that_do_not_fit_are_refused(folders):
         loaded(folders / "gpt2", data="digits")
 
 
-def test_a_model_in_the_cache_is_found_by_its_name(folders, tmp_path, monkeypatch):
+def test_cached_model_is_found_by_name(folders, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
@@ -282,7 +282,7 @@ def test_a_model_in_the_cache_is_found_by_its_name(folders, tmp_path, monkeypatc
         model_folder("somebody/absent")
 
 
-def test_a_glob_of_no_model_says_what_is_expected(tmp_path, monkeypatch):
+def test_unmatched_glob_is_refused_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RequestError, match=r"no model matches 'hf/\*'; hf/PATH: a transformers"):
         registry.expand("models", ["hf/*"])

@@ -42,14 +42,14 @@ def test_the_sizes_round_to_those_of_the_paper():
 
 
 @pytest.mark.parametrize("depth", [20, 56])
-def test_there_are_as_many_layers_with_weights_as_the_name_says(depth):
+def test_number_of_weighted_layers_equals_the_name(depth):
     kinds = (torch.nn.Conv2d, torch.nn.Linear)
     layers = [m for m in ResidualNetwork(depth).modules() if isinstance(m, kinds)]
     assert len(layers) == depth
 
 
 @pytest.mark.parametrize("shortcuts", [True, False])
-def test_the_output_is_that_of_the_formula_written_out(shortcuts):
+def test_output_is_that_of_the_formula_written_out(shortcuts):
     torch.manual_seed(0)
     network = ResidualNetwork(20, shortcuts=shortcuts).double().eval()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_the_output_is_that_of_the_formula_written_out(shortcuts):
     torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_plain_and_residual_start_from_the_same_weights_for_the_same_seed():
+def test_plain_and_residual_start_from_same_weights():
     torch.manual_seed(3)
     plain = plain20().state_dict()
     torch.manual_seed(3)
@@ -106,13 +106,13 @@ def test_width_16_has_the_published_number_of_parameters():
 
 
 @pytest.mark.parametrize("width", [4, 8, 16, 24, 32, 64])
-def test_every_registered_width_has_the_parameters_of_its_layers(width):
+def test_every_registered_width_has_parameters_of_its_layers(width):
     build = registry.load("models", f"resnet18-w{width}")
     network = build(in_channels=1, num_classes=7)
     assert sum(p.numel() for p in network.parameters()) == expected_count_of_resnet18(width, 1, 7)
 
 
-def test_there_is_no_normalisation_and_each_relu_is_called_once():
+def test_each_relu_is_called_once_without_normalisation():
     kinds = [type(module).__name__ for module in ResNet18(4).modules()]
     assert "BatchNorm2d" not in kinds
     assert kinds.count("ReLU") == 17
@@ -124,7 +124,7 @@ def test_biases_are_in_all_convolutions_but_the_shortcuts():
     assert sum(c.bias is None for c in convolutions) == 3
 
 
-def test_the_output_of_resnet18_is_that_of_the_formula_written_out():
+def test_output_of_resnet18_equals_the_formula():
     torch.manual_seed(0)
     network = ResNet18(4).double()
     with torch.no_grad():
@@ -162,6 +162,6 @@ def test_branches_start_almost_silent_and_biases_zero():
     assert network.classifier.weight.count_nonzero() > 0
 
 
-def test_a_number_of_resnet18_below_one_is_refused_by_name():
+def test_invalid_resnet18_width_is_refused_by_name():
     with pytest.raises(RequestError, match="resnet18-w8: num_classes is 0, expected at least 1"):
         resnet18_w8(num_classes=0)

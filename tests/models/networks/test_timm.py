@@ -32,7 +32,7 @@ def test_a_network_is_built_for_the_dataset(name, shape):
     assert network(torch.rand(2, *shape)).shape == (2, 5)
 
 
-def test_the_weights_are_those_that_timm_draws_for_the_seed():
+def test_weights_are_those_that_timm_draws_for_seed():
     ours = build_model("timm/resnet10t", data_of((3, 32, 32)), seed=4)
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -42,7 +42,7 @@ def test_the_weights_are_those_that_timm_draws_for_the_seed():
     )
 
 
-def test_a_resolution_that_timm_cannot_build_for_is_refused_in_one_line():
+def test_unsupported_resolution_is_refused():
     with pytest.raises(RequestError, match="224x224") as caught:
         build_model("timm/mixer_s32_224", data_of((3, 16, 16)), seed=0).eval()
     assert "\n" not in str(caught.value)
@@ -58,7 +58,7 @@ def test_an_unknown_name_suggests_the_nearest():
         registry.load("models", "timm/resnet10x")
 
 
-def test_without_timm_one_line_says_what_to_install(monkeypatch):
+def test_missing_timm_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     for use in (
         lambda: registry.load("models", "timm/resnet10t"),
@@ -84,7 +84,7 @@ def test_the_preprocessing_is_timms_for_its_weights(name, tmp_path):
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_tag_that_timm_does_not_know_is_refused_with_the_nearest():
+def test_unknown_tag_is_refused_with_nearest():
     with pytest.raises(
         RequestError, match="no weights with the tag 'a1_in1'; did you mean 'a1_in1k'"
     ):

@@ -51,13 +51,13 @@ def build(name, **arguments):
     return registry.load("models", f"torchvision/{name}")(**arguments)
 
 
-def test_the_names_written_down_are_those_that_torchvision_lists():
+def test_names_written_down_are_those_that_torchvision_lists():
     assert sorted(NAMES) == sorted(models.list_models(module=models))
     assert len(set(NAMES)) == 80
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5"])
-def test_a_network_is_torchvisions_own_with_the_datasets_classes(name):
+def test_network_is_torchvisions_own_with_the_datasets_classes(name):
     ours = build_model(f"torchvision/{name}", data_of((3, 32, 32)), seed=3)
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -88,7 +88,7 @@ def test_a_smaller_resolution_is_refused(name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_vision_transformer_is_built_for_the_datasets_resolution():
+def test_vision_transformer_is_built_for_the_datasets_resolution():
     with torch.device("meta"):
         network = build("vit_b_16", num_classes=5, image_size=48)
     assert network.encoder.pos_embedding.shape[1] == 3 * 3 + 1
@@ -97,12 +97,12 @@ def test_a_vision_transformer_is_built_for_the_datasets_resolution():
 @pytest.mark.parametrize(
     ("name", "multiple"), [("vit_b_16", 16), ("vit_h_14", 14), ("maxvit_t", 224)]
 )
-def test_a_side_that_patches_do_not_fill_is_refused(name, multiple):
+def test_side_that_patches_do_not_fill_is_refused(name, multiple):
     with pytest.raises(RequestError, match=f"multiple of {multiple} pixels"):
         build(name, image_size=multiple + 1)
 
 
-def test_inception_gives_logits_alone_while_it_trains():
+def test_inception_returns_only_logits_in_training():
     with torch.device("meta"):
         network = build("inception_v3", num_classes=5, image_size=75).train()
         assert network(torch.rand(2, 3, 75, 75)).shape == (2, 5)
@@ -187,7 +187,7 @@ def test_missing_weights_are_reported_in_one_line(monkeypatch, tmp_path):
     assert "\n" not in message
 
 
-def test_trained_weights_are_found(monkeypatch, tmp_path):
+def test_trained_weights_are_loaded(monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     (tmp_path / "weights").mkdir()
     file = tmp_path / "weights" / models.ResNet18_Weights.DEFAULT.url.rpartition("/")[2]

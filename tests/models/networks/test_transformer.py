@@ -6,7 +6,7 @@ from nlbench.errors import RequestError
 from nlbench.models.networks.transformer import TransformerTiny, transformer_tiny
 
 
-def test_a_place_sees_nothing_of_the_target_after_it():
+def test_position_ignores_later_targets():
     torch.manual_seed(0)
     network = TransformerTiny(20).eval()
     tokens = torch.randint(4, 20, (2, 2, 9))
@@ -17,7 +17,7 @@ def test_a_place_sees_nothing_of_the_target_after_it():
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
 
-def test_padding_of_the_source_changes_nothing():
+def test_source_padding_changes_nothing():
     torch.manual_seed(0)
     network = TransformerTiny(20).eval()
     tokens = torch.randint(4, 20, (2, 2, 6))
@@ -25,7 +25,7 @@ def test_padding_of_the_source_changes_nothing():
     torch.testing.assert_close(network(tokens), network(longer)[:, :6])
 
 
-def test_evaluation_without_gradients_gives_what_training_gives():
+def test_evaluation_without_gradients_equals_training_output():
     # PyTorch's fused encoder layer would apply a ReLU of its own here.
     torch.manual_seed(0)
     network = TransformerTiny(20)
@@ -43,7 +43,7 @@ def test_the_transformer_refuses_images():
         transformer_tiny(10, (3, 32, 32))
 
 
-def test_the_transformer_has_the_parameters_that_its_sizes_give():
+def test_parameter_count_follows_from_sizes():
     attention = 4 * (64 * 64 + 64)
     feed_forward = 64 * 128 + 128 + 128 * 64 + 64
     encoder = 2 * (attention + feed_forward + 2 * 128) + 128

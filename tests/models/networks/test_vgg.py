@@ -25,7 +25,7 @@ def layer_plan(network):
     return plan
 
 
-def test_it_has_the_published_number_of_parameters():
+def test_parameter_count_equals_published():
     # Gamba et al., AISTATS 2022, table 3: 174,116 on CIFAR-10.
     assert parameter_count(vgg8()) == 174_116
 
@@ -45,7 +45,7 @@ def test_the_layers_are_those_of_the_paper():
     assert layer_plan(vgg8()) == [*stages, (1024, 120), "ReLU", (120, 10)]
 
 
-def test_the_output_is_that_of_the_formula_written_out():
+def test_output_is_that_of_the_formula_written_out():
     network = vgg8().double()
     weights = list(network.parameters())
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_the_output_is_that_of_the_formula_written_out():
     torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_weights_start_normal_with_variance_two_over_fan_in_and_biases_zero():
+def test_initial_weights_follow_he_and_biases_are_zero():
     torch.manual_seed(0)
     for module in vgg8().modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
@@ -90,7 +90,7 @@ def test_a_number_below_one_is_refused_by_name(argument):
         vgg8(**{argument: 0})
 
 
-def test_a_checkpoint_ships_for_the_digits_and_the_source_is_named():
+def test_checkpoint_ships_for_digits_and_source_is_named():
     info = model_info(vgg8)
     assert info.trained["digits"].is_file()
     assert "Linear Regions" in info.source.citation
@@ -115,7 +115,7 @@ def test_deep_networks_have_the_original_convolutions(build):
 
 
 @pytest.mark.parametrize("build", STAGES)
-def test_the_deep_ones_have_the_parameters_of_their_layers(build):
+def test_deep_ones_have_the_parameters_of_their_layers(build):
     total, inputs = 2 * (512 * 512 + 512) + 512 * 100 + 100, 1
     for channels, count in zip((64, 128, 256, 512, 512), STAGES[build], strict=True):
         for _ in range(int(count)):

@@ -36,7 +36,7 @@ def removal(model, labels=None):
     return Removal(model, find_calls(model, INPUTS), INPUTS, INPUTS, labels)
 
 
-def test_later_maps_are_fitted_to_what_earlier_ones_return(model):
+def test_later_maps_are_fitted_after_earlier_ones(model):
     calls = find_calls(model, INPUTS)
     maps = refitted_maps(model, calls[:2], INPUTS)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_positions_of_resnet18_are_those_that_papers_count():
     assert sum(weights["positions"].values()) == 557_056
 
 
-def test_accuracy_and_loss_are_those_of_the_network_that_is_left(model):
+def test_accuracy_and_loss_are_those_of_remaining_network(model):
     from nlbench.models.removal.network import network_with_maps
 
     labels = torch.arange(60) % 3
@@ -134,7 +134,7 @@ def test_random_orders_follow_the_seed(model):
 
 
 @pytest.mark.parametrize("criterion", ["affinity", "substitution", "r2", "norm", "cka"])
-def test_the_most_nearly_affine_call_goes_first(model, criterion):
+def test_most_nearly_affine_call_is_removed_first(model, criterion):
     order = removal_order(criterion, model, find_calls(model, INPUTS), INPUTS, None)
     assert order[0] == "3"
 
@@ -229,7 +229,7 @@ def test_wrong_arguments_are_refused(arguments, tmp_path, command):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_files_is_refused_before_any_work(tmp_path, command, monkeypatch):
+def test_folder_with_files_is_refused_before_any_work(tmp_path, command, monkeypatch):
     monkeypatch.setattr("nlbench.subjects.load.load_subject", None)
     for name in ("left.safetensors", "curve.csv", "notes.txt"):
         folder = tmp_path / name.partition(".")[0]
@@ -262,7 +262,7 @@ def test_a_second_criterion_keeps_the_first_result(tmp_path, command, monkeypatc
     assert (tmp_path / "vgg8-removed-2" / "left.safetensors").is_file()
 
 
-def test_samples_are_moved_to_the_device_of_the_network():
+def test_samples_are_moved_to_device_of_network():
     splits = ["train", "test"]
     specs = [SubjectSpec("vgg8", "auto", "digits", 0, samples=16, split=split) for split in splits]
     options = {"keep": 0.5, "share": "calls", "reverse": False, "seed": 0, "settings": {}}

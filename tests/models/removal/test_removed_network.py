@@ -154,7 +154,7 @@ SEQUENCES = torch.randn(60, 7, 4, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("of", ["blocks", "mlp", "attention"])
-def test_network_without_a_module_has_the_loss_that_substitution_judges(of):
+def test_network_without_module_has_loss_that_substitution_judges(of):
     torch.manual_seed(0)
     model, labels = Decoder().eval(), torch.arange(420).reshape(60, 7) % 5
     place = find_calls(model, SEQUENCES[:2], of=of)[1]
@@ -179,7 +179,7 @@ def test_network_without_a_module_has_the_loss_that_substitution_judges(of):
     assert abs(after - before) > 1e-4
 
 
-def test_maps_of_all_modules_are_fitted_one_after_another():
+def test_module_maps_are_fitted_in_order():
     torch.manual_seed(0)
     model = Decoder().eval()
     calls = find_calls(model, SEQUENCES[:2], of="mlp")

@@ -81,7 +81,7 @@ def test_the_model_is_not_modified():
     assert made.training
 
 
-def test_each_call_of_a_reused_module_has_slopes_of_its_own():
+def test_reused_module_has_slopes_per_call():
     made = sparsify(torchvision.models.resnet18(weights=None))
     first, second = made.layer1[0].relu.children()
     before = made(torch.ones(2, 3, 32, 32)).detach()
@@ -104,7 +104,7 @@ class Functional(nn.Module):
         return self.second(x).relu_()
 
 
-def test_functional_calls_get_a_child_under_a_free_name():
+def test_functional_calls_get_child_under_free_name():
     made = sparsify(Functional())
     assert list(nonlinear_units(made)) == ["relu_1.0", "relu_1.1"]
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_a_shared_relu_has_a_prelu_per_call():
         torch.testing.assert_close(made(x), model(x), rtol=0, atol=0)
 
 
-def test_a_pass_that_fails_leaves_the_count_of_calls_right():
+def test_pass_that_fails_leaves_count_of_calls_right():
     model = sparsify(Shared())
     x = torch.randn(2, 4)
     expected = model(x)
@@ -170,7 +170,7 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_pass_that_is_interrupted_leaves_nothing_behind(alone):
+def test_interrupted_pass_restores_the_model(alone):
     made = sparsify(nn.Sequential(nn.Linear(3, 4), Broken()), example=torch.ones(2, 3))
     x = torch.randn(5, 3)
     expected = made(x)
@@ -227,7 +227,7 @@ def test_calls_are_counted_per_thread():
         torch.testing.assert_close(y, made(x))
 
 
-def test_a_call_more_than_on_the_example_is_refused():
+def test_call_more_than_on_the_example_is_refused():
     class Repeated(Shared):
         times = 2
 
@@ -368,7 +368,7 @@ def test_the_gradient_matches_finite_differences(numbers, power):
         assert weight.grad[place].item() == pytest.approx(more.item() / (2 * step), rel=1e-4)
 
 
-def test_the_gradient_of_the_penalty_is_finite_at_and_around_one():
+def test_penalty_gradient_is_finite_near_one():
     model = sparsify(chain())
     set_slopes(model, 1.0, 1 - 1e-6, 1 + 1e-6, 0.99995)
     penalty(model).backward()
@@ -430,7 +430,7 @@ def test_slopes_have_no_weight_decay():
 
 @given(st.floats(0, 1), st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
-def test_the_random_control_makes_the_share_linear(share, seed):
+def test_random_control_makes_the_same_fraction_linear(share, seed):
     model, again = sparsify(VGG(8)), sparsify(VGG(8))
     assert randomize(model, share, seed) == round(share * 292)
     assert linear_share(model) == pytest.approx(round(share * 292) / 292)

@@ -155,7 +155,7 @@ def test_wrong_options_are_refused_in_one_line(options):
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_without_transform_leaves_the_model_as_it_is(tmp_path):
+def test_checkpoint_without_transform_leaves_model_unchanged(tmp_path):
     path = tmp_path / "plain.pt"
     torch.save(Functional().state_dict(), path)
     model = Functional()

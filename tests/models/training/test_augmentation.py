@@ -62,7 +62,7 @@ def test_images_of_a_batch_shift_independently():
     assert len({tuple(image.flatten().tolist()) for image in found}) > 8
 
 
-def test_without_shift_and_flip_nothing_changes():
+def test_zero_augmentation_changes_nothing():
     images = torch.rand(3, 1, 4, 4)
     assert torch.equal(augment(images, 0, False, generator()), images)
 

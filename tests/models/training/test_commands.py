@@ -35,7 +35,7 @@ def test_each_seed_gets_a_checkpoint(train, tmp_path):
     assert first != second
 
 
-def test_the_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
+def test_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
     done = train(*TINY, "--model", "resnet18-w4", "--out", "x.safetensors")
     assert done.returncode == 0, done.stderr
     assert "recipe          adam\n" in done.stdout
@@ -43,7 +43,7 @@ def test_the_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
     assert manifest["request"]["recipe"] == manifest["recipe"]["name"] == "adam"
 
 
-def test_checkpoints_are_kept_after_the_given_epochs(train, tmp_path):
+def test_checkpoints_are_kept_after_listed_epochs(train, tmp_path):
     done = train(*TINY, "--epochs", "4", "--checkpoint-epochs", "1,3", "--out", "x.safetensors")
     assert done.returncode == 0, done.stderr
     kept = sorted(file.name for file in (tmp_path / "x.training").glob("*.safetensors"))
@@ -82,7 +82,7 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
         (["--label-noise", "1.5", "--out", "x.safetensors"], "expected at most 1"),
     ],
 )
-def test_a_wrong_command_is_one_line_and_leaves_nothing(train, tmp_path, arguments, message):
+def test_invalid_command_leaves_nothing(train, tmp_path, arguments, message):
     done = train(*TINY, *arguments)
     assert done.returncode == 2
     lines = done.stderr.strip().splitlines()
@@ -143,7 +143,7 @@ def test_a_repeated_seed_is_trained_once(train, tmp_path):
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_an_interrupt_reports_what_is_kept(train, tmp_path, monkeypatch, resumed):
+def test_interrupt_reports_saved_state(train, tmp_path, monkeypatch, resumed):
     from nlbench.models.training import loop
 
     whole = loop._Training.run_epoch

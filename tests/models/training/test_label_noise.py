@@ -28,7 +28,7 @@ from nlbench.subjects.weights import load_weights
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
-def test_exactly_the_share_of_labels_changes(classes, fraction, seed, data):
+def test_requested_fraction_of_labels_changes(classes, fraction, seed, data):
     given_labels = data.draw(st.lists(st.integers(0, classes - 1), max_size=60))
     labels = torch.tensor(given_labels, dtype=torch.long)
     corrupted = corrupt_labels(labels, fraction, classes, seed)

@@ -84,7 +84,7 @@ def test_accuracy_records_its_number_of_samples(made):
     assert set(rows["n"]) == {16}
 
 
-def test_the_penalty_makes_units_linear_and_paths_shorter(made):
+def test_penalty_makes_units_linear_and_paths_shorter(made):
     linear, lengths = values(made, "linear-units"), values(made, "pathlength")
     assert linear[REFERENCE] == 0.0
     assert linear[NONE] < linear[MOST]
@@ -183,7 +183,7 @@ def test_networks_are_trained_first_where_none_ship(tmp_path, monkeypatch):
     assert (tmp_path / "lin/checkpoints/reference-seed0.safetensors").is_file()
 
 
-def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
+def test_network_without_relu_is_refused_before_training(tmp_path):
     refused = request(model="torchvision/mobilenet_v2", base_recipe="vanilla")
     with pytest.raises(RequestError, match=r"calls no ReLU.*35 calls of relu6 can't be"):
         linearise(refused, tmp_path / "lin")
@@ -212,7 +212,7 @@ def test_other_activations_are_warned_of_once(tmp_path, start, monkeypatch):
     assert monitor.lines == [message]
 
 
-def test_modes_share_a_folder(tmp_path, start):
+def test_modes_use_one_folder(tmp_path, start):
     folder = tmp_path / "lin"
     linearise(request(weights=start, omegas=(0.1,)), folder)
     run = linearise(request(mode="from-start", omegas=(0.1,)), folder)
@@ -239,7 +239,7 @@ def test_another_base_recipe_is_refused(tmp_path, monkeypatch):
         linearise(request(**options, base_recipe="adam"), tmp_path / "lin")
 
 
-def test_two_values_of_omega_never_share_a_checkpoint(tmp_path, start):
+def test_values_of_omega_have_separate_checkpoints(tmp_path, start):
     changes = {**CHANGES, "epochs": 1}
     linearise(request(weights=start, omegas=(0.1, 0.1000001), changes=changes), tmp_path / "lin")
     assert len(list((tmp_path / "lin" / "checkpoints").glob("*.safetensors"))) == 2
@@ -298,7 +298,7 @@ def test_dependents_of_a_failed_training_are_skipped(tmp_path, monkeypatch):
     assert "needs reference-seed0" in reasons[NONE]
 
 
-def test_a_slope_a_layer_makes_whole_layers_linear(tmp_path, start):
+def test_layer_slopes_make_whole_layers_linear(tmp_path, start):
     run = linearise(request(weights=start, omegas=(0.1,), layerwise=True), tmp_path / "lin")
     table = run.scores
     layers = table[(table["weights"] == MOST) & (table["place"] != "")]

@@ -188,7 +188,7 @@ def test_an_overflowing_loss_is_an_error():
         train(explosive, tiny_data(), QUICK)
 
 
-def test_a_network_without_one_logit_a_class_is_refused():
+def test_network_without_one_logit_a_class_is_refused():
     message = r"shape \(10, 10\), expected \(10, 3\): one logit per class"
     with pytest.raises(RequestError, match=message):
         train(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 10)), tiny_data(), QUICK)
@@ -200,7 +200,7 @@ def test_a_seed_out_of_bounds_is_refused(seed):
         train(tiny_network, tiny_data(), QUICK, seed=seed)
 
 
-def test_accuracy_is_the_share_of_right_answers():
+def test_accuracy_is_fraction_of_correct_answers():
     data = tiny_data(10)
     images, labels = data.test.tensors
     wrong = TensorDataset(images, torch.where(torch.arange(10) < 3, (labels + 1) % 3, labels))
@@ -255,7 +255,7 @@ def test_half_the_recipe_fits_most_digits():
     assert result.test_accuracy > 0.85
 
 
-def test_last_incomplete_batch_is_a_step_of_the_schedule():
+def test_last_incomplete_batch_is_step_of_schedule():
     # 24 samples in batches of 10: three steps an epoch, six to the full rate.
     recipe = replace(QUICK, epochs=2, warmup_steps=6)
     history = train(tiny_network, tiny_data(24), recipe).history

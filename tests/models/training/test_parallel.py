@@ -88,7 +88,7 @@ def test_parallel_checkpoints_match_serial_ones(tmp_path, serial):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failure_is_named_and_the_others_are_trained(tmp_path, serial, workers):
+def test_failure_is_named_and_the_others_are_trained(tmp_path, serial, workers):
     monitor = RecordingMonitor()
     wanted = requests(tmp_path)
     first = next(iter(wanted))

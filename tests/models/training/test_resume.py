@@ -61,7 +61,7 @@ def interrupted(recipe, state, at_epoch):
     ids=["sgd", "adam", "adamw-cosine", "warm-up", "linearising"],
 )
 @pytest.mark.parametrize("at_epoch", [1, 4])
-def test_resumed_training_gives_the_same_weights(recipe, at_epoch, tmp_path):
+def test_resumed_training_has_the_same_weights(recipe, at_epoch, tmp_path):
     whole = train(network, images(), recipe, seed=5)
     interrupted(recipe, tmp_path / "state", at_epoch)
     resumed = train(network, images(), recipe, seed=5, state=tmp_path / "state")
@@ -91,7 +91,7 @@ def test_an_interrupted_epoch_is_repeated(tmp_path):
     assert state_hash(resumed.model) == state_hash(whole.model)
 
 
-def test_an_interruption_in_the_first_epoch_leaves_no_state(tmp_path):
+def test_interruption_in_the_first_epoch_leaves_no_state(tmp_path):
     def broken():
         raise Stop
 
@@ -100,7 +100,7 @@ def test_an_interruption_in_the_first_epoch_leaves_no_state(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-def test_the_state_of_a_finished_training_gives_its_result(tmp_path):
+def test_finished_state_returns_its_result(tmp_path):
     state = tmp_path / "state"
     first = train(network, images(), replace(BASE, epochs=1), state=state)
     again = train(network, images(), replace(BASE, epochs=1), state=state)
@@ -153,7 +153,7 @@ def test_a_damaged_state_is_refused_in_one_line(content, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_state_that_would_run_code_is_not_unpickled(tmp_path):
+def test_state_that_would_run_code_is_not_unpickled(tmp_path):
     class Trap:
         def __reduce__(self):
             return (exec, ("raise SystemExit('run')",))

@@ -64,7 +64,7 @@ def test_a_network_that_is_no_translator_is_refused(data):
         task.loss(torch.zeros(4, 10), data.train.target_tokens[:4])
 
 
-def test_accuracy_of_a_translator_that_gives_nan_is_an_error(data):
+def test_translator_accuracy_of_nan_is_an_error(data):
     network = TransformerTiny(data.classes)
     nn.init.constant_(network.logits.bias, float("nan"))
     with pytest.raises(NotFinite, match="not finite"):

@@ -232,7 +232,7 @@ def test_a_foreign_file_is_not_overwritten_on_resuming(tmp_path):
     assert file.read_bytes() == b"mine"
 
 
-def test_a_training_killed_while_it_writes_its_result_is_resumed(finished, tmp_path, monkeypatch):
+def test_training_killed_during_final_write_is_resumed(finished, tmp_path, monkeypatch):
     file = tmp_path / "net.safetensors"
     save = TrainingFolder.finish
 
@@ -287,7 +287,7 @@ def test_a_tampered_manifest_is_one_line(finished, tmp_path, place, value):
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_checkpoint_is_one_line_and_trained_again_once_it_is_removed(finished, tmp_path):
+def test_damaged_checkpoint_is_retrained_after_removal(finished, tmp_path):
     file = copied(finished, tmp_path)
     file.write_text("weights go here\n")
     with pytest.raises(RequestError, match="was changed after its training; remove it to train"):
@@ -297,7 +297,7 @@ def test_a_damaged_checkpoint_is_one_line_and_trained_again_once_it_is_removed(f
     assert file_hash(file) == file_hash(finished[0])
 
 
-def test_an_interrupted_training_on_other_data_is_not_resumed(tmp_path):
+def test_interrupted_training_on_other_data_is_not_resumed(tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 1)
     other = replace(QUICK, options=(*QUICK.options, ("seed", 7)))
@@ -312,7 +312,7 @@ def test_a_seed_out_of_bounds_is_refused(seed):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_state_and_prints_how_to_resume(tmp_path):
+def test_ctrl_c_saves_state_and_prints_resume_command(tmp_path):
     file = tmp_path / "cut.safetensors"
     command = (
         "train", "--model", "vgg8", "--epochs", "1000000", "--seed", "3", "--batch-size", "16",

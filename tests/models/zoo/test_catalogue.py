@@ -42,7 +42,7 @@ def test_a_missing_package_is_named_with_its_command(absent):
         Zoo().load("absent")
 
 
-def test_a_missing_package_is_a_reason_in_the_plan(absent):
+def test_missing_package_is_a_reason_in_the_plan(absent):
     neuralfoil()
     request = Request("r2", "zoo/absent,zoo/neuralfoil-xxsmall")
     missing, present = make_plan(request, "cpu", print).subjects

@@ -182,7 +182,7 @@ def synthetic_voice():
     return torch.from_numpy(0.3 * sound / np.abs(sound).max()).float()[None]
 
 
-def test_silero_hears_a_voice_but_no_tones_and_noise():
+def test_silero_hears_only_voices():
     network = subject("silero-vad")
     assert network.model(synthetic_voice()).mean() > 0.7
     assert network.model(network.inputs).mean() < 0.2

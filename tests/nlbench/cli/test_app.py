@@ -33,7 +33,7 @@ def hello(to: str = "you"):
     print(f"hello {to}")
 
 
-def test_a_plugin_adds_a_command_under_its_entry_points_name(small, monkeypatch):
+def test_plugin_adds_command_under_its_entry_points_name(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "greeting", sys.modules[__name__])
     add_commands(small, [own("greet", "greeting:hello")])
     assert "hello me" in CliRunner().invoke(small, ["greet", "--to", "me"]).output
@@ -48,9 +48,7 @@ def test_a_plugin_adds_a_command_under_its_entry_points_name(small, monkeypatch)
         (own("greet", "greeting:missing"), "AttributeError"),
     ],
 )
-def test_one_that_can_not_be_added_is_named_and_hides_no_other(
-    small, monkeypatch, capsys, point, message
-):
+def test_broken_command_is_named_and_hides_no_other(small, monkeypatch, capsys, point, message):
     monkeypatch.setitem(sys.modules, "greeting", sys.modules[__name__])
     add_commands(small, [point, own("other", "greeting:hello")])
     said = capsys.readouterr().err
@@ -69,7 +67,7 @@ def test_the_command_line_is_there_without_pytorch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_thread_that_a_plugin_left_does_not_keep_the_process():
+def test_thread_that_plugin_left_does_not_keep_process():
     code = (
         "import atexit, sys, threading, time; from nlbench.cli import main\n"
         "atexit.register(print, 'the end')\n"

@@ -29,7 +29,7 @@ def test_each_number_of_a_command_has_bounds():
 
 
 @pytest.mark.parametrize("group", ["measures", "probes", "datasets"])
-def test_each_number_of_an_owner_has_bounds(group):
+def test_each_number_of_a_sample_index_has_bounds(group):
     for name in registry.entries(group):
         if name.endswith("/*"):
             continue

@@ -79,7 +79,7 @@ def first(tmp_path_factory):
     return folder, done
 
 
-def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
+def test_first_command_prints_leaderboard_and_writes_report(first):
     folder, done = first
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -95,7 +95,7 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
     assert run.manifest["subjects"][0]["weights"] == "trained"
 
 
-def test_a_finished_run_is_taken_up_again_without_measuring(first):
+def test_finished_run_is_taken_up_again_without_measuring(first):
     folder, _ = first
     before = {p: p.stat().st_mtime_ns for p in (folder / "runs/first/cells").iterdir()}
     done = call(
@@ -151,19 +151,19 @@ def test_show_cites_a_model(here):
     assert "Deep Residual Learning" in here("show", "resnet20", "--cite").stdout
 
 
-def test_show_says_what_names_no_source(here):
+def test_show_suggests_sources_for_unknown_names(here):
     said = assert_one_line(here("show", "synthetic", "--cite"), 2)
     assert said == "nlbench: dataset 'synthetic' has no source"
 
 
 @pytest.mark.parametrize("name", ["mine", "runs/mine"])
-def test_show_says_that_a_folder_is_no_run(name, here, tmp_path):
+def test_show_refuses_a_folder_without_a_run(name, here, tmp_path):
     (tmp_path / name).mkdir(parents=True)
     said = assert_one_line(here("show", name), 2)
     assert said == f"nlbench: {name} is not a run: it has no manifest.json"
 
 
-def test_show_looks_for_a_member_of_no_family_in_all_groups(here):
+def test_show_searches_all_groups_for_unknown_members(here):
     said = assert_one_line(here("show", "tochvision/resnet18"), 2)
     assert "there is no measure, model, dataset or recipe 'tochvision/resnet18'" in said
 
@@ -280,7 +280,7 @@ def test_sigpipe_stays_ignored(here):
     assert signal.getsignal(signal.SIGPIPE) is before is signal.SIG_IGN
 
 
-def test_a_terminal_that_knows_no_arrows_still_gets_its_board(tmp_path):
+def test_ascii_terminal_gets_its_leaderboard(tmp_path):
     done = call(
         "run", "--measures", "r2", "--samples", "64", "--out", "r", cwd=tmp_path,
         environment={"PYTHONIOENCODING": "ascii"},
@@ -344,7 +344,7 @@ END = (
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_after_the_last_line_changes_nothing(number):
+def test_signal_after_the_last_line_is_ignored(number):
     command = [sys.executable, "-c", END, str(int(number)), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -443,7 +443,7 @@ def test_interruption_keeps_cells_and_prints_the_command(tmp_path):
     assert run.records[0].result.status == "ok"
 
 
-def test_the_version_is_said(here):
+def test_version_is_printed(here):
     from importlib.metadata import version
 
     done = here("--version")
@@ -480,7 +480,7 @@ def test_names_are_completed_in_the_shell(tmp_path):
     assert dict(zip(completed, said, strict=True)) == completed, done.stderr
 
 
-def test_help_says_defaults(tmp_path):
+def test_help_prints_defaults(tmp_path):
     shown = nlbench_run("run", "--help", cwd=tmp_path, env={"COLUMNS": "200"}).stdout
     for default in ("(512)", "(test)", "(vgg8)", "(affinity,absdev)", "(up to 4)", "(failed)"):
         assert default in shown
@@ -496,7 +496,7 @@ def test_names_as_people_type_them_are_understood(here, tmp_path):
     assert f"run {tmp_path}\n" in done.stdout
 
 
-def test_the_folder_one_is_in_can_be_the_runs(here, tmp_path):
+def test_folder_one_is_in_can_be_the_runs(here, tmp_path):
     arguments = ("run", "--measures", "r2", "--samples", "8", "--out", ".", "--no-report")
     done = here(*arguments)
     assert done.returncode == 0, done.stderr
@@ -552,7 +552,7 @@ def test_no_librarys_wording_is_shown(here, arguments, says):
     assert "Value error" not in line
 
 
-def test_what_needs_no_network_is_said_without_importing_pytorch():
+def test_commands_without_networks_do_not_import_torch():
     code = (
         "import sys; from nlbench.cli.app import main\n"
         "for words in sys.argv[1:]:\n"
@@ -569,7 +569,7 @@ def test_what_needs_no_network_is_said_without_importing_pytorch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_thread_whose_start_was_interrupted_does_not_change_the_status(monkeypatch):
+def test_interrupted_thread_start_keeps_exit_status(monkeypatch):
     threads = [threading.main_thread(), threading.Thread(target=print)]
     monkeypatch.setattr(threading, "enumerate", lambda: threads)
     with pytest.raises(SystemExit) as raised:
@@ -592,7 +592,7 @@ class Net(nn.Sequential):
 """
 
 
-def test_sites_of_a_network_in_a_file_are_listed(here, tmp_path):
+def test_sites_of_network_in_file_are_listed(here, tmp_path):
     (tmp_path / "my_net.py").write_text(OWN_NETWORK)
     command = "list sites --model my_net.py --set model."
     result = here(*f"{command}width=6".split())

@@ -47,7 +47,7 @@ def test_doctor_prints_json_and_fails_if_broken(call, monkeypatch, tmp_path):
     assert status == 1
 
 
-def test_a_manifest_is_shown_in_words_and_as_json(call, tmp_path, monkeypatch):
+def test_manifest_is_shown_in_words_and_as_json(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--measures", "cka", "--samples", "16", "--no-report"]
     assert call("run", *options, "--out", "one")[0] == 0

@@ -51,7 +51,7 @@ def test_numbers_in_names_are_sorted_as_numbers():
     assert names == [f"resnet18-w{width}" for width in (4, 8, 16, 24, 32, 64)]
 
 
-def test_a_glob_that_matches_nothing_is_refused():
+def test_unmatched_glob_is_refused():
     assert "no model matches 'torchvision/zz*'" in refused("models", "--model", "torchvision/zz*")
 
 
@@ -74,7 +74,7 @@ def test_traceable_shows_the_first_preventing_operation():
     assert rows["torchvision/convnext_tiny"]["reason"].startswith("layer_norm at features.0.1: ")
 
 
-def test_a_model_that_refuses_the_datasets_size_is_looked_at_with_its_own():
+def test_model_with_fixed_size_is_listed_at_it():
     (row,) = traceability(["torchvision/alexnet"], load_dataset("digits"))
     assert (row["traceable"], row["input"]) == ("yes", "3×224×224")
 
@@ -102,7 +102,7 @@ def test_failing_model_is_listed_as_unknown(monkeypatch):
     assert told == list(mine)
 
 
-def test_builder_without_meta_support_is_built_on_the_cpu(monkeypatch):
+def test_builder_without_meta_support_is_built_on_cpu(monkeypatch):
     def weighing(in_channels=3):
         layer = nn.Conv2d(in_channels, 1, 1)
         with torch.no_grad():
@@ -157,7 +157,7 @@ def test_probes_recipes_and_commands_are_listed():
     assert all(commands.values())
 
 
-def test_operations_are_listed_with_what_is_known_of_them():
+def test_operations_are_listed_with_their_facts():
     rows = {row["operation"]: row for row in listed("ops")}
     assert {"relu", "conv2d", "max_pool2d"} <= rows.keys()
     assert rows["relu"]["kind"] == "relu"
@@ -177,7 +177,7 @@ def test_malformed_entry_point_is_a_note(tmp_path, monkeypatch):
     assert "measure 'odd' of crooked 1.0 has the malformed entry point 'a b'" in result.stderr
 
 
-def test_names_and_descriptions_of_plugins_are_printed_as_plain_text(capsys):
+def test_plugin_names_are_printed_as_plain_text(capsys):
     from nlbench.cli.common import note, print_table
 
     print_table([{"name": "evil\x1b[2J\u202e", "description": "two\nlines"}], as_json=False)

@@ -41,7 +41,7 @@ def test_the_new_packages_own_tests_pass(made):
     assert "3 passed" in tested.stdout
 
 
-def test_the_new_measure_is_registered_and_keeps_the_contract(made, tmp_path):
+def test_new_measure_is_registered_and_keeps_the_contract(made, tmp_path):
     _, site = made
     checked = call("check-measure", "bent", "--json", cwd=tmp_path, paths=[site])
     assert checked.returncode == 0, checked.stderr
@@ -51,7 +51,7 @@ def test_the_new_measure_is_registered_and_keeps_the_contract(made, tmp_path):
     assert "repeatable" in table
 
 
-def test_a_broken_measure_has_status_1_and_is_named(made, tmp_path):
+def test_broken_measure_has_status_1_and_is_named(made, tmp_path):
     _, site = made
     module = site / "nlbench_bent" / "__init__.py"
     text = module.read_text()

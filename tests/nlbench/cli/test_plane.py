@@ -26,7 +26,7 @@ def test_a_plane_is_drawn_into_the_named_file(tmp_path, monkeypatch, capsys):
     assert matplotlib.image.imread(path).std() > 0
 
 
-def test_a_runs_page_shows_the_planes_that_were_drawn_for_it(tmp_path, monkeypatch, capsys):
+def test_report_includes_the_runs_planes(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     settings = {"lines.paths": "pairs", "lines.number": 1}
     request = Request(("density",), ("redshift-mlp",), data=("grid",), samples=4, settings=settings)

@@ -39,12 +39,12 @@ def test_a_built_in_measure_keeps_the_contract(name):
 @pytest.mark.parametrize(
     "setting", [{"affinity.shrinkage": "none"}, {"cka.debiased": True}, {"r2.kind": "adjusted"}]
 )
-def test_a_built_in_measure_keeps_it_with_other_options(setting):
+def test_built_in_measure_keeps_it_with_other_options(setting):
     (name,) = (key.partition(".")[0] for key in setting)
     assert broken(registry.load("measures", name), setting) == {}
 
 
-def test_two_numbers_for_the_same_input_are_found():
+def test_conflicting_numbers_for_one_input_are_found():
     @site_measure()
     def noisy(x, y):
         """Draw without a generator of its own."""
@@ -53,7 +53,7 @@ def test_two_numbers_for_the_same_input_are_found():
     assert "use a separate generator for random numbers" in broken(noisy)["two instances"]
 
 
-def test_a_number_that_changes_from_call_to_call_is_found():
+def test_nondeterministic_number_is_found():
     calls = itertools.count()
 
     @site_measure()
@@ -79,7 +79,7 @@ class Totals(Measure):
         return Result.of(self.sums)
 
 
-def test_sites_that_are_said_to_be_independent_and_are_not_are_found():
+def test_dependence_between_sites_is_found():
     class Chained(Totals):
         """Adds what the site before had."""
 
@@ -99,7 +99,7 @@ def test_sites_that_are_said_to_be_independent_and_are_not_are_found():
     assert "independent sites" not in broken(Chained)
 
 
-def test_a_measure_that_forgets_too_little_is_found():
+def test_incomplete_reset_is_found():
     class Forgetful(Totals):
         seen = None
 
@@ -117,7 +117,7 @@ def test_a_measure_that_forgets_too_little_is_found():
     assert broken(Totals) == {}
 
 
-def test_a_measure_that_changes_what_it_is_shown_is_found():
+def test_modified_observation_is_found():
     class Greedy(Totals):
         def update(self, observation):
             observation.x.sub_(observation.y)
@@ -126,7 +126,7 @@ def test_a_measure_that_changes_what_it_is_shown_is_found():
     assert "observations unchanged" in broken(Greedy)
 
 
-def test_a_direction_that_is_the_wrong_one_is_found():
+def test_wrong_direction_is_found():
     @site_measure(more_means="less nonlinear")
     def wrong(x, y):
         """It is zero for the identity."""
@@ -137,7 +137,7 @@ def test_a_direction_that_is_the_wrong_one_is_found():
     assert found["direction"].endswith("0 with identities")
 
 
-def test_bounds_that_only_some_inputs_leave_are_found():
+def test_bounds_left_by_some_inputs_are_found():
     @site_measure(bounds=(0.0, 10.0))
     def change(x, y):
         """It has a unit."""
@@ -146,7 +146,7 @@ def test_bounds_that_only_some_inputs_leave_are_found():
     assert "huge inputs" in broken(change)["bounds"]
 
 
-def test_a_failure_where_nothing_is_to_be_measured_is_found():
+def test_failure_on_empty_observations_is_found():
     @site_measure()
     def ratio(x, y):
         """Divide by nothing."""
@@ -157,7 +157,7 @@ def test_a_failure_where_nothing_is_to_be_measured_is_found():
     assert broken(ratio)["constant activations"] == "ZeroDivisionError: no output"
 
 
-def test_a_number_of_inputs_that_are_not_finite_is_found():
+def test_score_of_non_finite_inputs_is_found():
     @site_measure()
     def blind(x, y):
         """Overlook what is not finite."""
@@ -188,14 +188,14 @@ def test_shared_results_are_those_of_the_varied_samples():
     assert checks["invariant to rotations"] == "not claimed"
 
 
-def test_a_measure_that_is_none_is_refused_as_at_load():
+def test_non_measure_is_refused_as_at_load():
     with pytest.raises(PluginError, match="plain function"):
         check_measure(lambda x, y: 1.0)
     with pytest.raises(RequestError, match="no option 'knid'"):
         check_measure(registry.load("measures", "r2"), {"r2.knid": "adjusted"})
 
 
-def test_a_measure_without_a_value_is_not_checked_further():
+def test_measure_without_a_value_is_not_checked_further():
     @site_measure()
     def shy(x, y):
         """Never say anything."""

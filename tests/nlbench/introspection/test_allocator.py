@@ -25,7 +25,7 @@ print(counts[0], counts[2], pages_taken())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the settings are Linux's")
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_freed_memory_is_taken_again_until_it_is_released(is_kept):
+def test_freed_memory_is_reused_until_released(is_kept):
     code = FAULTS.replace("KEPT", str(is_kept))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, again, released = map(int, done.stdout.split())

@@ -33,7 +33,7 @@ def test_a_causal_mask_hides_later_keys_alone(keys):
     assert axis == 3
 
 
-def test_grouped_queries_share_a_key_with_their_neighbours():
+def test_grouped_queries_use_their_groups_key():
     q, k, v = heads(3, 6, 5), heads(4, 2, 5), heads(5, 2, 5)
     output, ((x, y, _),) = softmaxes(q, k, v, enable_gqa=True)
     for head in range(6):
@@ -41,7 +41,7 @@ def test_grouped_queries_share_a_key_with_their_neighbours():
         torch.testing.assert_close(y[:, head] @ v[:, head // 3], output[:, head])
 
 
-def test_a_mask_of_truth_values_and_a_scale_are_in_the_logits():
+def test_boolean_mask_and_scale_enter_the_logits():
     q, k, v = heads(6, 2, 5), heads(7, 2, 5), heads(8, 2, 5)
     mask = torch.arange(25).reshape(5, 5) % 3 > 0
     output, ((x, y, _),) = softmaxes(q, k, v, attn_mask=mask, scale=0.3)

@@ -38,7 +38,7 @@ def test_the_reduction_never_shares_memory_with_the_activation(reduction):
     assert reduced.abs().sum() > 0
 
 
-def test_a_batch_of_numbers_is_one_feature_and_a_single_number_is_nothing():
+def test_vector_is_one_feature_and_scalar_none():
     assert reduce_site(torch.randn(4), 0).shape == (4, 1)
     with pytest.raises(Undefined):
         reduce_site(torch.tensor(1.0), 0)
@@ -55,7 +55,7 @@ def widths(model, example):
     ("name", "size", "axis"),
     [("resnet18", 32, 1), ("vit_b_32", 224, 2), ("swin_t", 32, 3), ("convnext_tiny", 32, 3)],
 )
-def test_the_channel_axis_is_right_on_every_kind_of_network(name, size, axis):
+def test_channel_axis_is_right_for_each_network_kind(name, size, axis):
     model = torchvision.models.get_model(name, weights=None)
     sites = list_sites(model, torch.randn(2, 3, size, size))
     assert {site.channel_axis for site in sites} == {axis}
@@ -67,7 +67,7 @@ def test_a_one_dimensional_convolution_has_its_channels_second():
     assert widths(model, torch.randn(4, 2, 20)) == [7]
 
 
-def test_a_linear_layer_on_tokens_has_its_channels_last():
+def test_linear_layer_on_tokens_has_its_channels_last():
     model = nn.Sequential(nn.Linear(5, 9), nn.LayerNorm(9), nn.Dropout(), nn.GELU())
     assert widths(model, torch.randn(4, 20, 5)) == [9]
 
@@ -88,7 +88,7 @@ def test_a_permutation_is_followed_there_and_back():
     assert widths(Permuting(), torch.randn(4, 3, 8, 8)) == [6, 6, 10, 10, 10]
 
 
-def test_the_sum_of_a_skip_branch_keeps_the_axis():
+def test_sum_of_a_skip_branch_keeps_the_axis():
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()
@@ -179,7 +179,7 @@ def test_the_channels_of_an_image_are_followed_through(function, others):
     assert_reduced_over(model, torch.randn(4, 3, 9, 8), others)
 
 
-def test_the_transposed_weight_of_a_product_is_no_activation():
+def test_transposed_weight_of_a_product_is_no_activation():
     model = Given(nn.Identity(), lambda m, x, h: torch.matmul(h, m.weight.T))
     assert_reduced_over(model, torch.randn(4, 3, 7, 6), (1, 2))
 
@@ -199,7 +199,7 @@ def test_an_assumed_channel_axis_is_reported(shape, axis):
         lambda m, x, h: h @ h.mT,
     ],
 )
-def test_what_mixes_axes_leaves_a_guess_that_is_said(function):
+def test_mixed_axes_are_a_reported_guess(function):
     (site,) = list_sites(Given(nn.Conv1d(5, 5, 1), function), torch.randn(4, 5, 12))
     assert site.assumed
 

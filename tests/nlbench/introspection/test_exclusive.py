@@ -72,7 +72,7 @@ def test_an_error_releases_other_threads():
         pool.submit(DOORS["list_sites"]).result(60)
 
 
-def test_threads_of_a_measurement_do_not_wait_for_it():
+def test_threads_of_measurement_do_not_wait_for_it():
     done = []
     with one_measurement():
         threads = [measurement_thread(lambda: done.append(DOORS["list_sites"]())) for _ in range(2)]
@@ -98,7 +98,7 @@ class Nested(nlbench.Measure):
         return nlbench.Result({"value": float(self.count)}, n=1)
 
 
-def test_a_measure_in_a_worker_thread_may_observe_a_network():
+def test_measure_in_worker_thread_may_observe_network():
     run = nlbench.evaluate(network(), X.repeat(8, 1), [Nested], settings={"sites.batch": 16})
     assert run["nested"].summary["value"] == 1.0
 
@@ -117,7 +117,7 @@ def fast_path_inside():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks():
+def test_forked_process_ignores_locks_of_lost_threads():
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold():

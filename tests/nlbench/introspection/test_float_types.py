@@ -145,7 +145,7 @@ def test_shapes_and_devices_reach_nested_tensors():
     assert twin.nested["list"][0].dtype == torch.float32
 
 
-def test_one_tensor_under_two_names_stays_one():
+def test_shared_tensor_stays_shared():
     net = Net(lambda m, h: h)
     net.nested["list"].append(net.matrix)
     twin = double_copy(net)
@@ -170,7 +170,7 @@ def test_types_that_are_no_floats_are_left():
         assert (torch.ones(3) > 0).dtype == torch.bool
 
 
-def test_copies_in_float64_have_their_channels_first_in_memory():
+def test_float64_copies_are_contiguous():
     depthwise = nn.Conv2d(6, 6, 3, groups=6).to(memory_format=torch.channels_last)
     # Its only channel is first and last.
     assert depthwise.weight.stride() == (9, 1, 3, 1)

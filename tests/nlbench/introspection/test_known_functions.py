@@ -33,7 +33,7 @@ def _new_gelu(x):
         (lambda x: x[:, :3], ""),
     ],
 )
-def test_functions_are_told_apart(function, kind):
+def test_functions_are_distinguished(function, kind):
     assert known_kind(Written(function)) == kind
 
 

@@ -23,7 +23,7 @@ def test_some_memory_is_free():
     assert 2**20 < available_memory(CPU) < 2**50
 
 
-def test_cached_files_of_a_container_do_not_count_as_used(tmp_path):
+def test_page_cache_of_a_container_is_free_memory(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 250\ninactive_file 600\nactive_file 50\n")
@@ -51,7 +51,7 @@ def test_only_memory_errors_are_out_of_memory():
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_microbatches_fit_hold_all_samples_and_differ_in_size(samples, most):
+def test_microbatches_fit_memory_and_hold_all_samples(samples, most):
     sizes = microbatch_sizes(samples, most)
     assert sum(sizes) == samples
     assert len(sizes) <= -(-samples // most) + 1
@@ -60,7 +60,7 @@ def test_microbatches_fit_hold_all_samples_and_differ_in_size(samples, most):
     assert len(sizes) == 1 or most == 1 or len(set(sizes)) > 1
 
 
-def test_bytes_per_sample_grow_with_the_width_of_layers():
+def test_bytes_per_sample_grow_with_width_of_layers():
     wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
     ratio = bytes_per_sample(wide, torch.zeros(1, 4)) / bytes_per_sample(narrow, torch.zeros(1, 4))
     assert 50 < ratio < 110
@@ -103,7 +103,7 @@ class Fixed(nn.Module):
         return x.reshape(64, -1).relu()
 
 
-def test_a_batch_on_the_cpu_is_limited_unless_the_network_needs_all_of_it(monkeypatch):
+def test_cpu_batch_is_limited_if_it_can_split(monkeypatch):
     model, batch = nn.Sequential(nn.Linear(4, 100), nn.ReLU()), torch.zeros(64, 4)
     assert SampleLimit({}, model, "a pass", batch, None).limit is None
     monkeypatch.setattr(memory, "MIN_LIMITED", 256)

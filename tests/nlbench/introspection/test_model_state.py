@@ -108,7 +108,7 @@ def test_unchanged_buffers_are_not_written_to():
 
 
 @pytest.mark.parametrize("layers", [1, 5])
-def test_there_is_one_gpu_synchronisation_for_all_buffers(layers):
+def test_buffers_take_one_gpu_synchronisation(layers):
     with PretendCuda() as cuda:
         model = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(layers))).cuda()
         cuda.reset()
@@ -164,7 +164,7 @@ def test_nested_passes_over_shared_modules_restore_them():
     assert_same_state(model, before)
 
 
-def test_passes_in_several_threads_do_not_affect_each_other():
+def test_passes_in_several_threads_are_independent():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model, x = nn.TransformerEncoder(layer, 2).train(), torch.randn(5, 4, 8)
 

@@ -57,7 +57,7 @@ RELU = {
 
 
 @pytest.mark.parametrize("make", RELU.values(), ids=RELU)
-def test_a_site_bears_one_name_in_sites_graph_activity_and_lines(make):
+def test_site_has_one_name_in_all_probes(make):
     torch.manual_seed(0)
     model, x = make(), torch.randn(6, 4)
     names = [site.name for site in list_sites(model, x)]
@@ -67,7 +67,7 @@ def test_a_site_bears_one_name_in_sites_graph_activity_and_lines(make):
     assert list(trace_segment(model, x[0], x[1]).sites) == names
 
 
-def test_pieces_of_a_handwritten_activation_have_its_name_first():
+def test_pieces_of_handwritten_activation_have_its_name_first():
     leaky = Reused(lambda x: F.relu(x) - 0.1 * F.relu(-x))
     x = torch.randn(6, 4)
     assert [site.name for site in list_sites(leaky, x)] == ["act", "relu", "act:1"]
@@ -78,7 +78,7 @@ def test_pieces_of_a_handwritten_activation_have_its_name_first():
     assert list(trace_segment(leaky, x[0], x[1]).sites) == pieces
 
 
-def test_a_model_that_runs_in_another_thread_meanwhile_disturbs_no_names():
+def test_model_in_another_thread_does_not_change_names():
     model, x = Reused(F.relu), torch.randn(6, 4)
     expected = [site.name for site in list_sites(model, x)]
     stop = threading.Event()

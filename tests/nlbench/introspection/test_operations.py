@@ -85,7 +85,7 @@ def test_an_operation_of_another_library_is_another_one():
     assert ops.operation(torch.relu).kind == "relu"
 
 
-def test_a_second_rule_is_refused_and_both_are_named():
+def test_second_rule_is_refused_and_both_are_named():
     name = fresh("rule")
 
     @ops.line_rule(name)
@@ -182,7 +182,7 @@ def test_a_bad_registration_is_refused_in_one_line(arguments, message):
 
 
 @pytest.mark.parametrize("function", [len, lambda x: x, nn.ReLU, 3])
-def test_what_probes_cannot_see_is_refused(function):
+def test_unsupported_registration_is_refused(function):
     with pytest.raises(RequestError, match="can't be seen in a network"):
         nlbench.register_op(function, kind="hat")
 
@@ -219,7 +219,7 @@ def test_a_plugin_may_name_a_function_that_registers(monkeypatch):
     assert not ops.known(name).sources
 
 
-def test_a_plugin_registers_each_fact_and_a_second_value_is_refused():
+def test_each_fact_registers_once():
     op, _ = custom_op(torch.abs)
     facts = {aspect: next(iter(values)) for aspect, values in registry.FACTS.items()}
     entry = nlbench.register_op(op, kind="hat", gates=True, **facts)
@@ -229,7 +229,7 @@ def test_a_plugin_registers_each_fact_and_a_second_value_is_refused():
         nlbench.register_op(op, takes="number")
 
 
-def test_a_registered_product_makes_a_gate():
+def test_registered_product_makes_a_gate():
     class Times(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):

@@ -101,7 +101,7 @@ def _put_back():
 
 @pytest.mark.parametrize("precision", ["native", "tf32"])
 @pytest.mark.parametrize("name", SET)
-def test_tf32_is_off_unless_requested_and_settings_are_restored(name, precision):
+def test_tf32_is_off_unless_requested_and_restored(name, precision):
     SET[name]()
     before = settings()
     with exact_arithmetic(precision):
@@ -121,7 +121,7 @@ def test_tf32_is_off_unless_requested_and_settings_are_restored(name, precision)
 
 
 @pytest.mark.parametrize("name", ["nothing", "all", "high", "older, convolutions off"])
-def test_tf32_in_one_thread_is_never_set_during_a_pass_of_another(name):
+def test_tf32_is_never_set_during_anothers_pass(name):
     SET[name]()
     before = settings()
     found = []
@@ -179,7 +179,7 @@ def few_labels():
 
 
 @pytest.mark.parametrize("name", ["nothing", "convolutions", "both kinds"])
-def test_tf32_is_off_behind_every_door_and_all_settings_are_put_back(name):
+def test_every_door_disables_and_restores_tf32(name):
     SET[name]()
     before = settings()
     for door, go in DOORS.items():
@@ -190,7 +190,7 @@ def test_tf32_is_off_behind_every_door_and_all_settings_are_put_back(name):
         assert settings() == before, door
 
 
-def test_behind_a_door_a_run_has_the_precision_that_it_was_asked_for():
+def test_run_uses_requested_precision_behind_every_door():
     with exact_arithmetic("tf32"):
         for door, go in DOORS.items():
             if door != "evaluate":  # It is asked itself.
@@ -201,14 +201,14 @@ def test_behind_a_door_a_run_has_the_precision_that_it_was_asked_for():
             assert set(float32_precision(CUDA).values()) == {"tf32"}
 
 
-def test_between_two_segments_the_caller_has_his_own_settings():
+def test_between_two_segments_caller_has_his_own_settings():
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     for _ in trace_segments(network(), X[:2], X[2:4], dtype=torch.float32):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert set(SEEN[-1:]) == {frozenset(["ieee"])}
 
 
-def test_a_measure_computes_without_the_autocast_of_any_device():
+def test_measure_computes_without_the_autocast_of_any_device():
     for kind in ("cpu", "mps"):
         with torch.autocast(kind, dtype=torch.bfloat16):
             assert torch.is_autocast_enabled(kind)

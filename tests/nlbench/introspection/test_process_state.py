@@ -114,7 +114,7 @@ def test_additions_are_no_changes():
     assert not changes
 
 
-def test_inference_mode_that_is_not_left_is_named_and_ended():
+def test_leaked_inference_mode_is_named_and_ended():
     with restored_process_state() as changes:
         entered(torch.inference_mode())
     assert "torch.is_inference_mode_enabled" in changes
@@ -122,7 +122,7 @@ def test_inference_mode_that_is_not_left_is_named_and_ended():
     assert torch.is_grad_enabled()
 
 
-def test_a_device_that_is_entered_and_not_left_is_left_with_the_default_one_kept():
+def test_leaked_device_is_left_and_default_kept():
     torch.set_default_device("cpu")
     try:
         with restored_process_state() as changes:
@@ -144,7 +144,7 @@ def test_modes_that_were_active_stay_so():
     assert changes == ["the active TorchFunctionModes", "the active TorchDispatchModes"]
 
 
-def test_what_cannot_be_restored_is_named_from_then_on():
+def test_unrestorable_change_is_named_afterwards():
     name = "torch.ops.aten.frac (CPU)"
     library = torch.library.Library("aten", "IMPL")
     try:

@@ -56,7 +56,7 @@ def test_global_generators_continue_after_a_stream():
     assert [first, draw()] == expected
 
 
-def test_different_names_give_different_numbers():
+def test_seeds_differ_between_names():
     drawn = set()
     for number in range(50):
         with RandomStream(f"cell {number}").active():

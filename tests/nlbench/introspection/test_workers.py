@@ -16,7 +16,7 @@ def size(item):
 
 
 @pytest.mark.parametrize("most", [0, 1, 100])
-def test_one_thread_processes_items_in_order(most):
+def test_single_thread_processes_items_in_order(most):
     done = []
 
     def work(item):
@@ -58,7 +58,7 @@ def test_an_item_larger_than_the_limit_waits_alone():
     assert len(done) == 3
 
 
-def test_with_limit_0_the_caller_waits_for_each_item():
+def test_with_limit_0_caller_waits_for_each_item():
     done = []
     with BackgroundWorkers(done.append, size, 0) as workers:
         for number in range(10):
@@ -67,7 +67,7 @@ def test_with_limit_0_the_caller_waits_for_each_item():
 
 
 @pytest.mark.parametrize("most", [0, 100])
-def test_an_error_of_the_work_is_raised_in_the_caller(most):
+def test_error_of_work_is_raised_in_caller(most):
     def work(item):
         if item[0] == 2:
             raise KeyError("two")
@@ -105,7 +105,7 @@ def test_an_error_of_the_caller_drops_the_queue():
     assert not any(thread.name == "measures" for thread in threading.enumerate())
 
 
-def test_workers_use_one_torch_thread_and_restore_the_number():
+def test_workers_use_one_torch_thread_and_restore_number():
     before, seen = torch.get_num_threads(), []
     with BackgroundWorkers(lambda item: seen.append(torch.get_num_threads()), size, 10) as workers:
         workers.put((0, 1))
@@ -123,7 +123,7 @@ def test_workers_record_no_gradients():
     assert seen == [False]
 
 
-def test_an_interruption_drops_the_queue_and_ends_the_thread():
+def test_interruption_drops_the_queue_and_ends_the_thread():
     done, interrupted = [], threading.Event()
 
     def work(item):
@@ -272,7 +272,7 @@ def test_the_error_of_the_first_item_is_raised():
 
 
 @pytest.mark.parametrize("there", [0, 2])
-def test_a_thread_that_fails_to_start_leaves_no_state(monkeypatch, there):
+def test_thread_that_fails_to_start_leaves_no_state(monkeypatch, there):
     start, started = threading.Thread.start, []
 
     def refused(self):
@@ -301,7 +301,7 @@ def test_a_thread_that_fails_to_start_leaves_no_state(monkeypatch, there):
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_a_pass_on_the_cpu_leaves_a_gpu_alone(monkeypatch, kind):
+def test_pass_on_the_cpu_leaves_a_gpu_alone(monkeypatch, kind):
     # To ask which CUDA device is the current one takes it into use; a Mac's can't be asked.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")

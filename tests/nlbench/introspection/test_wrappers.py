@@ -126,11 +126,11 @@ class Compiled(nn.Module):
         return torch.relu(self.layer(x))
 
 
-def test_a_method_that_is_compiled_where_it_is_defined_is_observed():
+def test_method_compiled_at_definition_is_observed():
     assert [site.name for site in list_sites(Compiled(), samples())] == ["relu"]
 
 
-def test_a_wrapper_is_put_back_after_an_error():
+def test_wrapper_is_restored_after_an_error():
     model = compiled_child(compiled_in_place(network()))
     child, call = model[1], model._compiled_call_impl
     with unwrapped(model) as inside:
@@ -141,7 +141,7 @@ def test_a_wrapper_is_put_back_after_an_error():
     assert model._compiled_call_impl is call
 
 
-def test_an_exported_program_has_the_sites_of_its_network():
+def test_exported_program_has_the_sites_of_its_network():
     model = network()
     model.append(Quick())
     model.eval()
@@ -208,7 +208,7 @@ def test_attributes_that_cannot_be_copied_are_shared():
     assert scores(model) == scores(network())
 
 
-def test_a_program_for_one_size_is_undefined_at_others():
+def test_exported_program_is_undefined_at_other_sizes():
     program = torch.export.export(network().eval(), (samples()[:8],)).module()
     result = nlbench.evaluate(program, samples(), ["r2"])["r2"]
     assert result.status == "undefined"

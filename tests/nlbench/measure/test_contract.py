@@ -40,7 +40,7 @@ def changed(**attributes):
     return type("Changed", (Sound,), {"name": "odd", **attributes})
 
 
-def test_a_sound_measure_is_given_back_as_it_is():
+def test_valid_measure_is_returned_unchanged():
     assert as_measure(Sound, "odd") is Sound
     assert as_measure(Sound) is Sound
 
@@ -54,7 +54,7 @@ def test_an_instance_is_refused_with_its_class():
 
 
 @pytest.mark.parametrize("given", [None, 3, "text", torch.zeros(3), nlbench])
-def test_other_objects_are_refused_with_the_kinds_of_measures(given):
+def test_other_objects_are_refused_with_kinds_of_measures(given):
     assert "expected a class derived from nlbench.Measure" in refusal(given)
 
 
@@ -62,7 +62,7 @@ def test_another_name_than_the_entry_points_is_named():
     assert "has the name 'odd'" in refusal(Sound, "other")
 
 
-def test_a_missing_method_is_named_with_how_to_write_it():
+def test_missing_method_is_named_with_advice():
     class Half(Measure):
         name, probe = "odd", "sites"
 
@@ -84,11 +84,11 @@ def test_a_missing_method_is_named_with_how_to_write_it():
         ({"reset": lambda: None}, "write `def reset(self)`"),
     ],
 )
-def test_a_method_that_could_not_be_called_is_named(method, says):
+def test_method_that_could_not_be_called_is_named(method, says):
     assert says in refusal(changed(**method))
 
 
-def test_a_computation_that_returns_nothing_is_found_without_running_it():
+def test_function_without_return_is_found_statically():
     def compute(self):
         print("never")
 
@@ -132,7 +132,7 @@ def test_options_that_are_no_parameters_are_refused():
     assert "with the options declared" in refusal(undeclared, "undeclared")
 
 
-def test_a_function_that_returns_nothing_is_refused():
+def test_function_without_return_is_refused():
     @site_measure()
     def odd(x, y):
         (x - y).mean()
@@ -152,7 +152,7 @@ def test_a_function_that_returns_nothing_is_refused():
         ("probe", None, 'probe is None, expected a name: `probe = "sites"`'),
     ],
 )
-def test_a_declaration_that_cannot_be_is_named_with_how_to_write_it(attribute, value, says):
+def test_invalid_declaration_is_named_with_advice(attribute, value, says):
     assert says in refusal(changed(**{attribute: value}))
 
 
@@ -167,7 +167,7 @@ def test_every_registered_measure_is_sound():
     ("number", "is_sound"),
     [(1.0, True), (1.0 + 1e-12, True), (-1.0, True), (1.001, False), (-7.0, False)],
 )
-def test_a_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
+def test_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
     result = Result.of({"a": 0.0, "b": number})
     if is_sound:
         assert validated_result(result, (-1.0, 1.0)) is result
@@ -177,7 +177,7 @@ def test_a_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
     assert validated_result(result, (-float("inf"), float("inf"))) is result
 
 
-def test_a_summary_beyond_the_bounds_is_no_result_where_every_place_keeps_them():
+def test_summary_beyond_bounds_is_refused():
     result = Result({"value": 2.0}, (Value("a", {"value": 1.0}),))
     with pytest.raises(PluginError, match="the summary: 2 is out of the declared bounds 0 to 1"):
         validated_result(result, (0.0, 1.0))
@@ -196,7 +196,7 @@ def test_a_measure_beyond_its_bounds_fails_alone():
     assert run["r2"].status == "ok"
 
 
-def test_the_bounds_are_those_of_the_options_in_force():
+def test_bounds_are_those_of_the_options_in_force():
     model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(40, 4)
     settings = {"affinity.shrinkage": "none"}
     (record,) = nlbench.evaluate(model, inputs, ["affinity"], settings=settings).records

@@ -103,7 +103,7 @@ def test_folds_stay_the_same_without_a_group(name, settings):
     assert check.outcome == "kept", check.detail
 
 
-def test_affine_residual_keeps_the_folds_of_the_other_samples():
+def test_affine_residual_keeps_folds_of_other_samples():
     x = samples()[:24]
     measure = load_measure("affine-residual")(folds=4)
     measure.replicated = True
@@ -201,7 +201,7 @@ def test_errors_do_not_change_the_value(name):
     assert [v.statistics for v in with_errors.values] == [v.statistics for v in without.values]
 
 
-def test_random_numbers_of_a_plugin_are_the_same_with_errors():
+def test_random_numbers_of_plugin_are_same_with_errors():
     @site_measure()
     def noisy(x, y):
         """Random number."""
@@ -214,7 +214,7 @@ def test_random_numbers_of_a_plugin_are_the_same_with_errors():
     assert values[0]["noisy"].summary["value"] == values[1]["noisy"].summary["value"]
 
 
-def test_plugin_that_fails_without_a_group_has_no_error():
+def test_plugin_that_fails_without_group_has_no_error():
     @site_measure()
     def whole(x, y):
         """Mean, of all samples only."""
@@ -227,7 +227,7 @@ def test_plugin_that_fails_without_a_group_has_no_error():
     assert result.error is None
 
 
-def test_value_that_is_undefined_without_a_group_has_no_error():
+def test_value_undefined_without_a_group_has_no_error():
     @site_measure()
     def large(x, y):
         """Mean, of enough samples only."""
@@ -283,7 +283,7 @@ def test_substitution_leaves_out_evaluated_samples():
     assert result.values[0].error > 0
 
 
-def test_exact_measures_say_so():
+def test_exact_measures_are_declared_exact():
     run = nlbench.evaluate(network(), samples(), ["pathlength", "r2"])
     assert [record.measure.exact for record in run.records] == [True, None]
     assert run["pathlength"].error is None

@@ -42,7 +42,7 @@ def read(measure, observations):
     return measure.compute()
 
 
-def test_a_function_measure_gives_mean_and_deviation_over_batches():
+def test_function_measure_has_mean_and_deviation_over_batches():
     batches = [torch.randn(8, 3) for _ in range(4)]
     result = read(mean_change(), [observation("a", x, x.relu(), i) for i, x in enumerate(batches)])
     scores = [(x.relu() - x).mean().item() for x in batches]
@@ -65,7 +65,7 @@ def test_an_unknown_option_is_refused_with_the_nearest():
         mean_change(facter=1.0)
 
 
-def test_an_undefined_place_is_listed_and_left_out_of_the_summary():
+def test_undefined_place_is_left_out_of_summary():
     x = torch.randn(8, 3)
     observations = [observation("a", x, x.relu()), observation("b", x[:1], x[:1])]
     result = read(mean_change(), observations)
@@ -81,20 +81,20 @@ def some_undefined(measured, total):
     )
 
 
-def test_a_summary_over_a_part_of_the_places_says_of_how_many():
+def test_partial_summary_counts_its_places():
     result = some_undefined(3, 4)
     assert (result.status, result.summary["value"]) == ("ok", 1.0)
     assert result.places == (3, 4)
     assert result.reason == "3 of 4 places (1 without a value)"
 
 
-def test_a_summary_over_all_places_says_nothing():
+def test_complete_summary_has_no_remark():
     result = some_undefined(4, 4)
     assert (result.places, result.reason) == ((4, 4), "")
 
 
 @given(st.integers(1, 40), st.data())
-def test_below_the_stated_share_of_places_there_is_no_summary(total, data):
+def test_too_few_places_have_no_summary(total, data):
     measured = data.draw(st.integers(1, total))
     result = some_undefined(measured, total)
     assert result.places == (measured, total)
@@ -106,7 +106,7 @@ def test_below_the_stated_share_of_places_there_is_no_summary(total, data):
         assert result.status == "ok"
 
 
-def test_a_reading_with_no_defined_place_is_undefined_with_the_reason():
+def test_reading_without_defined_place_is_undefined():
     x = torch.randn(1, 3)
     result = read(mean_change(), [observation("a", x, x)])
     assert (result.status, result.reason, result.summary) == (
@@ -116,7 +116,7 @@ def test_a_reading_with_no_defined_place_is_undefined_with_the_reason():
     )
 
 
-def test_a_score_that_is_not_finite_fails_the_reading_and_names_the_place():
+def test_non_finite_score_fails_and_names_the_place():
     x = torch.full((4, 2), math.nan)
     good = torch.randn(4, 2)
     result = read(mean_change(), [observation("a", good, good), observation("b", x, x)])
@@ -126,7 +126,7 @@ def test_a_score_that_is_not_finite_fails_the_reading_and_names_the_place():
     assert result.values[0].status == "ok"
 
 
-def test_a_batch_without_a_value_is_left_out_with_a_remark():
+def test_batch_without_value_is_left_out_with_remark():
     x = torch.randn(8, 3)
     result = read(mean_change(), [observation("a", x, x.relu()), observation("a", x[:1], x[:1], 1)])
     (value,) = result.values
@@ -149,18 +149,18 @@ def test_summary_statistics_agree_with_numpy(numbers):
     assert summary == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-def test_a_reading_of_a_mapping_keeps_order_and_counts():
+def test_reading_of_a_mapping_keeps_order_and_counts():
     result = Result.of({"second": 2.0, "first": 1.0}, n=7)
     assert [value.place for value in result.values] == ["second", "first"]
     assert result.n == 7
 
 
-def test_a_class_measure_that_returns_infinity_fails_rather_than_summarising_it():
+def test_class_measure_returning_infinity_fails():
     result = Result.of([Value("a", {"value": math.inf}), Value("b", {"value": 1.0})])
     assert result.status == "failed"
 
 
-def test_a_measure_without_update_and_finish_cannot_be_made():
+def test_abstract_measure_cannot_be_instantiated():
     class Half(Measure):
         probe = "sites"
 
@@ -168,7 +168,7 @@ def test_a_measure_without_update_and_finish_cannot_be_made():
         Half()
 
 
-def test_a_class_is_named_after_itself_unless_it_says_otherwise():
+def test_class_name_is_the_default_name():
     class Jump(mean_change):
         pass
 
@@ -178,7 +178,7 @@ def test_a_class_is_named_after_itself_unless_it_says_otherwise():
     assert (Jump.name, Other.name) == ("jump", "another")
 
 
-def test_parts_are_kept_as_they_are_and_spelled_for_tables():
+def test_parts_are_spelled_for_tables():
     parts = {"segment": [np.float32(1), torch.tensor(2.0)], "site": {"a/relu": 3}}
     value = Value("path0", {"value": 3}, parts=parts)
     assert value.parts == {"segment": (1.0, 2.0), "site": {"a/relu": 3.0}}
@@ -186,7 +186,7 @@ def test_parts_are_kept_as_they_are_and_spelled_for_tables():
     assert Result({"value": 3}, parts=parts).numbers == value.numbers
 
 
-def test_a_part_that_is_not_finite_fails_the_place():
+def test_part_that_is_not_finite_fails_the_place():
     assert Result.of([Value("a", {"value": 1.0}, parts={"p": [math.nan]})]).status == "failed"
 
 
@@ -212,7 +212,7 @@ class Peaks(PooledMeasure):
         return Largest()
 
 
-def test_a_pooled_measure_gives_one_number_of_all_batches_of_a_site():
+def test_pooled_measure_has_one_value_per_site():
     xs = [torch.randn(8, 3) for _ in range(4)]
     result = read(Peaks(), [observation("a", x, x.relu(), i) for i, x in enumerate(xs)])
     (value,) = result.values
@@ -220,7 +220,7 @@ def test_a_pooled_measure_gives_one_number_of_all_batches_of_a_site():
     assert (value.n, value.status, value.reason) == (32, "ok", "")
 
 
-def test_a_pooled_measure_lists_a_site_that_has_no_value_with_the_reason():
+def test_pooled_measure_lists_undefined_sites_with_reasons():
     x, few = torch.randn(8, 3), torch.randn(3, 3)
     result = read(Peaks(), [observation("a", x, x.relu()), observation("b", few, few)])
     assert [(v.status, v.reason) for v in result.values] == [

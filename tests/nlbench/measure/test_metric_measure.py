@@ -30,7 +30,7 @@ def value_of(metric, x, y, size=16):
     return result.summary["value"]
 
 
-def test_r2_of_many_batches_is_scikit_learns_of_all_samples():
+def test_r2_of_batches_equals_scikit_learn():
     x, y = samples()
     expected = r2_score(y.double().numpy(), x.double().numpy())
     assert value_of(torchmetrics.R2Score(), x, y) == pytest.approx(expected, rel=1e-12)
@@ -41,21 +41,21 @@ def test_r2_of_many_batches_is_scikit_learns_of_all_samples():
     [(torchmetrics.PearsonCorrCoef, pearsonr), (torchmetrics.SpearmanCorrCoef, spearmanr)],
 )
 @pytest.mark.parametrize("d", [1, 3])
-def test_a_metric_of_one_output_has_the_mean_over_columns(metric, reference, d):
+def test_metric_of_one_output_has_mean_over_columns(metric, reference, d):
     x, y = samples(d=d)
     a, b = x.double().numpy(), y.double().numpy()
     expected = np.mean([reference(a[:, j], b[:, j]).statistic for j in range(d)])
     assert value_of(metric(), x, y) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_metric_that_takes_a_matrix_is_given_it():
+def test_matrix_metric_receives_a_matrix():
     x, y = samples()
     rmse = torchmetrics.MeanSquaredError(squared=False)
     expected = math.sqrt((x.double() - y.double()).square().mean())
     assert value_of(rmse, x, y) == pytest.approx(expected, rel=1e-12)
 
 
-def test_columns_without_a_number_are_left_out_and_counted():
+def test_columns_without_number_are_left_out_and_counted():
     x, y = samples()
     y[:, 1] = 2.0
     result = read(metric_measure(torchmetrics.PearsonCorrCoef())(), [(x, y)])
@@ -78,14 +78,14 @@ def test_numbers_that_are_not_finite_fail_the_site():
     assert "the output has entries that are not finite" in result.reason
 
 
-def test_what_the_metric_cannot_take_fails_the_site_with_its_words():
+def test_metric_error_fails_the_site_with_its_message():
     x, y = samples()
     result = read(metric_measure(torchmetrics.R2Score())(), [(x, y[:, :2])])
     assert result.status == "failed"
     assert "R2Score: Predictions and targets are expected to have the same shape" in result.reason
 
 
-def test_the_metric_given_is_left_alone():
+def test_original_metric_is_unchanged():
     x, y = samples()
     metric = torchmetrics.R2Score()
     value_of(metric, x, y)
@@ -94,13 +94,13 @@ def test_the_metric_given_is_left_alone():
     assert value_of(metric, x, y) == value_of(torchmetrics.R2Score(), x, y)
 
 
-def test_how_a_metric_is_set_is_part_of_its_version():
+def test_metric_options_are_part_of_its_version():
     plain = metric_measure(torchmetrics.R2Score()).version
     assert plain == metric_measure(torchmetrics.R2Score()).version
     assert plain != metric_measure(torchmetrics.R2Score(adjusted=2)).version
 
 
-def test_it_is_measured_with_registered_measures():
+def test_metric_runs_with_registered_measures():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
     metrics = [torchmetrics.R2Score(), torchmetrics.PearsonCorrCoef, "r2"]
     run = nlbench.evaluate(model, torch.randn(60, 4), metrics)
@@ -115,7 +115,7 @@ def test_it_is_measured_with_registered_measures():
     [torchmetrics.R2Score(), torchmetrics.R2Score, lambda: torchmetrics.R2Score()],
     ids=["instance", "class", "factory"],
 )
-def test_an_instance_a_class_and_a_factory_get_the_registered_name(given):
+def test_instance_class_and_factory_get_registered_name(given):
     assert as_measure(given, "mine").name == "mine"
 
 

@@ -27,7 +27,7 @@ def test_groups_are_equal_and_follow_the_index():
     assert group_index(3) == group_index(3 + GROUPS)
 
 
-def test_error_of_a_mean_is_that_of_group_means():
+def test_error_of_mean_is_that_of_group_means():
     samples = np.random.default_rng(0).normal(size=80)
     means = samples.reshape(-1, GROUPS).mean(0)
     assert standard_error(leave_out(samples, np.mean)) == pytest.approx(stats.sem(means))

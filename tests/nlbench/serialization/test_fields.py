@@ -57,11 +57,11 @@ outers = st.builds(
 
 
 @given(outers)
-def test_what_is_written_is_read_back_the_same(outer):
+def test_written_fields_are_read_back(outer):
     assert from_plain(Outer, json.loads(json.dumps(to_plain(outer))), "outer") == outer
 
 
-def test_default_none_is_left_out_and_extra_fields_are_inlined():
+def test_none_is_omitted_and_extra_fields_inlined():
     outer = Outer(inner=Inner("a", facts={"kinds": {"x": "relu"}, "more": 1}))
     inner = {"name": "a", "size": 0.0, "kinds": {"x": "relu"}, "more": 1}
     assert to_plain(outer) == {"inner": inner, "status": "ok", "several": [], "parts": {}}
@@ -84,14 +84,14 @@ def test_default_none_is_left_out_and_extra_fields_are_inlined():
         ({"other": 1}, "it has an unknown 'other'"),
     ],
 )
-def test_what_is_not_as_declared_is_named(change, says):
+def test_mistyped_field_is_named(change, says):
     content = {"inner": {"name": "a"}, "status": "ok"} | change
     with pytest.raises(ValueError, match=f"^{says}$"):
         from_plain(Outer, content, "it")
 
 
 @pytest.mark.parametrize("missing", ["inner", "status"])
-def test_a_field_may_be_missing_only_where_its_default_says_nothing(missing):
+def test_only_neutral_defaults_may_be_missing(missing):
     content: dict[str, Any] = {"inner": {"name": "a"}, "status": "ok"}
     del content[missing]
     with pytest.raises(ValueError, match=f"it has no '{missing}'"):
@@ -104,7 +104,7 @@ class Shared:
     own: Inner
 
 
-def test_equal_values_of_a_shared_field_are_one_object():
+def test_equal_values_of_shared_field_are_one_object():
     def read(size):
         content = {"inner": {"name": "a", "size": size}, "own": {"name": "b"}}
         return from_plain(Shared, content, "shared")

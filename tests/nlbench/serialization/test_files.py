@@ -30,7 +30,7 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_atomically(path, "old")
 
@@ -51,7 +51,7 @@ def test_files_get_the_permissions_of_any_other_file(tmp_path):
     assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_impossible_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="can't write to"):
         make_folder(tmp_path / "file" / "below")
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "absent", "loop", "nul", "long"])
-def test_what_is_no_file_is_refused_without_being_opened(tmp_path, kind):
+def test_special_file_is_refused_unopened(tmp_path, kind):
     place = tmp_path / "it"
     if kind == "pipe":
         os.mkfifo(place)
@@ -79,7 +79,7 @@ def test_what_is_no_file_is_refused_without_being_opened(tmp_path, kind):
             read(place)
 
 
-def test_a_text_is_read_whole_up_to_its_bound(tmp_path):
+def test_text_is_read_whole_up_to_its_bound(tmp_path):
     place = tmp_path / "text"
     place.write_text("grün", encoding="utf-8")
     assert read_text(place, 5) == "grün"
@@ -168,7 +168,7 @@ def test_structure_is_checked_before_parsing(text, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")  # noqa: PTH110
-def test_a_file_that_hides_its_size_is_read_no_further_than_its_bound():
+def test_file_of_unknown_size_is_read_to_bound():
     from pathlib import Path
 
     with pytest.raises(RequestError, match="expected at most 16 bytes"):
@@ -176,7 +176,7 @@ def test_a_file_that_hides_its_size_is_read_no_further_than_its_bound():
 
 
 @given(st.text())
-def test_a_cell_of_a_table_never_begins_like_a_formula_and_reads_back(text):
+def test_table_cells_are_never_formulas(text):
     safe = spreadsheet_safe(text)
     assert safe[:1] not in tuple("=+-@\t\r\n")
     assert spreadsheet_text(safe) == text

@@ -30,7 +30,7 @@ def test_a_key_is_independent_of_the_order(content):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tensors_hash_is_that_of_its_shape_type_and_bytes(dtype):
+def test_tensor_hash_covers_shape_type_and_bytes(dtype):
     tensor = torch.arange(24).reshape(2, 3, 4).to(dtype)
     text = f"(2, 3, 4) {dtype}".encode() + np.ascontiguousarray(tensor.numpy()).tobytes()
     assert tensor_hash(tensor) == hashlib.sha256(text).hexdigest()
@@ -38,7 +38,7 @@ def test_a_tensors_hash_is_that_of_its_shape_type_and_bytes(dtype):
     assert tensor_hash(tensor.reshape(6, 4)) != tensor_hash(tensor)
 
 
-def test_a_views_lazy_sign_and_a_missing_gradient_make_no_difference():
+def test_views_and_lazy_signs_hash_alike():
     complex_ = torch.randn(3, 2, dtype=torch.complex64)
     assert tensor_hash(complex_.conj()) == tensor_hash(complex_.conj().resolve_conj())
     leaf = torch.randn(3, requires_grad=True)
@@ -47,7 +47,7 @@ def test_a_views_lazy_sign_and_a_missing_gradient_make_no_difference():
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from(DTYPES))
-def test_samples_in_batches_have_the_hash_of_one_tensor(lengths, dtype):
+def test_samples_in_batches_have_hash_of_one_tensor(lengths, dtype):
     samples = torch.arange(3 * sum(lengths)).reshape(-1, 3).to(dtype)
     parts = samples.split(lengths)
     assert hash_of(parts, len(samples)) == tensor_hash(samples)

@@ -74,7 +74,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_state_has_one_hash_and_other_state_another(kind):
+def test_state_hash_identifies_the_state(kind):
     first, again, other = (state_hash(KINDS[kind](seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other

@@ -73,7 +73,7 @@ def distribution(folder, name, body, group, object_):
         (folder / f"{name}.py").write_text(body)
 
 
-def test_a_checkpoint_replaced_by_one_of_the_same_size_and_time_is_noticed(plugin, tmp_path):
+def test_replaced_checkpoint_of_same_size_is_noticed(plugin, tmp_path):
     file, other = tmp_path / "w.pt", tmp_path / "plugin" / "w.pt"
     save(file, 0.0)
     key = cell_key(weights=str(file))
@@ -85,9 +85,7 @@ def test_a_checkpoint_replaced_by_one_of_the_same_size_and_time_is_noticed(plugi
     assert cell_key(weights=str(file)) != key
 
 
-def test_a_checkpoint_replaced_after_planning_is_not_measured_under_the_old_ones_key(
-    plugin, tmp_path, monkeypatch
-):
+def test_checkpoint_replaced_after_planning_is_not_measured(plugin, tmp_path, monkeypatch):
     file = tmp_path / "w.pt"
     save(file, 0.0)
     load = unit_runner.load_subject
@@ -118,13 +116,13 @@ def printed(plugin, monkeypatch):
     return request(data=("printed",))
 
 
-def test_data_replaced_after_planning_are_not_measured_under_the_old_ones_key(printed, tmp_path):
+def test_data_replaced_after_planning_are_not_measured(printed, tmp_path):
     with pytest.raises(RequestError, match="printed: its files have changed since the run was"):
         run(printed, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_path):
+def test_copied_data_may_have_other_times(printed, tmp_path):
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
@@ -136,9 +134,7 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     assert found.result.status == "ok"
 
 
-def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together(
-    plugin, tmp_path, monkeypatch
-):
+def test_cells_with_different_samples_are_not_mixed(plugin, tmp_path, monkeypatch):
     real = executors.execute
 
     def altered(*arguments, **options):
@@ -152,7 +148,7 @@ def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together
     assert "the sample hash differs from that of" in result.records[1].result.reason
 
 
-def test_the_files_of_a_dataset_without_options_are_part_of_the_plan(plugin, tmp_path):
+def test_dataset_files_are_part_of_the_plan(plugin, tmp_path):
     distribution(plugin, "nlbench_printed", PRINTED, "datasets", "printed")
     (plugin / "data.txt").write_text("one")
     key = cell_key(data=("printed",))
@@ -162,9 +158,7 @@ def test_the_files_of_a_dataset_without_options_are_part_of_the_plan(plugin, tmp
 
 
 @pytest.mark.parametrize("said", [{"mean": 0.5}, float("nan")])
-def test_a_subject_of_which_no_record_can_be_written_fails_alone(
-    plugin, tmp_path, monkeypatch, said
-):
+def test_subject_with_unwritable_records_fails_alone(plugin, tmp_path, monkeypatch, said):
     load = unit_runner.load_subject
 
     def unspeakable(spec, device):
@@ -179,7 +173,7 @@ def test_a_subject_of_which_no_record_can_be_written_fails_alone(
     assert "can't be recorded" in result.records[0].result.reason
 
 
-def test_a_folder_in_which_a_worker_left_a_cell_is_not_taken_back(plugin, tmp_path):
+def test_folder_with_a_workers_cell_is_kept(plugin, tmp_path):
     result = run(request(), tmp_path / "run")
     RunFolder(result.path).remove()
     assert len(nlbench.load_run(result.path).records) == 1

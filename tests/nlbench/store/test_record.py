@@ -50,13 +50,13 @@ results = st.builds(
 
 
 @given(results)
-def test_a_record_read_back_is_the_same_to_the_last_bit(result):
+def test_record_read_back_is_same_to_last_bit(result):
     original = record(result=result)
     assert Record.from_json(original.to_json(), "here") == original
 
 
 @given(st.integers(0, 400))
-def test_a_record_cut_anywhere_is_refused_and_never_half_read(cut):
+def test_truncated_record_is_refused(cut):
     whole = record().to_json().rstrip()
     with pytest.raises(RequestError):
         Record.from_json(whole[: min(cut, len(whole) - 1)], "cell.json")
@@ -101,7 +101,7 @@ def test_a_record_beyond_the_limit_is_refused_unread(tmp_path):
         tracemalloc.stop()
 
 
-def test_a_result_beyond_the_limit_is_recorded_as_failed(monkeypatch):
+def test_result_beyond_the_limit_is_recorded_as_failed(monkeypatch):
     monkeypatch.setattr("nlbench.store.record.MAX_RECORD_BYTES", 2000)
     many = record(result=Result.of({f"place{i}": 0.1 for i in range(100)}, n=8))
     kept = ensure_readable(many)

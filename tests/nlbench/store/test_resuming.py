@@ -37,7 +37,7 @@ def names(cells):
     return [(cell.subject.spec.model, cell.measure.name) for cell in cells]
 
 
-def test_what_would_be_done_is_known_and_nothing_is_written(plugin, tmp_path):
+def test_dry_run_writes_nothing(plugin, tmp_path):
     foreseen = preview(request("plain,r2", "mini,mini2"), tmp_path / "run")
     assert len(foreseen.new) == 4
     assert not (tmp_path / "run").exists()
@@ -73,7 +73,7 @@ def test_the_same_subject_named_twice_is_measured_once(plugin, tmp_path):
     assert len(preview(request("plain", "vgg8", weights=("auto", "trained")), "x").new) == 1
 
 
-def test_a_finished_run_loads_no_subject_and_is_left_as_it_is(plugin, tmp_path, monkeypatch):
+def test_finished_run_is_unchanged_and_loads_nothing(plugin, tmp_path, monkeypatch):
     wanted = request("plain,r2", "mini,mini2", seeds=(0, 1))
     result = run(wanted, tmp_path / "run")
     before = {p: p.stat().st_mtime_ns for p in result.path.rglob("*")}
@@ -82,7 +82,7 @@ def test_a_finished_run_loads_no_subject_and_is_left_as_it_is(plugin, tmp_path, 
     assert {p: p.stat().st_mtime_ns for p in result.path.rglob("*")} == before
 
 
-def test_which_recorded_cells_are_repeated_is_the_users_choice(plugin, tmp_path):
+def test_rerun_option_selects_recorded_cells(plugin, tmp_path):
     wanted = request("plain,raising")
     result = run(wanted, tmp_path / "run")
     assert result.manifest["cells"] == {"ok": 1, "failed": 1}
@@ -97,7 +97,7 @@ def test_which_recorded_cells_are_repeated_is_the_users_choice(plugin, tmp_path)
     assert sum(before[name] != now for name, now in cells(result).items()) == 1
 
 
-def test_what_a_kill_left_half_written_is_cleared_away(plugin, tmp_path):
+def test_leftovers_of_a_kill_are_removed(plugin, tmp_path):
     folder = tmp_path / "run"
     (folder / "cells").mkdir(parents=True)
     parts = [folder / ".manifest.json.abc_123.part", folder / "cells" / ".k.json.x1.part"]
@@ -138,7 +138,7 @@ def test_other_samples_under_the_same_key_are_refused(plugin, tmp_path):
         run(request("plain,r2"), tmp_path / "run")
 
 
-def test_a_cells_numbers_do_not_depend_on_what_is_measured_with_it(plugin, tmp_path):
+def test_cells_are_independent_of_other_measures(plugin, tmp_path):
     def drawn(result):
         return result.scores[result.scores.measure == "drawing"].value.tolist()
 
@@ -149,7 +149,7 @@ def test_a_cells_numbers_do_not_depend_on_what_is_measured_with_it(plugin, tmp_p
     assert len(set(drawn(beside))) > 1
 
 
-def test_merged_runs_hold_each_cell_once_and_a_good_one_before_a_failed_one(plugin, tmp_path):
+def test_merge_keeps_good_cells_over_failed_ones(plugin, tmp_path):
     one = run(request("plain,raising"), tmp_path / "one")
     two = run(request("plain,r2", "mini,mini2"), tmp_path / "two")
     merged = merge_runs([one.path, two.path], tmp_path / "both")
@@ -165,7 +165,7 @@ def test_merged_runs_hold_each_cell_once_and_a_good_one_before_a_failed_one(plug
 @pytest.mark.parametrize(
     "changes", [{"settings": {"sites.batch": 4}}, {"samples": 8}, {"settings": {"r2.kind": "x"}}]
 )
-def test_runs_that_do_not_go_together_are_not_merged(plugin, tmp_path, changes):
+def test_conflicting_runs_are_not_merged(plugin, tmp_path, changes):
     run(request("plain"), tmp_path / "one")
     if "r2.kind" in changes.get("settings", {}):
         file = next((tmp_path / "one" / "cells").iterdir())
@@ -183,7 +183,7 @@ def test_runs_that_do_not_go_together_are_not_merged(plugin, tmp_path, changes):
     assert not (tmp_path / "both").exists()
 
 
-def test_a_run_records_time_and_memory_of_its_cells(plugin, tmp_path):
+def test_run_records_time_and_memory_of_its_cells(plugin, tmp_path):
     (record,) = run(request(), tmp_path / "run").records
     assert record.costs["wall_seconds"] > 0
     assert record.costs["load_seconds"] > 0
@@ -192,7 +192,7 @@ def test_a_run_records_time_and_memory_of_its_cells(plugin, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float64", "bfloat16"])
-def test_a_precision_is_asked_for_recorded_and_part_of_the_key(plugin, tmp_path, precision):
+def test_precision_is_recorded_and_part_of_key(plugin, tmp_path, precision):
     native = run(request("cka", "vgg8"), tmp_path / "native")
     other = run(request("cka", "vgg8", precision=precision), tmp_path / "other")
     environment = other.manifest["environment"]

@@ -36,7 +36,7 @@ def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
     )
 
 
-def test_the_table_has_one_number_a_row_and_the_columns_of_the_design():
+def test_table_has_documented_columns():
     scores = Run({}, [record()]).scores
     assert list(scores.columns) == list(COLUMNS)
     summary = scores[scores.place == ""].set_index("statistic").value
@@ -76,7 +76,7 @@ def test_a_runs_manifest_is_validated():
         Run({"seconds": "many"}, [])
 
 
-def test_what_is_missing_is_a_row_with_its_reason():
+def test_missing_value_is_a_row_with_reason():
     gone = Value.missing("c", "undefined", "constant output", 8)
     result = Result.of([Value("a", {"value": 0.5}, 8), gone])
     scores = Run({}, [record(result=result)]).scores
@@ -88,7 +88,7 @@ def test_what_is_missing_is_a_row_with_its_reason():
     assert failed.reason[0] == "boom"
 
 
-def test_a_saved_run_is_loaded_with_the_same_table(tmp_path):
+def test_saved_run_is_loaded_with_the_same_table(tmp_path):
     first = Run({"order": ["k2", "k1"]}, [record(key="k1"), record("r2", key="k2")])
     first.save(tmp_path / "run")
     loaded = load_run(tmp_path / "run")
@@ -100,7 +100,7 @@ def test_a_saved_run_is_loaded_with_the_same_table(tmp_path):
     assert loaded.name == "run"
 
 
-def test_equal_subjects_and_machines_are_loaded_as_one_object(tmp_path):
+def test_equal_subjects_are_loaded_as_one_object(tmp_path):
     other = record("r2", key="k2")
     records = [
         record(key="k1"),
@@ -115,7 +115,7 @@ def test_equal_subjects_and_machines_are_loaded_as_one_object(tmp_path):
     assert [first, second, third] == records
 
 
-def test_a_result_is_found_by_its_measure_where_there_is_one_subject():
+def test_measure_alone_selects_result_of_single_subject():
     run = Run({}, [record(), record("r2")])
     assert run["r2"].summary["value"] == 0.5
     with pytest.raises(KeyError, match="0 results for 'cka'"):
@@ -134,7 +134,7 @@ def test_failed_excludes_undefined_cells():
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 1, "seconds": "many"}'])
-def test_a_folder_with_an_unreadable_manifest_is_not_overwritten(tmp_path, content):
+def test_folder_with_an_unreadable_manifest_is_not_overwritten(tmp_path, content):
     (tmp_path / "cells").mkdir()
     for file in (tmp_path / "manifest.json", tmp_path / "cells" / "k.json"):
         file.write_text(content)
@@ -148,7 +148,7 @@ def test_a_manifest_may_hold_any_number(tmp_path):
     assert load_run(tmp_path / "run").manifest["someones"] == {"loss": math.inf}
 
 
-def test_the_manifest_of_a_hundred_thousand_subjects_is_read(tmp_path):
+def test_manifest_of_a_hundred_thousand_subjects_is_read(tmp_path):
     run = Run({}, [record()])
     run.save(tmp_path / "r")
     file = tmp_path / "r" / "manifest.json"
@@ -172,7 +172,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         ('{"format": 1, "result": null}', "is not a record"),
     ],
 )
-def test_a_damaged_record_is_one_line_that_names_the_file(tmp_path, content, says):
+def test_damaged_record_is_one_line_that_names_file(tmp_path, content, says):
     Run({"order": []}, [record()]).save(tmp_path / "run")
     (tmp_path / "run" / "cells" / "k.json").write_text(content)
     with pytest.raises(RequestError, match=says) as caught:
@@ -201,19 +201,19 @@ def half(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_a_run_whose_saving_was_cut_short_is_not_taken_for_one(half):
+def test_interrupted_save_is_no_run(half):
     assert len(list((half / "cells").iterdir())) == 2
     with pytest.raises(RequestError, match="saving one there was interrupted") as caught:
         load_run(half)
     assert "\n" not in str(caught.value)
 
 
-def test_where_saving_was_cut_short_another_run_can_be_saved(half):
+def test_interrupted_save_can_be_repeated(half):
     Run({}, [record(key="k3")]).save(half)
     assert [r.key for r in load_run(half).records] == ["k3"]
 
 
-def test_saving_again_to_the_own_folder_keeps_the_run_readable(tmp_path, monkeypatch):
+def test_saving_again_to_own_folder_keeps_run_readable(tmp_path, monkeypatch):
     run = Run({}, [record()])
     run.save(tmp_path / "run")
     monkeypatch.setattr(run_folder, "table_text", lambda *_: 1 / 0)
@@ -222,7 +222,7 @@ def test_saving_again_to_the_own_folder_keeps_the_run_readable(tmp_path, monkeyp
     assert len(load_run(tmp_path / "run").records) == 1
 
 
-def test_two_do_not_save_to_one_folder_at_a_time(tmp_path):
+def test_saves_to_one_folder_are_exclusive(tmp_path):
     (tmp_path / "run" / "cells").mkdir(parents=True)
     with (
         RunFolder(tmp_path / "run").locked(),
@@ -246,7 +246,7 @@ def rewrite(path, content):
 
 
 @pytest.mark.parametrize("key", ["../../owned", "/tmp/owned", "a/b", "", ".", "other", "k\0", 7])
-def test_a_record_whose_key_is_not_its_files_name_is_refused(tmp_path, key):
+def test_record_key_must_equal_its_file_name(tmp_path, key):
     folder = spoiled(tmp_path / "run", lambda _, cell, c: rewrite(cell, {**c, "key": key}))
     with pytest.raises(RequestError, match=r"k\.json is not a record of a cell") as caught:
         load_run(folder)
@@ -329,7 +329,7 @@ def old(folder, cell, content):
      number_beyond_float64, half_a_character, not_a_number, kinds_are_no_texts, unseen_is_no_text,
      parameters_are_a_text, manifests_bounds_are_texts, old],
 )  # fmt: skip
-def test_a_crafted_run_is_one_line_that_names_the_file(tmp_path, change):
+def test_crafted_run_is_one_line_that_names_file(tmp_path, change):
     folder = spoiled(tmp_path / "run", change)
     with pytest.raises(RequestError, match=str(tmp_path / "run")) as caught:
         load_run(folder)
@@ -372,7 +372,7 @@ anything = st.recursive(
 
 @settings(max_examples=150)
 @given(st.data())
-def test_an_untrusted_run_is_read_or_refused_in_one_line(tmp_path, data):
+def test_untrusted_run_is_read_or_refused(tmp_path, data):
     folder, out = tmp_path / "run", tmp_path / "out"
     if not folder.exists():
         Run(Manifest(order=("k",)).of_records([record()]), [record()]).save(folder)
@@ -400,7 +400,7 @@ def test_an_untrusted_run_is_read_or_refused_in_one_line(tmp_path, data):
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
 
 
-def test_nothing_is_written_into_a_folder_that_took_the_opened_ones_place(tmp_path):
+def test_replaced_folder_is_not_written_to(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.open():
         folder.begin(Manifest(), [])
@@ -424,7 +424,7 @@ def test_cells_behind_a_link_are_not_written_to(tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_only_failures_that_are_requested_under_another_key_are_forgotten(tmp_path):
+def test_only_requested_failures_are_dropped(tmp_path):
     failed = Result.missing("failed", "boom")
     records = {
         "requested again": record(key="1", result=failed),

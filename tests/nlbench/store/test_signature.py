@@ -41,7 +41,7 @@ def slow_dtw(a, b):
     return math.sqrt(best[-1, -1])
 
 
-def test_it_lists_the_sites_of_a_reading_in_order_of_call_with_and_without_value():
+def test_signature_lists_sites_in_call_order():
     missing = Value.missing("b", "undefined", "constant output")
     result = Result.of([Value("a", {"value": 0.5}), missing, Value("c", {"value": 0.75})])
     signature = Signature.of(result, kinds={"a": "relu"}, name="net")
@@ -53,7 +53,7 @@ def test_it_lists_the_sites_of_a_reading_in_order_of_call_with_and_without_value
     assert len(signature) == 3
 
 
-def test_that_of_an_evaluated_network_has_the_readings_statistics():
+def test_evaluated_networks_signature_has_its_statistics():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
     result = nlbench.evaluate(model, torch.randn(64, 4), "affinity")["affinity"]
@@ -85,13 +85,13 @@ def test_the_distance_leaves_out_sites_without_a_value(gappy):
         gappy.dtw(of_values(math.nan))
 
 
-def test_without_the_package_the_distance_says_what_to_install(gappy, monkeypatch):
+def test_missing_package_is_named_by_distance(gappy, monkeypatch):
     monkeypatch.setitem(sys.modules, "dtaidistance", None)
     with pytest.raises(RequestError, match=r"nlbench\[signatures\]"):
         gappy.dtw(gappy)
 
 
-def test_a_plot_has_a_gap_where_there_is_no_value(gappy):
+def test_plot_has_gap_where_there_is_no_value(gappy):
     (line,) = gappy.plot().get_lines()
     np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
     np.testing.assert_array_equal(line.get_ydata(), [0.25, math.nan, 1.0])
@@ -122,7 +122,7 @@ def test_columns_of_different_lengths_are_refused():
         Signature(("a", "b"), ("",), (1.0, 2.0), ("ok", "ok"))
 
 
-def test_that_of_a_run_knows_the_kinds_of_its_sites_also_once_it_is_saved(tmp_path):
+def test_runs_signature_knows_site_kinds_after_saving(tmp_path):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU())
     run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,r2", name="net")
     run.save(tmp_path / "run")
@@ -135,7 +135,7 @@ def test_that_of_a_run_knows_the_kinds_of_its_sites_also_once_it_is_saved(tmp_pa
         run.signature(measure="cka")
 
 
-def test_a_plot_of_its_own_is_one_that_a_notebook_shows(gappy):
+def test_standalone_plot_displays_in_notebooks(gappy):
     from matplotlib import pyplot
 
     before = pyplot.get_fignums()
@@ -180,7 +180,7 @@ def test_every_site_leads_to_its_module():
         nlbench.module_of(model, "body.7")
 
 
-def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook():
+def test_run_displays_as_line_and_notebook_table():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,absdev,cka", name="<b>net</b>")
     names = ("affinity", "cka", "absdev")
@@ -198,7 +198,7 @@ def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook()
     assert "no scores have been recorded" in nlbench.Run({}, [])._repr_html_()
 
 
-def test_a_site_whose_name_is_a_formula_is_text_in_a_spreadsheet(tmp_path):
+def test_formula_like_site_name_is_text(tmp_path):
     from nlbench.serialization.files import spreadsheet_text
 
     sites = ("=1+1", "@SUM(A1)", "'quoted", "plain")

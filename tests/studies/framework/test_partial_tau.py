@@ -49,7 +49,7 @@ def test_planted_correlation_is_recovered_under_a_control():
     assert partial_tau(x, y, [size]) == pytest.approx(1 / 3, abs=0.04)
 
 
-def test_variable_that_the_controls_determine_has_no_partial_tau():
+def test_variable_that_controls_determine_has_no_partial_tau():
     x, y, z = draws(6, 3, 30)
     assert np.isnan(partial_tau(2 * z, y, [z]))
     assert np.isnan(associate([(z**3, y, [z], range(30))]).value)
@@ -75,7 +75,7 @@ def test_null_is_rejected_at_the_nominal_rate(shape_effect):
     assert all((result.p < 0.05) == (result.low * result.high > 0) for result in results)
 
 
-def test_planted_association_is_found_despite_shape_effects():
+def test_planted_association_survives_shape_effects():
     results = [associate(studies(seed, shape_effect=2, signal=0.6)) for seed in range(50)]
     assert np.mean([result.p < 0.05 for result in results]) > 0.9
 
@@ -88,7 +88,7 @@ def weighted_tau(x, y, weights):
 
 
 @pytest.mark.parametrize("decimals", [0, 8])
-def test_standard_error_sums_derivatives_by_the_weights_of_clusters(decimals):
+def test_standard_error_sums_derivatives_by_weights_of_clusters(decimals):
     x, y = (2 * draws(13, 2, 10).repeat(4, 1) + draws(14, 2, 40)).round(decimals)
     labels = np.arange(10).repeat(4)
     slopes = [
@@ -101,7 +101,7 @@ def test_standard_error_sums_derivatives_by_the_weights_of_clusters(decimals):
     assert result.p == pytest.approx(2 * stats.t.sf(abs(result.value) / error, 9), rel=1e-3)
 
 
-def test_labels_that_groups_share_are_one_cluster():
+def test_labels_shared_by_groups_are_one_cluster():
     (x, y, controls, labels), *_ = studies(0, shape_effect=2, signal=1)
     group, other = (x, y, controls, labels), (x, y, controls, labels + 100)
     once, same, apart = (associate([group, *more]) for more in ([], [group], [other]))
@@ -126,7 +126,7 @@ def test_too_few_clusters_have_no_interval():
     assert result.p == 1
 
 
-def test_interval_holds_the_planted_value_and_groups_keep_their_place():
+def test_interval_contains_planted_value():
     shared, first, second = draws(12, 3, 160).reshape(3, 2, 80)
     one, other = (
         (s + a, s + b, [], range(start, start + 80))

@@ -62,7 +62,7 @@ def test_every_study_has_a_question_and_needs(name):
     assert not registry.describe(registry.find("studies", name)).endswith("…")
 
 
-def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
+def test_study_is_run_with_verdicts_tables_and_page(here, tmp_path):
     status, out, err = here("study", "redshift", "--seeds", "0,1", "--progress", "none")
     assert (status, err) == (0, "")
     assert "tanh, weights × 6, shifted" in out
@@ -103,7 +103,7 @@ def test_fixed_settings_are_refused_in_one_line(here):
     assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
 
 
-def test_a_study_that_fails_leaves_the_others_their_results(here, monkeypatch, tmp_path):
+def test_study_that_fails_leaves_the_others_their_results(here, monkeypatch, tmp_path):
     def measure(self, context):
         raise nlbench.RequestError("a package is missing")
 
@@ -117,7 +117,7 @@ def test_a_study_that_fails_leaves_the_others_their_results(here, monkeypatch, t
     assert (tmp_path / "runs" / "studies" / "polynomials" / "report.html").exists()
 
 
-def test_a_study_without_its_package_is_skipped_unless_it_is_named(here, monkeypatch):
+def test_study_without_its_package_is_skipped(here, monkeypatch):
     noise = registry.load("studies", "noise")
     monkeypatch.setattr(noise, "missing", lambda self: "some-package isn't installed")
     status, out, err = here("study", "nois[e],polynomials", "--device", "cpu", "--progress", "none")

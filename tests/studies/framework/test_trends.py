@@ -43,7 +43,7 @@ def test_p_values_are_those_of_all_permutations(blocks):
     assert trend.p_falls == pytest.approx(np.mean([s <= observed for s in every]))
 
 
-def test_one_block_is_kendalls_exact_test():
+def test_single_block_equals_kendalls_exact_test():
     values = np.random.default_rng(0).normal(size=9)
     expected = stats.kendalltau(range(9), values, alternative="greater", method="exact")
     trend = trend_test([values])
@@ -52,7 +52,7 @@ def test_one_block_is_kendalls_exact_test():
 
 
 @pytest.mark.parametrize("size", [19, 20, 25, 40])
-def test_p_values_of_long_blocks_with_ties_are_those_of_counted_orders(size):
+def test_p_values_with_ties_equal_enumeration(size):
     # The smaller values, in all places that they can take among the others: by dynamic programming.
     smaller = size // 3
     values = np.random.default_rng(size).permutation([0] * smaller + [1] * (size - smaller))
@@ -73,13 +73,13 @@ def test_p_values_of_long_blocks_with_ties_are_those_of_counted_orders(size):
     assert trend.p_falls == sum(n for falls, n in counts.items() if falls >= observed) / total
 
 
-def test_the_exact_test_agrees_with_pages_where_both_are_extreme():
+def test_exact_test_agrees_with_pages_at_extremes():
     table = np.tile(np.arange(5), (4, 1))
     page = stats.page_trend_test(table, method="exact").pvalue
     assert trend_test(list(table)).p_rises == pytest.approx(page) == pytest.approx(120.0**-4)
 
 
-def test_tau_handles_ties_as_tau_b_with_distinct_positions():
+def test_tau_handles_ties_as_tau_b():
     values = [1, 2, 2, 3, 1, 4]
     expected = stats.kendalltau(range(6), values, variant="b").statistic
     assert trend_test([values]).tau == pytest.approx(expected)
@@ -125,7 +125,7 @@ def test_fewer_than_three_networks_have_no_interval():
     assert (three.value, three.high) == (1.0, 1.0)
 
 
-def test_the_intraclass_correlation_is_that_of_a_published_example():
+def test_intraclass_correlation_is_that_of_a_published_example():
     # Shrout and Fleiss, table 2: six targets, four judges; ICC(1, 1) is 0.17.
     table = [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]]
     value, low, high = intraclass(table)

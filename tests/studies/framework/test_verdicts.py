@@ -115,19 +115,19 @@ def test_correlations_have_a_sign(low, high, agrees):
 
 @pytest.mark.parametrize(("networks", "agrees"), [(3, None), (4, None), (5, True), (6, True)])
 @pytest.mark.parametrize("correlation", [spearman, kendall])
-def test_a_perfect_order_of_few_networks_decides_nothing(correlation, networks, agrees):
+def test_perfect_order_of_few_networks_is_undecided(correlation, networks, agrees):
     order = np.arange(networks)
     assert correlates(correlation(order, order)) is agrees
     assert correlates(correlation(order, -order), -1) is agrees
 
 
-def test_a_missing_correlation_decides_nothing():
+def test_missing_correlation_is_undecided():
     missing = Correlation(math.nan, math.nan, math.nan, 2)
     assert correlates(missing) is None
     assert correlation_text("τ", missing) == "too few networks: 2"
 
 
-def test_shares_are_judged_by_their_intervals():
+def test_fractions_are_judged_by_their_intervals():
     most, half = paired_share([1.0] * 40), paired_share([1.0, -1.0] * 20)
     assert share_above(most, 0.9) is True
     assert share_below(most, 0.9) is False

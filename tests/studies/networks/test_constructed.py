@@ -60,7 +60,7 @@ def test_affine_maps(number):
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1])
-def test_the_cubic_share_is_the_affine_residual(share):
+def test_cubic_fraction_equals_affine_residual(share):
     assert residual(f"cubic-{share}", normal(20_000, 4)) == pytest.approx(share, abs=0.03)
 
 
@@ -96,7 +96,7 @@ def test_spirals_have_closed_forms(turns):
 
 
 @pytest.mark.parametrize("kinks", [0, 1, 2, 5])
-def test_a_zigzag_has_its_kinks_between_minus_one_and_one(kinks):
+def test_zigzag_kinks_lie_between_minus_one_and_one(kinks):
     network = built(f"zigzag-{kinks}", 1)
     ends = torch.tensor([[-1.0], [1.0]]).double()
     assert trace_segment(network, ends[0], ends[1]).regions == kinks + 1
@@ -115,7 +115,7 @@ def test_iterated_tents_from_relus_equal_the_formula(times):
     assert regions == 2**times
 
 
-def test_the_same_relus_make_a_line_or_a_modulus():
+def test_same_relus_make_a_line_or_a_modulus():
     x = normal(50, 3)
     line, modulus = built("sums-0", 3), built("sums-1", 3)
     torch.testing.assert_close(line[0].weight, modulus[0].weight)

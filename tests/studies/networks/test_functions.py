@@ -53,6 +53,6 @@ def test_the_score_of_a_power_is_the_slides():
     ("name", "hint"),
     [("rely", "did you mean 'functions/relu'"), ("power-0", "expected power-1 to power-999")],
 )
-def test_a_wrong_name_is_one_line_with_what_there_is(name, hint):
+def test_unknown_name_is_refused_with_choices(name, hint):
     with pytest.raises(RequestError, match=hint):
         registry.load("models", f"functions/{name}")

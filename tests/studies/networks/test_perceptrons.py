@@ -42,13 +42,13 @@ def mean_affinity(name, seed):
 
 
 @pytest.mark.parametrize("name", SLIDES)
-def test_the_mean_affinity_of_five_seeds_is_within_the_published_band(name):
+def test_mean_affinity_lies_in_published_band(name):
     published, spread = SLIDES[name]
     found = statistics.fmean(mean_affinity(name, seed) for seed in range(5))
     assert abs(found - published) <= spread
 
 
-def test_larger_weights_make_relu_less_affine_and_tanh_much_less():
+def test_larger_weights_make_tanh_less_affine_than_relu():
     relu, relu_x6, tanh, tanh_x6 = (
         mean_affinity(f"redshift-mlp{end}", 0) for end in ("", "-x6", "-tanh", "-tanh-x6")
     )
@@ -67,12 +67,12 @@ def test_weights_fill_their_interval_and_biases_theirs(scale, lowered):
     assert -1 <= hidden.bias.min() < 0 < hidden.bias.max() <= 1
 
 
-def test_the_parameters_are_those_of_three_hidden_layers_of_40():
+def test_parameter_count_is_that_of_three_layers():
     count = sum(p.numel() for p in redshift_mlp().parameters())
     assert count == 2 * 40 + 40 + 2 * (40 * 40 + 40) + 40 + 1
 
 
-def test_it_takes_vectors_of_any_length_and_refuses_images():
+def test_vectors_are_accepted_and_images_refused():
     assert redshift_mlp(num_classes=3, input_shape=(5,))(torch.zeros(2, 5)).shape == (2, 3)
     with pytest.raises(RequestError, match="expected vectors"):
         redshift_mlp(input_shape=(3, 32, 32))

@@ -14,7 +14,7 @@ def built(name, seed=0, **given):
     return registry.load("models", f"ladders/{name}")(**given).eval()
 
 
-def test_leaky_networks_share_their_weights_and_end_affine():
+def test_leaky_networks_share_weights_and_end_affine():
     inputs = torch.rand(3, 3, 32, 32)
     networks = {slope: built(f"cnn-slope{slope:g}") for slope in SLOPES}
     states = [network.state_dict() for network in networks.values()]

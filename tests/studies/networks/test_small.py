@@ -20,7 +20,7 @@ def test_name_decides_width_depth_and_activation(shape):
     assert sum(isinstance(module, torch.nn.Tanh) for module in model) == 3
 
 
-def test_regions_of_one_hidden_layer_are_bounded_by_its_units():
+def test_regions_of_one_layer_are_bounded_by_units():
     torch.manual_seed(0)
     model = Small().load("relu-w6-d1")(num_classes=2, input_shape=(2,))
     assert trace_segment(model, torch.tensor([-9.0, -9.0]), torch.tensor([9.0, 9.0])).regions <= 7

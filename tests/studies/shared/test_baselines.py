@@ -8,7 +8,7 @@ from nlbench.errors import Undefined
 from nlbench.studies.shared.baselines import elementwise_residual
 
 
-def test_the_elementwise_residual_is_that_of_a_fit_of_each_channel():
+def test_elementwise_residual_equals_channel_fits():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3)) + 5
     y = np.tanh(x - 5) + rng.normal(size=(200, 3))

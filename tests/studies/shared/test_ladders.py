@@ -70,7 +70,7 @@ def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LADDERS)
-def test_each_network_is_measured_once_and_with_its_own_weights(name, tmp_path):
+def test_each_network_is_measured_once(name, tmp_path):
     ladder, seeds = LADDERS[name], set()
     rungs = []
     for fields in requests_of(Context(tmp_path, "measures"), ladder):

@@ -45,7 +45,7 @@ def words(name, runs):
 
 
 @pytest.mark.parametrize("name", ["noise", "ranking", "paired"])
-def test_numbers_as_published_agree_and_their_opposites_do_not(name):
+def test_published_numbers_agree_and_opposites_do_not(name):
     # Most pairs of networks takes six of them.
     seeds = 6 if name == "paired" else 3
     published = words(name, {"paths": paths(*PAPER, seeds=seeds)})
@@ -58,7 +58,7 @@ def test_numbers_as_published_agree_and_their_opposites_do_not(name):
 
 
 @pytest.mark.parametrize("name", ["paired", "density-vs-deviation"])
-def test_columns_of_the_published_tables_are_judged_apart(name):
+def test_columns_of_published_tables_are_judged_separately(name):
     study, both = registry.load("studies", name)(), {"paths": paths(*PAPER, seeds=40)}
     alone = study.analyse(both)
     found = study.analyse({**both, "resnet18": paths(*TURNED, seeds=40)})
@@ -96,7 +96,7 @@ def test_resnets_are_trained_for_the_second_column(tmp_path, monkeypatch):
     assert list(study.measure(Context(tmp_path, "paired", quick=True))) == ["paths"]
 
 
-def test_paths_of_three_networks_do_not_stand_for_all_networks():
+def test_paths_of_three_networks_are_undecided():
     assert set(words("paired", {"paths": paths(*PAPER)})) == {"needs 6 networks"}
 
 
@@ -153,7 +153,7 @@ def test_test_error_follows_deviation_or_does_not():
     assert words("test-error", {**runs, "paths": paths(*TURNED)})[0] == "no"
 
 
-def test_paths_of_every_kind_are_judged_by_their_own_numbers():
+def test_path_kinds_are_judged_separately():
     kinds = ("closed", "open", "random")
     flat = (rising(10, 60, 100, 150, 200, 300), rising(500, 500, 500, 500, 500, 500))
     alike = words("paths", {kind: paths(*flat, seeds=40) for kind in kinds})
@@ -165,7 +165,7 @@ def test_paths_of_every_kind_are_judged_by_their_own_numbers():
 
 @pytest.mark.parametrize("numbers", [PAPER, TURNED])
 @pytest.mark.parametrize("name", ["paired", "density-vs-deviation", "noise", "ranking"])
-def test_two_networks_of_each_setting_do_not_tell(name, numbers):
+def test_two_networks_per_setting_are_undecided(name, numbers):
     runs = {"paths": paths(*numbers, seeds=2, tied=0.9)}
     if name == "ranking":  # Its networks are those of all settings.
         runs = {"paths": paths(*numbers, seeds=1)}
@@ -173,7 +173,7 @@ def test_two_networks_of_each_setting_do_not_tell(name, numbers):
     assert set(words(name, runs)) == {undecided}
 
 
-def test_one_pair_of_networks_does_not_separate_paths():
+def test_single_pair_does_not_separate_paths():
     runs = {kind: paths(*TURNED, seeds=1) for kind in ("closed", "open", "random")}
     assert set(words("paths", runs)[:5]) == {"needs 6 networks"}
 

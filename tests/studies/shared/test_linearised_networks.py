@@ -91,7 +91,7 @@ def gaps(runs):
     return found
 
 
-def test_a_gap_is_found_where_there_is_one():
+def test_planted_gap_is_found():
     assert words("early-or-late", late_and_early(0.03))[-2:] == ["can't tell", "yes"]
     assert gaps(late_and_early(0.03, shallow=0.03)) == ["yes", "yes", "can't tell", "yes"]
     assert gaps(late_and_early(0.01, hard_gap=0.05))[:3] == ["yes", "yes", "yes"]
@@ -124,7 +124,7 @@ def test_longer_training_of_late_networks_is_stated():
     assert "early ones for 20, shallow ones for 20. An advantage" in remarks[-1]
 
 
-def test_networks_of_the_harder_task_are_trained_equally_long(tmp_path, monkeypatch):
+def test_networks_of_harder_task_are_trained_equally_long(tmp_path, monkeypatch):
     total = {}
 
     def trained(self, model, data, recipe, seed, *, weights="init", **fields):
@@ -139,13 +139,13 @@ def test_networks_of_the_harder_task_are_trained_equally_long(tmp_path, monkeypa
     assert total[str(start)] == total[str(linearised[0])] / 2
 
 
-def test_a_task_on_which_nothing_can_be_lost_refutes_nothing():
+def test_lossless_task_refutes_nothing():
     assert set(gaps(late_and_early(0.0))) == {"can't tell"}
     assert gaps(late_and_early(-0.03, lost=0.1, shallow=-0.03))[:2] == ["no", "no"]
     assert gaps(late_and_early(-0.03, lost=0.1, shallow=-0.03))[3] == "no"
 
 
-def test_late_networks_that_are_less_accurate_refute_the_gap_on_any_task():
+def test_inaccurate_late_networks_refute_the_gap():
     assert gaps(late_and_early(-0.03, lost=0.0))[:2] == ["no", "no"]
 
 
@@ -156,7 +156,7 @@ def test_few_epochs_refute_nothing():
 
 
 @pytest.mark.parametrize(("cost", "word"), [(0.05, "yes"), (-0.05, "no")])
-def test_random_units_cost_more_or_less_than_chosen_ones(cost, word):
+def test_random_units_cost_differently_from_chosen_ones(cost, word):
     runs = late_and_early(0.0)
     # Late networks lose a point for each fifth of linear units from the first fifth on.
     controls = [
@@ -186,7 +186,7 @@ def cores(*, noisy=1.0, wide=0.1, deep=0.5, falls=1.0, linear=0.3):
     return run_of(*groups)
 
 
-def test_each_verdict_of_core_networks_turns_with_its_numbers():
+def test_core_network_verdicts_follow_their_numbers():
     assert words("core-networks", cores()) == ["yes"] * 5
     turned = {"noisy": -1.0, "wide": 3.0, "linear": 0.9, "deep": 20.0, "falls": -1.0}
     for place, name in enumerate(("falls", "wide", "linear", "deep", "noisy")):
@@ -229,6 +229,6 @@ def translated(kept, last):
     return run_of(*groups)
 
 
-def test_a_translation_model_keeps_its_accuracy_or_does_not():
+def test_translation_model_keeps_its_accuracy_or_does_not():
     assert words("translation", translated(0.985, 0.1)) == ["yes", "yes"]
     assert words("translation", translated(0.9, 1.1)) == ["no", "no"]

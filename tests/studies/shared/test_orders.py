@@ -54,7 +54,7 @@ def test_an_order_has_a_word(values, about, word):
     assert order_of(cells(values), about).word == word
 
 
-def test_a_network_that_has_values_on_few_rungs_has_no_order():
+def test_network_with_few_values_has_no_order():
     table = cells([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [9, 8, np.nan, np.nan, np.nan]])
     table.loc[table.value.isna(), "status"] = "undefined"
     order = order_of(table, MORE)
@@ -63,7 +63,7 @@ def test_a_network_that_has_values_on_few_rungs_has_no_order():
     assert order_of(few, MORE).mark == "no network has a value on half of the rungs"
 
 
-def test_fewer_networks_say_less_but_nothing_else():
+def test_fewer_networks_only_weaken_the_verdict():
     """All verdicts of three networks out of eight are those of eight, or weaker."""
     weaker = {"recovers": {"recovers", "sees"}, "sees": {"sees"}, "inverts": {"inverts"}}
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_fewer_networks_say_less_but_nothing_else():
         assert quick in {"can't tell", *weaker.get(full, ())}
 
 
-def test_p_values_are_adjusted_over_the_ladders_of_a_measure():
+def test_p_values_are_adjusted_over_ladders_of_measure():
     order = Order(0.9, 0.8, 1.0, 8, 8, 0.01, 0.99)
     marked = Order(math.nan, math.nan, math.nan, mark="no value")
     orders = adjusted({"a": order, "b": replace(order, p_rises=0.2, p_falls=0.8), "c": marked})
@@ -93,7 +93,7 @@ def test_the_order_against_the_affine_residual():
     assert order_of(cells(values), MORE, residuals).residual_tau == pytest.approx((1 / 3 - 1) / 2)
 
 
-def test_a_measure_without_values_is_marked_with_the_reason():
+def test_measure_without_values_is_marked_with_the_reason():
     order = order_of(cells([[math.nan] * 3], "undefined"), MORE)
     assert order.word == "because"
     assert order.text == "–"

@@ -35,7 +35,7 @@ def samples():
     return TaskSamples((points, labels), (points, labels), 2, 0.1)
 
 
-def test_gap_of_memorised_noise_is_what_noisy_test_labels_would_show():
+def test_memorised_noise_gap_matches_noisy_test_labels():
     labels = torch.arange(100_000) % 5
     noisy = nlbench_corrupted(labels, 0.3)
     predictions = nlbench_corrupted(labels, 0.2, seed=7)
@@ -73,7 +73,7 @@ def test_attack_follows_the_gradient_of_the_cross_entropy():
     assert fgsm_robustness(model, inputs, labels, 0.3) == pytest.approx(expected)
 
 
-def test_attack_of_a_network_that_is_always_wrong_is_zero(samples):
+def test_attack_on_always_wrong_network_is_zero(samples):
     inputs, labels = samples.test
     assert fgsm_robustness(absolute_value(), inputs, 1 - labels, 0.1) == 0
 
@@ -84,7 +84,7 @@ def test_first_loss_is_interpolated():
     assert first_loss([0, 0.5, 1], [0.5, 0.9, 0.9], 0.01) == 1
 
 
-def test_units_that_nothing_depends_on_can_go(samples):
+def test_unused_units_can_be_removed(samples):
     with torch.no_grad():
         # Two of 40 units are needed, so 95 % go before the accuracy falls.
         share = nonlinear_share(absolute_value(38), samples)

@@ -31,7 +31,7 @@ def test_a_zigzag_has_its_kinks(k):
 @pytest.mark.parametrize(
     ("target", "k"), [("sine", 1), ("sine", 4), ("kinks", 0), ("kinks", 2), ("kinks", 3)]
 )
-def test_an_affine_fit_explains_the_share_of_the_closed_form(target, k):
+def test_affine_fit_explains_closed_form_fraction(target, k):
     x = np.linspace(-1, 1, 20_001)
     y = target_values(torch.from_numpy(x), target, k).numpy()
     fitted = np.polyval(np.polyfit(x, y, 1), x)
@@ -57,7 +57,7 @@ def test_a_sine_without_a_period_is_refused():
         curves("sine", 0)
 
 
-def test_points_are_apart_and_the_same_for_all_targets():
+def test_points_are_apart_and_same_for_all_targets():
     one, other = curves("sine", 3), curves("kinks", 5)
     assert torch.equal(one.train.rows, other.train.rows)
     assert not set(one.train.rows[:, 0].tolist()) & set(one.test.rows[:, 0].tolist())
@@ -101,12 +101,12 @@ def test_drawn_points_have_the_distributions_mean_and_spread(name, mean, std):
         ("normal/0:1", {"shape": "999999", "count": 9999}, "expected at most 268,435,456"),
     ],
 )
-def test_what_is_no_distribution_is_refused_in_one_line(name, options, message):
+def test_invalid_distribution_is_refused(name, options, message):
     with pytest.raises(RequestError, match=message):
         inputs_of(name, **options)
 
 
-def test_an_option_is_set_for_one_member_or_for_all(tmp_path):
+def test_option_applies_to_one_member_or_all(tmp_path):
     data = ("interval/0:1", "interval/0:2")
     settings = {"interval.count": 7, "interval/0:2.count": 9}
     request = Request("r2", "functions/relu", data, "init", samples=0, settings=settings)
@@ -120,7 +120,7 @@ def test_a_member_is_shown_with_its_options():
     assert "normal/0:2.spacing = even" in shown
 
 
-def test_the_grid_covers_the_square_evenly_and_has_no_labels():
+def test_grid_covers_square_evenly_and_has_no_labels():
     sample = grid(5).sample(None, seed=1)
     points = {tuple(round(c, 6) for c in point) for point in sample.inputs.tolist()}
     assert points == {(x / 2, y / 2) for x in range(-2, 3) for y in range(-2, 3)}

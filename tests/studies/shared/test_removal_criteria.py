@@ -52,7 +52,7 @@ def test_terms_are_those_of_finite_differences(network, place):
     assert row["residual"] == pytest.approx(float(error.square().mean()), rel=1e-9)
 
 
-def test_change_depth_and_size_are_those_of_the_calls(network):
+def test_change_depth_and_size_are_those_of_calls(network):
     rows = table(network)
     with torch.no_grad():
         x = network[0](INPUTS)

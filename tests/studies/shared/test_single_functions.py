@@ -62,7 +62,7 @@ def test_the_score_of_many_normals_is_the_slides(name):
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (-4.9, 0.1), (0, 5), (-0.2, 3)])
-def test_relu_on_a_uniform_is_what_many_points_give(low, high):
+def test_relu_on_uniform_equals_its_limit(low, high):
     x = np.linspace(low, high, 200_001)
     y = np.maximum(x, 0)
     mapped = (x - x.mean()) * y.std() / x.std()
@@ -83,7 +83,7 @@ def test_powers_have_the_scores_of_the_slides(tmp_path):
     assert answers(study, changed(runs, lambda _, value: 1 - value))[-1] is False
 
 
-def test_relu_on_windows_has_the_scores_of_the_notebook(tmp_path):
+def test_relu_on_windows_has_scores_of_notebook(tmp_path):
     study, runs = study_of("relu-domain", tmp_path)
     assert answers(study, runs) == [True] * 5 + [True, False]
     assert answers(study, changed(runs, lambda _, value: value * 0.8))[1:6] == [False] * 5
@@ -95,7 +95,7 @@ def test_relu_on_windows_has_the_scores_of_the_notebook(tmp_path):
     assert answers(study, first)[:5] == [None] * 5
 
 
-def test_relus_asymmetry_comes_from_the_spread_of_its_output(tmp_path):
+def test_relus_asymmetry_comes_from_spread_of_its_output(tmp_path):
     study, runs = study_of("asymmetry", tmp_path)
     # Independent inputs and outputs of one law score 1, not the published 0.
     assert answers(study, runs) == [True] * 5 + [False]
@@ -140,7 +140,7 @@ def test_shrinkage_keeps_the_slides_scores_at_all_sizes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pooling_keeps_the_score_of_noise_of_many_channels_alone(tmp_path, monkeypatch):
+def test_pooling_keeps_score_of_many_channels_only(tmp_path, monkeypatch):
     names = ("sigmoid", "relu")
     monkeypatch.setattr(pooling, "SAMPLES", 128)
     monkeypatch.setattr(pooling, "PAPER_ACTIVATIONS", names)
@@ -153,7 +153,7 @@ def test_pooling_keeps_the_score_of_noise_of_many_channels_alone(tmp_path, monke
     assert answers(study, same)[-1] is True
 
 
-def test_batch_size_moves_scores_and_keeps_the_signatures_shape(tmp_path):
+def test_batch_size_moves_scores_and_keeps_signatures_shape(tmp_path):
     study, runs = study_of("batch-size", tmp_path)
     assert answers(study, runs) == [True, False]
     assert answers(study, {"128": runs["128"], "512": runs["128"]}) == [True, True]

@@ -86,7 +86,7 @@ class OnceDifferentiable(torch.autograd.Function):
         return gradient * 2
 
 
-def test_an_operation_that_is_differentiated_in_neither_way_is_named():
+def test_operation_without_derivatives_is_named():
     x = torch.randn(4, 3)
     with pytest.raises(Undefined, match="autograd function of the model's own has neither"):
         directional_derivative(OnceDifferentiable.apply, x, x)
@@ -104,13 +104,13 @@ def test_a_built_in_operation_without_derivatives_is_named():
         directional_derivative(function, x, x)
 
 
-def test_an_error_of_the_model_is_not_taken_for_a_missing_derivative():
+def test_model_error_is_not_a_missing_derivative():
     x = torch.randn(4, 3)
     with pytest.raises(RuntimeError, match="shapes"):
         directional_derivative(lambda x: x @ torch.ones(7, 7), x, x)
 
 
-def test_inputs_mode_and_weights_are_left_as_they_were():
+def test_inputs_mode_and_weights_are_unchanged():
     model = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(3), nn.Dropout())
     model[1].eval()
     inputs = torch.randn(5, 3)
@@ -157,12 +157,12 @@ class Gives(nn.Module):
         (lambda x: x.argmax(1), "int64, which has no derivative"),
     ],
 )
-def test_outputs_that_are_no_function_of_each_input_are_undefined(make, words):
+def test_outputs_mixing_samples_are_undefined(make, words):
     with pytest.raises(Undefined, match=words):
         seen(Gives(make), torch.zeros(3, 4))
 
 
-def test_an_output_of_one_number_a_sample_is_one_column():
+def test_output_of_one_number_sample_is_one_column():
     _, observations = seen(Gives(lambda x: x.sum(1)), torch.ones(3, 4))
     assert observations[0].function(observations[0].inputs).tolist() == [[4.0], [4.0], [4.0]]
 
@@ -182,7 +182,7 @@ class Cramped(nn.Module):
 
 
 @pytest.mark.parametrize("square", [torch.square, SquareWithoutForwardMode.apply])
-def test_a_derivative_is_taken_in_halves_where_memory_runs_out(square):
+def test_derivative_is_halved_on_out_of_memory(square):
     x, v = torch.randn(2, 11, 3)
     model = Cramped(3, square)
     outputs, derivatives = directional_derivative(model, x, v)
@@ -191,13 +191,13 @@ def test_a_derivative_is_taken_in_halves_where_memory_runs_out(square):
     assert model.sizes[:3] == [11, 6, 3]
 
 
-def test_memory_that_does_not_suffice_for_one_sample_is_said():
+def test_memory_below_one_sample_is_reported():
     x = torch.randn(4, 3)
     with pytest.raises(RuntimeError, match="allocate memory"):
         directional_derivative(Cramped(0, torch.square), x, x)
 
 
-def test_a_function_runs_no_more_samples_at_once_than_fit():
+def test_function_batches_fit_memory():
     model, observations = Cramped(9, torch.square), []
     x = torch.randn(9, 4)
     observe_function(model, [x], observations.append, memory=1)
@@ -254,7 +254,7 @@ class Drawing(nn.Module):
         return x.square()
 
 
-def test_the_function_computes_in_the_precision_that_was_asked_for():
+def test_function_computes_in_precision_that_was_asked_for():
     model, types = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), []
     model[0].register_forward_hook(lambda module, given, output: types.append(output.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -342,7 +342,7 @@ class Applied(nn.Module):
 
 @pytest.mark.parametrize("measure", ["nlc", "geometric-complexity"])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_backward_that_is_not_the_derivative_is_undefined(name, measure):
+def test_backward_that_is_not_the_derivative_is_undefined(name, measure):
     torch.manual_seed(0)
     model = Applied(WRONG[name])
     cell = nlbench.evaluate(model, 2 * torch.randn(40, 6), measure)[measure]
@@ -378,7 +378,7 @@ def test_a_right_backward_is_measured(name, measure):
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 @pytest.mark.parametrize("seed", range(10))
-def test_kinks_of_random_networks_are_not_taken_for_wrong_derivatives(seed, mode):
+def test_kinks_are_not_wrong_derivatives(seed, mode):
     torch.manual_seed(seed)
     pool = nn.MaxPool2d(3, 2, 1)
     layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), pool, nn.Conv2d(8, 8, 3), nn.LeakyReLU()]

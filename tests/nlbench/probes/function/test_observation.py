@@ -65,7 +65,7 @@ def sorted_rows(inputs):
     return sorted(inputs.flatten(1).tolist())
 
 
-def test_each_sample_is_shown_once_in_batches_of_nearly_equal_size():
+def test_each_sample_is_observed_once_in_even_batches():
     inputs, keeping = torch.randn(130, 3, 2, 2), Keeping()
     facts, steps, _ = shown(subject(inputs), keeping)
     assert [len(observation.inputs) for observation in keeping.observations] == [65, 65]
@@ -81,7 +81,7 @@ def test_samples_that_come_in_order_are_mixed():
     assert all(observation.inputs.std() > 30 for observation in keeping.observations)
 
 
-def test_a_sample_too_large_to_hold_is_shown_as_a_whole():
+def test_large_sample_is_observed_whole():
     data, keeping = dataset(300), Keeping()
     stream = DrawnBatches(data, None, "test", 0, network())
     every = data.sample(None, split="test", seed=0).inputs
@@ -153,7 +153,7 @@ FUNCTION_MEASURES = ["nlc", "geometric-complexity", "affine-residual"]
 
 @pytest.mark.parametrize("measure", FUNCTION_MEASURES)
 @pytest.mark.parametrize("model", [Noisy(), Noisy(torch.Generator()), Counting()])
-def test_a_network_that_changes_from_call_to_call_is_undefined(model, measure):
+def test_nondeterministic_network_is_undefined(model, measure):
     cell = nlbench.evaluate(model, torch.randn(40, 3), measure)[measure]
     assert cell.status == "undefined"
     assert "changes from call to call" in cell.reason

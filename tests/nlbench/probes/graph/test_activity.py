@@ -15,7 +15,7 @@ from nlbench.probes.graph.observation import channel_graph
 from nlbench.subjects.subject import Subject
 
 
-def test_activity_is_the_share_of_samples_and_positions_that_change():
+def test_activity_is_the_fraction_of_changed_positions():
     torch.manual_seed(0)
     model = VGG(8).eval()
     x = torch.randn(5, 3, 32, 32)
@@ -46,7 +46,7 @@ def test_batches_do_not_matter(sizes):
         torch.testing.assert_close(activity, expected[site], rtol=0, atol=1e-6)
 
 
-def test_windows_and_tokens_in_the_axis_of_samples_are_told_apart():
+def test_windows_and_tokens_folded_into_samples_are_distinguished():
     class Windows(nn.Module):
         def forward(self, x):
             y = x.reshape(-1, 2, 3)  # two tokens each, two windows a sample
@@ -81,7 +81,7 @@ def test_channels_folded_into_the_sample_axis_are_distinguished(channels_first):
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_a_call_that_overwrites_its_input_is_compared_with_what_was_there():
+def test_overwritten_input_is_compared_before_the_call():
     class InPlace(nn.Module):
         def forward(self, x):
             return F.relu_(F.leaky_relu(x * 1, 0.5, True))
@@ -101,7 +101,7 @@ def test_an_activation_without_finite_output_fails():
         unit_activity(model, graph, [torch.tensor([[float("nan"), 1.0]])])
 
 
-def test_samples_that_take_another_way_than_the_example_are_undefined():
+def test_samples_on_other_branches_are_undefined():
     class Deciding(nn.Module):
         def forward(self, x):
             return torch.relu(x) if x.sum() > 0 else x
@@ -111,7 +111,7 @@ def test_samples_that_take_another_way_than_the_example_are_undefined():
         unit_activity(Deciding(), graph, [-torch.ones(1, 2)])
 
 
-def test_the_samples_run_in_the_precision_that_was_asked_for():
+def test_samples_run_in_precision_that_was_asked_for():
     class Listening:
         def update(self, observation):
             with torch.autocast("cpu", enabled=False):
@@ -133,7 +133,7 @@ def test_the_samples_run_in_the_precision_that_was_asked_for():
     assert types[-1] == torch.bfloat16
 
 
-def test_slopes_given_by_name_are_followed():
+def test_named_slopes_are_followed():
     class Named(nn.Module):
         def __init__(self):
             super().__init__()

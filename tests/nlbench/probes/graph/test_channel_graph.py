@@ -165,7 +165,7 @@ class Bridged(nn.Module):
         return x + self.last(y)
 
 
-def test_the_bridged_network_has_257_paths_of_1024_units():
+def test_bridged_network_has_257_paths_of_1024_units():
     graph = channel_graph(Bridged(), torch.zeros(1, 1))
     lengths = counted_lengths(graph)
     assert lengths.mean == 1024 / 257
@@ -175,7 +175,7 @@ def test_the_bridged_network_has_257_paths_of_1024_units():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 7, 40])
-def test_a_plain_chain_has_the_length_of_its_activation_layers(depth):
+def test_plain_chain_has_length_of_its_activation_layers(depth):
     layers = [m for _ in range(depth) for m in (nn.Linear(5, 5), nn.Tanh())]
     chain = nn.Sequential(*layers, nn.Linear(5, 3))
     for normalized in (True, False):
@@ -190,7 +190,7 @@ def test_the_number_of_paths_may_exceed_any_float():
     assert lengths.mean == pytest.approx(400, rel=1e-12)
 
 
-def test_linear_units_shorten_paths_by_their_share():
+def test_linear_units_shorten_paths_by_their_fraction():
     prelu = nn.PReLU(4)
     with torch.no_grad():
         prelu.weight.copy_(torch.tensor([0.0, 1.0, 0.3, 1.0]))
@@ -206,7 +206,7 @@ def test_activity_weighs_units():
     assert counted_lengths(graph, activity).mean == 0.4375
 
 
-def test_the_network_of_the_test_and_the_written_graph_agree_on_their_sizes():
+def test_traced_and_written_graph_agree_on_sizes():
     network = Drawn(2, [("mix", 0, 0, 2), ("unit", 1, 0, 0), ("cat", 1, 2, 0), ("add", 3, 3, 0)])
     assert network(torch.zeros(1, 2, 2, 2)).shape[1] == len(network.nodes) == 6
     assert Counter(len(before) for before in network.before) == {0: 2, 1: 3, 2: 9}
@@ -251,7 +251,7 @@ def test_a_constant_that_occurs_again_stays_constant():
     assert merges(builder) == [[[0], [1]]]
 
 
-def test_a_third_occurrence_is_another_channel_than_the_second():
+def test_third_occurrence_is_another_channel_than_the_second():
     builder = Builder()
     again = builder.new_channels(builder.inputs(1).repeat(4), torch.tensor([0, 1, 2, 1]))
     assert again.tolist() == [0, 1, 2, 1]
@@ -265,7 +265,7 @@ def test_constants_vary_from_channels_but_do_not_differ():
     assert not varies(torch.tensor([[3, 4]]), 0)
 
 
-def test_a_channel_that_is_repeated_in_a_sum_is_one_branch():
+def test_channel_repeated_in_a_sum_is_one_branch():
     builder = Builder()
     builder.inputs(4)
     rows = torch.tensor([[2, 1, 2, -1], [1, 2, 1, 1], [3, 3, 3, 0], [3, -1, 3, 3]])
@@ -307,7 +307,7 @@ def test_units_are_distinct_by_node_and_slope():
     assert walked_length(builder.graph(units)) == 0.5
 
 
-def test_a_channel_for_all_groups_is_convolved_by_each():
+def test_channel_for_all_groups_is_convolved_by_each():
     builder = Builder()
     convolved = builder.convolve(builder.inputs(1).expand(2, 4, 3), 2, (2, 6, 3))
     assert convolved.shape == (2, 6, 3)
@@ -322,7 +322,7 @@ def test_groups_mix_their_own_channels():
     assert convolved[0, :, 0].tolist() == [4, 5, 6, 7, 8, 9]
 
 
-def test_outputs_are_counted_once_and_constants_not_at_all():
+def test_outputs_count_once_and_constants_never():
     builder = Builder()
     nodes = builder.inputs(2)
     graph = builder.graph(torch.tensor([1, 1, -1, 0]))
@@ -330,7 +330,7 @@ def test_outputs_are_counted_once_and_constants_not_at_all():
     assert (graph.inputs, graph.nodes) == (2, 2)
 
 
-def test_axes_along_which_nodes_do_not_change_are_expanded():
+def test_constant_axes_are_expanded():
     nodes = torch.tensor([[1, 1], [2, 2]])
     assert torch.equal(expand_constant(nodes), nodes)
     assert compact(expand_constant(nodes)).tolist() == [[1], [2]]

@@ -29,7 +29,7 @@ def lengths(model, *shape):
     return walked_length(graph), counted_lengths(graph).mean
 
 
-def test_a_gate_is_a_branch_beside_what_it_multiplies():
+def test_gate_is_parallel_to_what_it_multiplies():
     gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 1))
     model = Calls(lambda self, x: x * torch.sigmoid(self.gate(x)), gate=gate)
     # One way straight on, and 8 = 4 * 2 ways through the gate with two units.
@@ -45,7 +45,7 @@ def test_constants_add_no_branch():
     assert lengths(model, 4, 3, 3) == (1.0, 1.0)
 
 
-def test_a_scaled_tensor_added_to_another_merges_what_depends_on_the_input():
+def test_scaled_sum_merges_its_inputs():
     scale = nn.Parameter(torch.ones(4))
     alone = Calls(lambda self, x: torch.addcmul(self.scale, self.scale, self.act(x)), scale=scale)
     beside = Calls(lambda self, x: torch.addcmul(x, self.act(x), self.scale), scale=scale)
@@ -67,13 +67,13 @@ def test_an_interpolation_merges_what_depends_on_the_input(weight):
         assert lengths(Calls(function, act=nn.Tanh()), 4) == (expected, expected)
 
 
-def test_an_interpolation_whose_weight_depends_on_the_input_is_refused():
+def test_interpolation_whose_weight_depends_on_input_is_refused():
     model = Calls(lambda self, x: torch.lerp(x, torch.ones(4), x))
     with pytest.raises(UnsupportedOperation, match=r"lerp .*its weight depends on the input"):
         lengths(model, 4)
 
 
-def test_channels_padded_with_zeros_have_only_the_other_branch():
+def test_channels_padded_with_zeros_have_only_other_branch():
     # The shortcut without parameters: half of the channels have no way around the unit.
     model = Calls(
         lambda self, x: self.act(self.conv(x)) + F.pad(x[..., ::2, ::2], (0, 0, 0, 0, 1, 1)),
@@ -91,7 +91,7 @@ def test_padded_positions_belong_to_their_channel():
     assert [unit.size for unit in graph.units] == [3]
 
 
-def test_a_class_token_belongs_to_the_channels_of_the_tokens_beside_it():
+def test_class_token_shares_channels_of_other_tokens():
     model = Calls(
         lambda self, x: self.act(torch.cat([self.token, self.embed(x)], 1))[:, 0],
         embed=nn.Linear(3, 5),
@@ -103,13 +103,13 @@ def test_a_class_token_belongs_to_the_channels_of_the_tokens_beside_it():
     assert counted_lengths(graph).mean == 1.0
 
 
-def test_positions_of_a_channel_are_one_node_when_flattened():
+def test_positions_of_channel_are_one_node_when_flattened():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 9, 4))
     graph = channel_graph(model, torch.zeros(1, 1, 3, 3))
     assert counted_lengths(graph).log10_paths == pytest.approx(torch.tensor(8.0).log10().item())
 
 
-def test_a_gated_linear_unit_has_its_unit_on_the_gate():
+def test_gated_linear_unit_has_its_unit_on_gate():
     assert lengths(nn.GLU(1), 6) == (0.5, 0.5)
 
 
@@ -145,7 +145,7 @@ def summed(heads):
 
 
 @pytest.mark.parametrize("form", [attended, fused, summed])
-def test_attention_merges_queries_with_keys_and_the_result_with_values(form):
+def test_attention_merges_queries_keys_and_values(form):
     layers = {name: nn.Linear(3, 4) for name in ("q", "k", "v")}
     model = Calls(form(2), act=nn.ReLU(), **layers)
     # Values: 3 ways a channel. Weights: 2 queries with a unit and 2 keys, 3 ways each.
@@ -165,12 +165,12 @@ def test_multi_head_attention_is_followed_like_its_parts():
     assert lengths(Module(), 5, 4) == (0.25, pytest.approx(8 / 20))
 
 
-def test_a_transformer_layer_has_half_a_unit_for_each_residual_with_one():
+def test_transformer_layer_has_half_unit_per_residual():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     assert lengths(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), 5, 8)[0] == 1.5
 
 
-def test_two_inputs_are_two_sources_and_tokens_are_one_channel():
+def test_two_inputs_are_two_sources():
     model = Calls(
         lambda self, a, b: self.act(self.embed(a)) + self.linear(b),
         embed=nn.Embedding(10, 4),
@@ -183,7 +183,7 @@ def test_two_inputs_are_two_sources_and_tokens_are_one_channel():
     assert counted_lengths(graph).mean == 0.25
 
 
-def test_sites_bear_the_names_that_the_probe_of_sites_gives_them():
+def test_sites_are_named_as_in_sites_probe():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -209,7 +209,7 @@ def test_the_model_is_left_as_it_was():
     assert torch.equal(x, given)
 
 
-def test_a_network_that_looks_at_values_is_run_on_the_example():
+def test_value_dependent_network_runs_on_the_example():
     model = Calls(lambda self, x: self.act(x) if x.sum() > 0 else x, act=nn.ReLU())
     assert walked_length(channel_graph(model, torch.ones(1, 3))) == 1.0
     assert walked_length(channel_graph(model, torch.zeros(1, 3))) == 0.0
@@ -245,11 +245,11 @@ def test_unknown_operations_are_refused_with_place(function, operation):
     assert (caught.value.operation, caught.value.place) == (operation, "1")
 
 
-def test_an_input_handed_on_as_it_is_is_a_path_without_units():
+def test_input_passed_through_has_no_units():
     assert lengths(nn.Identity(), 3) == (0.0, 0.0)
 
 
-def test_what_the_output_does_not_come_of_is_not_refused():
+def test_operation_without_effect_on_output_is_accepted():
     def forward(self, x):
         self.seen = (x.detach().sort().values > 0).double().mean()
         return self.act(x)
@@ -257,7 +257,7 @@ def test_what_the_output_does_not_come_of_is_not_refused():
     assert lengths(Calls(forward, act=nn.ReLU()), 3) == (1.0, 1.0)
 
 
-def test_a_part_overwritten_by_an_unknown_operation_is_refused():
+def test_part_overwritten_by_an_unknown_operation_is_refused():
     def forward(self, x):
         y = self.layer(x)
         y[:, :2].cumsum_(1)
@@ -278,7 +278,7 @@ def test_a_tensor_overwritten_under_another_name_is_refused():
         channel_graph(model, torch.zeros(1, 3))
 
 
-def test_an_in_place_unit_counts_on_the_way_on_and_on_the_skip():
+def test_in_place_unit_counts_on_both_branches():
     def forward(self, x):
         y = self.layer(x)
         z = F.relu(y, inplace=True)
@@ -294,13 +294,13 @@ def test_an_output_without_paths_is_undefined():
         channel_graph(model, torch.zeros(1, 3))
 
 
-def test_an_example_that_does_not_fit_is_one_line():
+def test_example_that_does_not_fit_is_one_line():
     with pytest.raises(RequestError, match=r"can't be run on shape \(1, 4\)"):
         channel_graph(nn.Linear(3, 3), torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_a_grouped_convolution_keeps_its_groups_apart_and_in_order(kind):
+def test_grouped_convolution_keeps_groups_in_order(kind):
     def forward(self, x):
         parts = [x[:, :2], x[:, 2:4].relu(), x[:, 4:].relu().tanh()]
         return self.layer(torch.cat(parts, 1)).unflatten(1, (3, 4))[:, number]

@@ -115,7 +115,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_walked_lengths_equal_those_found_by_hand(name):
+def test_walked_lengths_equal_lengths_by_hand(name):
     assert walked_length(graph_of(name)) == pytest.approx(float(VALUES[name]), abs=1e-12)
 
 
@@ -154,7 +154,7 @@ def test_the_paths_of_a_densenet121_are_counted():
     )
 
 
-def test_plain_networks_have_one_length_for_all_their_paths():
+def test_plain_networks_have_one_path_length():
     for name, depth in (("alexnet", 7), ("vgg11", 10), ("squeezenet1_1", 18)):
         assert counted_lengths(graph_of(name)).mean == pytest.approx(depth, rel=1e-12)
 

@@ -29,15 +29,15 @@ class After(nn.Module):
         (nn.ReLU(), 3),
     ],
 )
-def test_the_first_layer_says_which_axis_holds_the_channels(model, channels):
+def test_first_layer_determines_the_channel_axis(model, channels):
     assert channel_graph(model, torch.ones(1, 3, 5)).inputs == channels
 
 
-def test_images_with_channels_last_have_as_many_as_a_linear_layer_takes():
+def test_channels_last_images_match_a_linear_layer():
     assert channel_graph(nn.Linear(3, 2), torch.ones(1, 5, 5, 3)).inputs == 3
 
 
-def test_each_of_several_inputs_has_an_axis_of_its_own():
+def test_each_input_has_its_own_axis():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -50,7 +50,7 @@ def test_each_of_several_inputs_has_an_axis_of_its_own():
     assert channel_graph(Two(), (example, example)).inputs == 3 + 5
 
 
-def test_looking_for_the_axis_changes_no_input_of_the_recorded_pass():
+def test_axis_search_changes_no_recorded_input():
     def forward(x):
         return x.add_(1) if x.sum() < 20 else x.sort().values
 

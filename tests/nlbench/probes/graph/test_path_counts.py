@@ -157,7 +157,7 @@ STEPS = st.tuples(
 
 @given(st.integers(1, 4), st.lists(STEPS, min_size=1, max_size=9))
 @settings(max_examples=40, deadline=None)
-def test_lengths_equal_those_of_a_flow_through_the_network(channels, steps):
+def test_lengths_equal_those_of_flow_through_network(channels, steps):
     x = torch.ones(1, channels, 2, 3, dtype=torch.float64)
     base = torch.ones((), dtype=torch.float64, requires_grad=True)
     paths = flowing(Numbers(base, walked=False), steps, x)[0, :, 0, 0].sum()

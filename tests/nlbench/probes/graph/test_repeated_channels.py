@@ -46,7 +46,7 @@ THREE_OF_ONE = {
 
 
 @pytest.mark.parametrize("again", THREE_OF_ONE.values(), ids=THREE_OF_ONE)
-def test_one_channel_taken_three_times_is_three_channels(again):
+def test_channel_taken_three_times_counts_three_times(again):
     model = Calls(beside_relu(again), nn.Linear(2, 1))
     example = torch.zeros(1, 2)
     assert average_path_length(model, example) == 0.25
@@ -70,14 +70,14 @@ def assigned(h):
 
 
 @pytest.mark.parametrize("again", FOUR_OF_TWO.values(), ids=FOUR_OF_TWO)
-def test_channels_side_by_side_count_as_often_as_they_are_there(again):
+def test_adjacent_channels_count_each_occurrence(again):
     model = Calls(lambda x, first, last: last(again(first(x))), nn.Linear(3, 2), nn.Linear(8, 1))
     example = torch.zeros(1, 3)
     assert average_path_length(model, example) == 0.25
     assert average_path_length(model, example, normalized=False) == 0.25
 
 
-def test_a_channel_assigned_to_two_places_is_two_channels():
+def test_channel_assigned_to_two_places_is_two_channels():
     def forward(x, first):
         h = first(x)
         made = torch.zeros_like(h)
@@ -91,7 +91,7 @@ def test_a_channel_assigned_to_two_places_is_two_channels():
     assert average_path_length(model, torch.zeros(1, 2)) == 0.25
 
 
-def test_a_map_that_is_chosen_by_its_channels_counts_each_choice():
+def test_map_selected_by_channels_counts_each_choice():
     def forward(x, first):
         h = torch.cat([first(x), first(x).relu()], 1)
         return h[:, [0, 3, 3, 3]].mean((2, 3))
@@ -100,7 +100,7 @@ def test_a_map_that_is_chosen_by_its_channels_counts_each_choice():
     assert average_path_length(model, torch.zeros(1, 1, 2, 2)) == 0.75
 
 
-def test_the_axis_of_a_single_channel_survives_an_index():
+def test_axis_of_a_single_channel_survives_an_index():
     model = Calls(lambda x, unit: unit(x)[:, [0, 0]][:, :1].expand(-1, 2, -1, -1), nn.PReLU(1))
     graph = channel_graph(model, torch.ones(1, 1, 2, 3))
     assert 10 ** counted_lengths(graph).log10_paths == pytest.approx(2)
@@ -151,7 +151,7 @@ BENT = {
 
 
 @pytest.mark.parametrize("bend", BENT.values(), ids=BENT)
-def test_what_bends_is_refused_where_it_is_no_unit(bend):
+def test_nonlinear_operation_other_than_units_is_refused(bend):
     model = Calls(
         lambda x, first, last: last(bend(first(x)).float()), nn.Linear(2, 6), nn.Identity()
     )
@@ -206,7 +206,7 @@ LAID_SIDE_BY_SIDE = {
 
 
 @pytest.mark.parametrize("bend", LAID_SIDE_BY_SIDE.values(), ids=LAID_SIDE_BY_SIDE)
-def test_a_maximum_of_what_was_laid_side_by_side_as_positions_is_refused(bend):
+def test_maximum_over_stacked_positions_is_refused(bend):
     model = Calls(lambda x, first: bend(first(x)), nn.Conv1d(2, 3, 1))
     with pytest.raises(UnsupportedOperation):
         average_path_length(model, torch.zeros(1, 2, 4))
@@ -223,7 +223,7 @@ def test_channels_added_to_a_single_one_are_constant():
     assert length == pytest.approx((1 + 1 + 0.5) / 3)
 
 
-def test_a_channel_assigned_to_its_own_place_stays_the_same():
+def test_channel_assigned_to_its_own_place_stays_same():
     def forward(x):
         y = x.clone()
         y[:, :1] = x[:, :1]
@@ -246,6 +246,6 @@ def test_a_channel_assigned_to_its_own_place_stays_the_same():
         lambda h: F.max_pool2d(h, 2),
     ],
 )
-def test_the_maximum_over_positions_keeps_channels_like_any_pooling(pool):
+def test_maximum_over_positions_keeps_channels_like_any_pooling(pool):
     model = Calls(lambda x, first: pool(first(x)), nn.Conv2d(2, 3, 1))
     assert average_path_length(model, torch.zeros(1, 2, 4, 4)) == 0.0

@@ -99,7 +99,7 @@ class Function(torch.autograd.Function):
     ],
     ids=["out", "own function", "constant of a shape"],
 )
-def test_what_can_be_seen_is_followed(function):
+def test_supported_operations_are_followed(function):
     assert walked_length(channel_graph(Calls(function), torch.ones(1, 4))) == 0.5
 
 
@@ -118,7 +118,7 @@ def overwritten(self, x):
 
 
 @pytest.mark.parametrize("function", [picked, selected, overwritten])
-def test_a_buffer_of_indices_picks_what_it_says(function):
+def test_index_buffer_selects_its_entries(function):
     index, others = torch.tensor([0, 5, 6, 7]), torch.tensor([4, 1, 2, 3])
     graph = channel_graph(Calls(function, index=index, others=others), torch.ones(1, 4))
     assert (walked_length(graph), len(graph.outputs)) == (0.75, 4)
@@ -130,7 +130,7 @@ def test_indices_on_the_meta_device_are_not_known():
         channel_graph(model, torch.ones(1, 4, device="meta"))
 
 
-def test_a_clone_turned_in_place_leaves_the_original_alone():
+def test_clone_turned_in_place_leaves_the_original_alone():
     def forward(self, x):
         turned = x.clone()
         turned.transpose_(1, 2)
@@ -156,7 +156,7 @@ def test_repeated_channels_are_more_channels(repeated):
     assert walked_length(channel_graph(Calls(forward), torch.ones(1, 4))) == pytest.approx(1 / 3)
 
 
-def test_a_single_channel_expanded_to_several_fits_a_grouped_convolution():
+def test_single_channel_expanded_to_several_fits_grouped_convolution():
     expanded = Calls(lambda self, x: x.expand(-1, 4, -1, -1))
     model = nn.Sequential(expanded, nn.Conv2d(4, 4, 1, groups=2), nn.ReLU())
     assert walked_length(channel_graph(model, torch.ones(1, 1, 3, 3))) == 1.0
@@ -168,7 +168,7 @@ def test_pooling_over_channels_is_refused():
         channel_graph(model, torch.ones(1, 4))
 
 
-def test_a_fused_attention_of_tokens_of_their_own_has_the_paths_of_its_parts():
+def test_fused_attention_has_paths_of_its_parts():
     def parts(self, x):
         q = x.unflatten(2, (2, 2)).transpose(1, 2)
         return ((q @ q.mT).softmax(-1) @ q).transpose(1, 2).flatten(2)
@@ -184,7 +184,7 @@ def test_a_fused_attention_of_tokens_of_their_own_has_the_paths_of_its_parts():
     assert tokens(parts) == tokens(fused)
 
 
-def test_an_operation_of_ones_own_is_a_unit_follows_its_rule_or_is_refused():
+def test_custom_operation_is_unit_ruled_or_refused():
     def function(name):
         class Own(torch.autograd.Function):
             @staticmethod

@@ -34,7 +34,7 @@ def test_accuracy_equals_scikit_learns(n, classes, batch, seed):
     assert found.n == n
 
 
-def test_labels_at_each_place_are_counted_but_for_padding():
+def test_labels_per_position_ignore_padding():
     logits = torch.eye(4)[None].repeat(2, 1, 1)
     labels = torch.tensor([[0, 1, 0, -100], [0, -100, -100, -100]])
     assert accuracy_score(logits, labels).item() == 0.75
@@ -66,7 +66,7 @@ def test_samples_without_labels_have_no_accuracy():
 
 
 @pytest.mark.parametrize("held", [0, 2**30])
-def test_samples_that_are_not_held_have_their_labels_too(held):
+def test_streamed_samples_have_labels(held):
     data, model = digits(), vgg8()
     sample, stream = draw(data, None, split="test", seed=0, model=model, max_bytes=held)
     assert (stream is None) == bool(held)

@@ -17,7 +17,7 @@ def fitted(x, y, *, is_full=False, parts=3):
     return fit
 
 
-def test_slope_and_intercept_of_each_channel_are_those_of_polyfit():
+def test_channel_slope_and_intercept_equal_polyfit():
     x = torch.randn(200, 4) * torch.tensor([1.0, 10, 0.1, 3]) + 100
     y = torch.relu(x - 101)
     affine = fitted(x, y).per_channel()
@@ -70,7 +70,7 @@ def test_few_rows_have_no_full_map():
     assert fitted(torch.randn(12, 2), torch.randn(12, 2), is_full=True).full() is not None
 
 
-def test_map_applies_at_every_position_in_the_tensors_type():
+def test_map_applies_at_every_position_in_tensors_type():
     x = torch.randn(4, 3, 5, 6).half()
     y = 2 * x + torch.arange(3).half()[:, None, None]
     affine = fitted(rows_of(x, 1).float(), rows_of(y, 1).float()).per_channel()

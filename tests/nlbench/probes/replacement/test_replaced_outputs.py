@@ -91,7 +91,7 @@ def test_replaced_call_equals_a_network_changed_by_hand(network):
         torch.testing.assert_close(prefix.run(places["blocks.1.gate"], twice), changed(INPUTS))
 
 
-def test_second_call_in_place_equals_the_formula_by_hand(network):
+def test_second_call_in_place_equals_formula_by_hand(network):
     block = network.blocks[0]
 
     def forward(x):
@@ -212,7 +212,7 @@ def observed(model, inputs, labels=None, **settings):
     return Collected.last
 
 
-def test_every_other_sample_is_judged_with_its_label():
+def test_every_other_sample_is_evaluated_with_its_label():
     model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.randn(10, 2)
     (first, *_) = observed(model, inputs, torch.arange(10) % 3, maps="identity")
     torch.testing.assert_close(first.outputs, model(inputs[1::2]))
@@ -257,7 +257,7 @@ def test_model_is_left_as_it_was(network):
     assert torch.equal(inputs, INPUTS)
 
 
-def test_error_in_a_pass_leaves_the_model_as_it_was(network):
+def test_error_in_pass_leaves_model_as_it_was(network):
     def fail(call, x, compute):
         raise ValueError("stopped")
 
@@ -306,7 +306,7 @@ def test_network_without_activations_is_undefined():
     assert run["substitution"].status == "undefined"
 
 
-def test_tokens_and_channels_last_are_mapped_along_their_channels():
+def test_tokens_and_channels_last_map_along_channels():
     model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Flatten(), nn.Linear(20, 2))
     (place,) = find_calls(model, torch.randn(2, 4, 3))
     assert (place.channel_axis, place.channels, place.shape) == (2, 5, (4, 5))
@@ -392,7 +392,7 @@ def test_removed_module_equals_a_network_without_it(tokens, of):
         torch.testing.assert_close(replaced, changed(SEQUENCES))
 
 
-def test_best_map_of_an_mlp_costs_what_its_activations_best_map_costs(tokens):
+def test_best_map_cost_is_that_of_its_activation(tokens):
     def cost(of, select):
         settings = {"replacement.of": of, "replacement.select": select, "replacement.batch": 30}
         labels = torch.arange(60 * 7).reshape(60, 7) % 5
@@ -407,7 +407,7 @@ def test_best_map_of_an_mlp_costs_what_its_activations_best_map_costs(tokens):
     assert abs(at_activation) > 1e-6
 
 
-def test_place_that_changes_its_channels_has_no_map_per_channel(tokens):
+def test_changed_channels_have_no_map_per_channel(tokens):
     settings = {
         "replacement.of": "modules:layers.*.mlp.0,modules:layers.0.mlp",
         "replacement.maps": "channel,affine",

@@ -34,7 +34,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("function", WAYS.values(), ids=WAYS)
-def test_the_softmax_of_attention_is_a_site_on_request_only(function):
+def test_softmax_of_attention_is_site_on_request_only(function):
     model, x = Attention(function), torch.randn(3, 5, 8)
     assert list_sites(model, x) == []
     observations = []
@@ -53,7 +53,7 @@ def test_the_softmax_of_attention_is_a_site_on_request_only(function):
     torch.testing.assert_close(observation.y, logits.softmax(-1).mean((1, 2)))
 
 
-def test_a_mask_on_fused_attention_is_in_the_input_of_the_softmax():
+def test_fused_attention_mask_enters_the_softmax():
     model = Attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=MASK))
     observations, x = [], torch.randn(3, 5, 8)
     observe_sites(model, [x], observations.append, attention=True)
@@ -85,7 +85,7 @@ def test_the_softmax_inside_multi_head_attention_is_seen(need_weights):
     torch.testing.assert_close(rows, weights.mean((1, 2)))
 
 
-def test_looking_at_attention_leaves_the_output_bit_for_bit():
+def test_looking_at_attention_leaves_output_bit_for_bit():
     model, x = Attention(WAYS["fused"]), torch.randn(3, 5, 8)
     outputs = []
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_looking_at_attention_leaves_the_output_bit_for_bit():
     assert torch.equal(outputs[0], before)
 
 
-def test_a_softmax_over_a_row_of_logits_is_no_attention():
+def test_softmax_over_row_of_logits_is_no_attention():
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     (site,) = list_sites(model, torch.randn(2, 4), attention=True)
     assert (site.name, site.kind, site.role) == ("1", "softmax", "activation")
@@ -103,13 +103,13 @@ def test_a_softmax_over_a_row_of_logits_is_no_attention():
 
 @pytest.mark.parametrize(("rank", "axis"), [(1, 0), (2, 1), (3, 0), (4, 1)])
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
-def test_a_softmax_without_an_axis_takes_the_one_that_pytorch_takes(rank, axis):
+def test_softmax_without_axis_takes_one_that_pytorch_takes(rank, axis):
     x = torch.randn(2, 3, 4, 5)[(0,) * (4 - rank)]
     assert softmax_axis(FunctionCall(F.softmax, (x,))) == axis
     torch.testing.assert_close(F.softmax(x), x.softmax(axis))
 
 
-def test_a_softmax_of_images_without_an_axis_is_over_their_channels():
+def test_softmax_of_images_without_axis_uses_channels():
     class Model(nn.Module):
         def forward(self, x):
             return F.softmax(x, _stacklevel=5)

@@ -41,7 +41,7 @@ def test_samples_are_rows_also_where_tokens_come_first():
     torch.testing.assert_close(found[0], given[0].mean(0))
 
 
-def test_as_many_tokens_as_samples_are_not_taken_for_samples():
+def test_tokens_are_not_mistaken_for_samples():
     model, x = Transposing(), torch.randn(7, 7, 8)
     found, given = [], []
     hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
@@ -67,14 +67,14 @@ def test_a_site_whose_samples_are_lost_is_undefined(name):
     assert "4 entries" not in site.problem
 
 
-def test_samples_that_are_put_together_again_are_rows():
+def test_regrouped_samples_are_rows():
     model = Given(nn.Conv1d(5, 8, 1), lambda m, x, h: torch.stack([2 * one for one in h]))
     (site,) = list_sites(model, torch.randn(4, 5, 12))
     assert site.shape == (8, 12)
 
 
 @pytest.mark.parametrize("pick", [0, 1], ids=["outputs", "last states"])
-def test_a_recurrent_layer_is_followed_where_steps_come_first(pick):
+def test_recurrent_layer_is_followed_where_steps_come_first(pick):
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -87,7 +87,7 @@ def test_a_recurrent_layer_is_followed_where_steps_come_first(pick):
     assert (site.shape, site.channel_axis, site.assumed) == (((7, 5), (1, 5))[pick], 2, False)
 
 
-def test_tokens_folded_into_the_first_axis_are_no_samples():
+def test_tokens_folded_into_first_axis_are_no_samples():
     model = Given(nn.Linear(4, 6), lambda m, x, h: h.flatten(0, 1))
     found = []
     observe_sites(
@@ -96,7 +96,7 @@ def test_tokens_folded_into_the_first_axis_are_no_samples():
     assert found == [(4, 6)]
 
 
-def test_a_table_that_does_not_come_from_the_input_is_one_row():
+def test_table_independent_of_input_is_one_row():
     swin = torchvision.models.get_model("swin_v2_t", weights=None)
     rows = {}
     observe_sites(
@@ -111,7 +111,7 @@ def test_a_table_that_does_not_come_from_the_input_is_one_row():
 @pytest.mark.parametrize(
     ("equation", "axis"), [("bnc->nbc", 1), ("bnc->bcn", 0), ("b n c -> n c b", 2)]
 )
-def test_samples_are_followed_through_an_einsum_also_where_as_many_tokens_fit(equation, axis):
+def test_samples_are_followed_through_einsum(equation, axis):
     class Model(nn.Module):
         def forward(self, x):
             return torch.relu(torch.einsum(equation, x))

@@ -37,7 +37,7 @@ def test_a_batch_that_calls_other_activations_is_named(other):
         observe_sites(Branching(other), BATCHES, lambda observation: None)
 
 
-def test_no_score_is_made_of_calls_that_only_share_a_name():
+def test_calls_sharing_only_a_name_have_no_score():
     run = nlbench.evaluate(
         Branching(OTHERS["a call more"]), iter(BATCHES), ["r2"], settings={"sites.batch": 5}
     )
@@ -45,7 +45,7 @@ def test_no_score_is_made_of_calls_that_only_share_a_name():
     assert "in batch 2 than in batch 0" in run["r2"].reason
 
 
-def test_batches_of_other_sizes_and_lengths_call_the_same_sites():
+def test_other_batch_sizes_call_the_same_sites():
     class Tokens(nn.Module):
         def __init__(self):
             super().__init__()
@@ -61,7 +61,7 @@ def test_batches_of_other_sizes_and_lengths_call_the_same_sites():
     assert [observation.place for observation in seen] == ["relu", "relu:1", "relu:2"] * 3
 
 
-def test_a_module_that_is_an_activation_in_one_of_its_calls_is_named_alike_in_every_batch():
+def test_activation_in_some_calls_keeps_its_name():
     class Sometimes(nn.Module):
         def forward(self, x):
             return torch.relu(x) if x.shape[1] == 4 else torch.relu(x.flip(1))

@@ -90,7 +90,7 @@ def test_networks_that_fill_the_memory_are_not_copied(monkeypatch):
     assert reason == "too little memory for a copy of the model"
 
 
-def test_networks_without_float64_are_measured_as_they_are():
+def test_networks_without_float64_are_measured():
     class Single(nn.Module):
         def forward(self, x):
             if x.dtype != torch.float32:
@@ -105,7 +105,7 @@ def test_networks_without_float64_are_measured_as_they_are():
     assert affinity.values[0].reason.endswith("float32's rounding: try --precision float64")
 
 
-def test_networks_that_fail_on_few_samples_are_measured_without_the_comparison():
+def test_networks_failing_on_few_samples_skip_the_comparison():
     class NeedsMore(nn.Module):
         def forward(self, x):
             if len(x) == 2:
@@ -131,7 +131,7 @@ def test_noise_is_small_in_terms_of_the_spread(noise, found, columns):
     assert unresolved_sites({"a": (values, values)}, {"a": (exact, exact)}, {}) == found
 
 
-def test_one_column_in_a_thousand_may_be_rounding():
+def test_few_columns_may_be_rounding():
     exact = normal(4, 1000).double()
     noisy = exact.clone()
     noisy[:, 0] += normal(4, 1, seed=1)[:, 0]
@@ -160,7 +160,7 @@ class SqueezeExcitation(nn.Module):
         return x
 
 
-def test_batches_change_nothing_in_networks_with_small_signals():
+def test_batches_keep_values_of_small_signals():
     model = SqueezeExcitation()
     images = torch.randn(64, 8, 6, 6, generator=torch.Generator().manual_seed(0))
     whole = values(model, images, **{"sites.batch": 64})

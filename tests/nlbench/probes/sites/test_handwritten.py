@@ -46,7 +46,7 @@ ONE_SITE = {
 
 
 @pytest.mark.parametrize(("function", "kind"), ONE_SITE.values(), ids=ONE_SITE)
-def test_a_handwritten_activation_is_one_site_named_after_its_module(function, kind):
+def test_handwritten_activation_is_one_site(function, kind):
     model, x = model_of(function), torch.randn(8, 4)
     observations = []
     observe_sites(model, [x], observations.append)
@@ -74,16 +74,16 @@ NO_SITE = {
 
 
 @pytest.mark.parametrize("function", NO_SITE.values(), ids=NO_SITE)
-def test_a_module_that_is_affine_or_mixes_numbers_is_no_site(function):
+def test_affine_or_mixing_module_is_no_site(function):
     assert list_sites(model_of(function), torch.randn(8, 4)) == []
 
 
-def test_calls_in_a_module_that_also_mixes_numbers_are_sites_of_their_own():
+def test_calls_in_a_mixing_module_are_separate_sites():
     model = model_of(lambda m, x: torch.tanh(x) + F.softmax(x, 1) * torch.sigmoid(x))
     assert [site.name for site in list_sites(model, torch.randn(8, 4))] == ["1/tanh", "1/sigmoid"]
 
 
-def test_a_module_with_children_or_with_a_matrix_is_no_handwritten_activation():
+def test_module_with_children_is_no_handwritten_activation():
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()
@@ -101,7 +101,7 @@ def test_the_model_itself_is_not_one_activation():
     assert [site.name for site in list_sites(model, torch.randn(8, 6))] == ["relu", "tanh"]
 
 
-def test_a_handwritten_activation_called_twice_is_two_sites_in_every_batch():
+def test_handwritten_activation_called_twice_is_two_sites():
     gadget = type("Swish", (Written,), {})(lambda m, x: x * torch.sigmoid(x))
     model = nn.Sequential(nn.Linear(4, 6), gadget, nn.Linear(6, 6), gadget)
     observations = []
@@ -128,7 +128,7 @@ def test_the_channels_behind_a_handwritten_activation_are_known():
     ]
 
 
-def test_data_that_comes_in_as_an_attribute_makes_a_module_no_function_of_its_input():
+def test_module_reading_data_from_attributes_is_no_site():
     class Modulated(nn.Module):
         def forward(self, x):
             return x * self.scale + self.shift
@@ -145,7 +145,7 @@ def test_data_that_comes_in_as_an_attribute_makes_a_module_no_function_of_its_in
     assert [site.name for site in list_sites(Model(), torch.randn(8, 4))] == ["relu"]
 
 
-def test_an_activation_may_ask_how_its_input_is_made():
+def test_activation_may_inspect_its_input():
     def asking(module, x):
         assert x.dim() == 2
         zeros = torch.zeros(x.shape[-1:], dtype=x.dtype, device=x.device)
@@ -154,7 +154,7 @@ def test_an_activation_may_ask_how_its_input_is_made():
     assert [site.name for site in list_sites(model_of(asking), torch.randn(8, 4))] == ["1"]
 
 
-def test_what_assigns_to_entries_is_no_handwritten_activation():
+def test_entry_assignment_is_no_handwritten_activation():
     def assigning(module, x):
         x[:, 0] = 0
         return torch.square(x)
@@ -162,7 +162,7 @@ def test_what_assigns_to_entries_is_no_handwritten_activation():
     assert list_sites(model_of(assigning), torch.randn(8, 4)) == []
 
 
-def test_a_call_on_constants_decides_nothing_about_later_calls():
+def test_calls_on_constants_do_not_affect_later_calls():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

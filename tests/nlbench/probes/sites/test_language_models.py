@@ -49,7 +49,7 @@ def test_gelu_written_out_has_the_kind_gelu():
     assert (batch.place, batch.site.kind) == ("transformer.h.0.mlp.act", "gelu")
 
 
-def test_channels_of_mambas_step_size_are_not_its_tokens():
+def test_mambas_step_size_channels_are_not_tokens():
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
     model = transformers.MambaModel(transformers.MambaConfig(**sizes))
@@ -78,14 +78,14 @@ def test_a_network_of_masked_softmaxes_only_is_undefined():
     assert (result.status, result.reason) == ("undefined", "masked logits have no mean")
 
 
-def test_the_gate_of_a_gated_mlp_has_the_role_gate_and_its_product_is_mentioned():
+def test_gated_mlps_gate_has_role_gate():
     (batch,) = _observed(_llama()).values()
     assert (batch.place, batch.site.role) == ("model.layers.0.mlp.act_fn", "gate")
     reason = nlbench.evaluate(_llama(), IDS, ["cka"])["cka"].reason
     assert "gate products are not measured (at model.layers.0.mlp.act_fn" in reason
 
 
-def test_padding_does_not_enter_the_means_of_a_language_model():
+def test_padding_does_not_enter_means_of_language_model():
     model, place = _gpt2(), "transformer.h.0.mlp.act"
     padded = torch.cat([IDS[:, :10], torch.zeros(2, 6, dtype=torch.long)], 1)
     settings = {"sites.select": place}
@@ -118,7 +118,7 @@ def test_tokens_sorted_by_experts_are_undefined():
     assert "which rows belong to which sample is unknown" in result.reason
 
 
-def test_long_sequences_have_an_r2_with_tokens_as_rows():
+def test_long_sequences_have_r2_with_tokens_as_rows():
     model = _llama()
     tokens = torch.randint(1, 64, (4, 200), generator=torch.Generator().manual_seed(0))
     result = nlbench.evaluate(model, tokens, ["r2"])["r2"]
@@ -143,7 +143,7 @@ def test_calls_inside_recurrent_kernels_are_counted():
     assert result.reason == "activations not captured: lstm of lstm (2400 calls)"
 
 
-def test_a_loader_of_mappings_is_measured_at_the_blocks_of_a_language_model():
+def test_mapping_loader_is_measured_at_blocks():
     mask = torch.ones(8, 16, dtype=torch.long)
     mask[::2, 9:] = 0
     tokens = torch.randint(1, 64, (8, 16), generator=torch.Generator().manual_seed(0))

@@ -41,7 +41,7 @@ def looks_of(model, *batches, **options):
 
 @pytest.mark.parametrize("most", [20, 3, 2])
 @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
-def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, error):
+def test_oversized_batch_is_split_and_observed_whole(most, error):
     model = Limited(1000, error)
     batches = [torch.randn(50, 6).double(), torch.randn(30, 6).double()]
     functions = {"peak": lambda x: x.amax(1)}
@@ -57,7 +57,7 @@ def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, er
             torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
 
 
-def test_the_size_that_fits_is_remembered_and_tried_first():
+def test_size_that_fits_is_remembered_and_tried_first():
     model, found = Limited(20), {}
     x = torch.randn(64, 6).double()
     looks_of(model, x, x, feasible_sizes=found)
@@ -68,7 +68,7 @@ def test_the_size_that_fits_is_remembered_and_tried_first():
     assert max(model.sizes) == 13
 
 
-def test_a_table_that_does_not_come_from_the_input_is_one_row_also_in_parts():
+def test_input_independent_table_is_one_row_in_parts():
     observations = looks_of(Limited(4), torch.randn(16, 6).double())
     assert {observation.place: len(observation.x) for observation in observations} == {
         "relu": 16,
@@ -77,24 +77,24 @@ def test_a_table_that_does_not_come_from_the_input_is_one_row_also_in_parts():
     }
 
 
-def test_a_network_of_which_a_single_sample_fits_is_refused_as_its_samples_may_mix():
+def test_network_fitting_only_one_sample_is_refused():
     with pytest.raises(Undefined, match="only one sample at a time fits into memory"):
         looks_of(Limited(1), torch.randn(4, 6).double())
 
 
-def test_a_single_sample_that_does_not_fit_is_an_error():
+def test_single_sample_that_does_not_fit_is_error():
     with pytest.raises(torch.OutOfMemoryError):
         looks_of(Limited(0), torch.randn(4, 6).double())
 
 
-def test_another_error_of_the_model_is_not_tried_again():
+def test_another_error_of_model_is_not_tried_again():
     model = Limited(1, RuntimeError("size mismatch"))
     with pytest.raises(RuntimeError, match="size mismatch"):
         looks_of(model, torch.randn(4, 6).double())
     assert model.sizes == [4]
 
 
-def test_a_given_memory_decides_the_size_of_the_parts():
+def test_given_memory_decides_the_size_of_the_parts():
     model, x = Limited(1000), torch.randn(64, 6).double()
     expected = looks_of(model, x)
     model.sizes.clear()
@@ -113,7 +113,7 @@ class Lost(Limited):
 
 
 @pytest.mark.parametrize("most", [1000, 2])
-def test_a_site_whose_samples_are_lost_is_undefined_in_parts_too(most):
+def test_site_without_sample_axis_is_undefined_in_parts(most):
     problems = {}
     whole = torch.randn(16, 7, 6).double()
     observed = looks_of(Lost(most), whole, on_undefined=problems.setdefault)
@@ -121,12 +121,12 @@ def test_a_site_whose_samples_are_lost_is_undefined_in_parts_too(most):
     assert list(problems) == ["relu:1"]
 
 
-def test_a_batch_is_not_split_if_samples_may_be_lost():
+def test_batch_with_unclear_samples_is_not_split():
     with pytest.raises(Undefined, match="the batch axis is unknown"):
         looks_of(Lost(2), torch.randn(16, 8, 6).double())
 
 
-def test_a_model_that_calls_other_activations_for_other_samples_is_refused_in_parts():
+def test_data_dependent_activations_are_refused_in_parts():
     class Choosing(Limited):
         def forward(self, x):
             is_low = x[0, 0] < 0
@@ -155,7 +155,7 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize(("most", "memory"), [(3, None), (1000, 10**6), (1000, 1)])
-def test_a_handwritten_activation_stays_one_after_an_error_or_a_run_beforehand(most, memory):
+def test_handwritten_activation_survives_errors_and_earlier_runs(most, memory):
     model = nn.Sequential(nn.Linear(6, 8), Written(most), nn.ReLU())
     observations = looks_of(model, torch.randn(8, 6), memory=memory)
     assert [(observation.place, len(observation.x)) for observation in observations] == [
@@ -204,7 +204,7 @@ MIXING = {
 
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("how", ["memory", "error"])
-def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(function, how):
+def test_network_mixing_samples_is_refused_in_parts(function, how):
     torch.manual_seed(0)
     x, model = torch.randn(9, 6), Mixing(function)
     if how == "error":
@@ -215,7 +215,7 @@ def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(functi
 
 
 @pytest.mark.parametrize("function", [lambda x: x / len(x), lambda x: x + x.roll(2, 0)])
-def test_what_shows_among_more_than_two_samples_is_refused_in_parts(function):
+def test_mixing_beyond_two_samples_is_refused_in_parts(function):
     model = nn.Sequential(Mixing(function), OutOfMemory(4))
     with pytest.raises(Undefined, match=r"tanh: a sample's results depend on the other samples"):
         looks_of(model, torch.randn(9, 6))
@@ -245,20 +245,20 @@ class OutOfMemory(nn.Module):
 
 
 @pytest.mark.parametrize("function", APART.values(), ids=APART)
-def test_a_network_that_computes_each_sample_by_itself_is_not_refused(function):
+def test_network_with_independent_samples_is_accepted(function):
     torch.manual_seed(0)
     x, model = torch.randn(9, 6), Mixing(function)
     for a, b in zip(looks_of(model, x, memory=1), looks_of(model, x), strict=True):
         torch.testing.assert_close(a.y, b.y, rtol=1e-6, atol=1e-6)
 
 
-def test_a_network_that_draws_numbers_is_refused_in_parts():
+def test_network_that_draws_numbers_is_refused_in_parts():
     x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
     with pytest.raises(Undefined, match="draws random numbers"):
         looks_of(model, x, memory=1)
 
 
-def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
+def test_sufficient_memory_does_not_change_random_draws():
     x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
     found = []
     for limit in (None, 10**9):
@@ -267,7 +267,7 @@ def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
     assert torch.equal(*found)
 
 
-def test_the_size_found_for_one_model_says_nothing_about_another():
+def test_size_is_remembered_per_model():
     found, x = {}, torch.randn(64, 6).double()
     large, small = Limited(4), Limited(1000)
     looks_of(large, x, feasible_sizes=found)
@@ -277,7 +277,7 @@ def test_the_size_found_for_one_model_says_nothing_about_another():
     assert max(large.sizes) == 64
 
 
-def test_the_size_found_without_a_memory_does_not_hide_one_that_is_given():
+def test_automatic_size_does_not_override_given_memory():
     found, x = {}, torch.randn(64, 6).double()
     model = Limited(40)
     looks_of(model, x, feasible_sizes=found)
@@ -286,7 +286,7 @@ def test_the_size_found_without_a_memory_does_not_hide_one_that_is_given():
     assert max(model.sizes) == 8
 
 
-def test_the_size_found_for_small_images_says_nothing_about_large_ones():
+def test_size_is_remembered_per_image_size():
     found = {}
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
     memory = 8 * bytes_per_sample(model, torch.randn(2, 1, 20, 20))
@@ -296,7 +296,7 @@ def test_the_size_found_for_small_images_says_nothing_about_large_ones():
     assert small > large == 8
 
 
-def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():
+def test_network_squeezing_single_samples_accepts_memory():
     class Squeezing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -310,7 +310,7 @@ def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():
 
 
 @pytest.mark.parametrize("mixes", [False, True])
-def test_a_large_batch_runs_in_parts_on_the_cpu_unless_its_samples_mix(monkeypatch, mixes):
+def test_large_cpu_batch_is_split_unless_samples_mix(monkeypatch, mixes):
     class Network(nn.Module):
         def forward(self, x):
             sizes.append(len(x))

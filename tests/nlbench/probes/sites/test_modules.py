@@ -98,7 +98,7 @@ def test_mamba_blocks_have_no_mlp():
         find_places(model, IDS, "mlp")
 
 
-def test_each_pass_through_a_shared_block_is_a_place():
+def test_each_pass_through_shared_block_is_place():
     transformers = pytest.importorskip("transformers")
     model = transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=8))
     group = "encoder.albert_layer_groups.0"
@@ -127,7 +127,7 @@ def test_stages_are_no_blocks():
     assert {place.before.channel for place in places} == {3}
 
 
-def test_residual_blocks_of_a_convolutional_network_keep_the_shape():
+def test_residual_blocks_of_convolutional_network_keep_shape():
     places = find_places(resnet18(num_classes=2), IMAGES)
     names = [place.name for place in places]
     assert names == ["layer1.0", "layer1.1", "layer2.1", "layer3.1", "layer4.1"]
@@ -157,7 +157,7 @@ def test_unknown_places_are_refused(of):
         find_places(nn.ReLU(), torch.zeros(1, 2), of)
 
 
-def test_a_causal_convolution_mixes_positions_and_a_gated_mlp_does_not():
+def test_causal_convolution_mixes_positions_and_mlp_does_not():
     class Mixer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -192,7 +192,7 @@ def test_a_causal_convolution_mixes_positions_and_a_gated_mlp_does_not():
     }
 
 
-def test_an_output_is_replaced_in_what_the_module_returns():
+def test_output_is_replaced_in_what_the_module_returns():
     place = find_places(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), "modules:0")[0]
     x, y = torch.zeros(1, 2), torch.ones(1, 2)
     assert place.with_output(x, y) is y

@@ -63,7 +63,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def test_of_every_family_of_torchvision_one_is_looked_at():
+def test_each_torchvision_family_is_tested():
     def family(name):
         return re.match(r"[a-z]+(_v\d|_[xy](?=_))?", name)[0]
 
@@ -71,7 +71,7 @@ def test_of_every_family_of_torchvision_one_is_looked_at():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_sites_of_a_torchvision_classifier_are_the_kernels_it_calls(name):
+def test_sites_of_torchvision_classifier_are_kernels_it_calls(name):
     sites = assert_sites_are_the_kernels(*torchvision_network(name))
     assert encode(sites) == recorded("torchvision", name)
     assert channel_note(sites) == ""
@@ -82,7 +82,7 @@ def test_sites_of_a_torchvision_classifier_are_the_kernels_it_calls(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(TORCHVISION) - set(FAMILIES)))
-def test_sites_of_the_other_torchvision_classifiers_are_the_recorded_ones(name):
+def test_sites_of_other_torchvision_classifiers_are_recorded_ones(name):
     assert encode(list_sites(*torchvision_network(name))) == recorded("torchvision", name)
 
 
@@ -107,7 +107,7 @@ TIMM = {
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_sites_of_timm_networks_are_the_kernels_they_call(name):
+def test_sites_of_timm_networks_are_kernels_they_call(name):
     pytest.importorskip("timm")
     sites = assert_sites_are_the_kernels(*timm_network(name))
     assert encode(sites) == recorded("timm", name)
@@ -115,7 +115,7 @@ def test_sites_of_timm_networks_are_the_kernels_they_call(name):
     assert channel_note(sites) == ""
 
 
-def test_a_handwritten_gelu_of_timm_is_one_site_a_block():
+def test_handwritten_gelu_of_timm_is_one_site_block():
     pytest.importorskip("timm")
     name = "vit_base_patch32_clip_quickgelu_224"
     sites = list_sites(*timm_network(name))
@@ -140,7 +140,7 @@ def test_a_handwritten_gelu_of_timm_is_one_site_a_block():
     ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_a_network_that_is_looked_at_gives_its_output_bit_for_bit(name, size):
+def test_observed_network_output_is_bit_equal(name, size):
     model, x = torchvision_model(name).eval(), torch.randn(2, 3, size, size)
     outputs, observations = [], []
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_a_network_that_is_looked_at_gives_its_output_bit_for_bit(name, size):
     assert len(observations) == len(count_activations(model, x))
 
 
-def test_all_activations_of_a_transformer_are_seen_in_order():
+def test_all_activations_of_transformer_are_seen_in_order():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

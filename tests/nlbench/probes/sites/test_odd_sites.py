@@ -75,7 +75,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "shape", "odd", "others"), CASES)
-def test_one_odd_site_costs_one_site(kind, shape, odd, others):
+def test_odd_site_fails_alone(kind, shape, odd, others):
     model = seeded(kind)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     result = nlbench.evaluate(model, x, ["r2"])["r2"]

@@ -5,7 +5,7 @@ from nlbench.probes.sites.reduce import UnreducedResults, capture, reduce_site
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (7, 3, 600, 700), (7, 4, 9), (7,)])
-def test_an_activation_gone_through_piece_by_piece_gives_what_it_gives_at_once(shape):
+def test_chunked_activation_equals_the_whole(shape):
     x = torch.randn(shape)
     functions = {"peak": lambda t: t.reshape(len(t), -1).amax(1)}
     side = capture(x, 1, "spatial", functions)
@@ -13,7 +13,7 @@ def test_an_activation_gone_through_piece_by_piece_gives_what_it_gives_at_once(s
     assert torch.equal(side.function_results["peak"], functions["peak"](x))
 
 
-def test_large_activations_are_given_to_functions_some_samples_at_a_time():
+def test_large_activations_are_reduced_in_chunks():
     sizes = []
 
     def numbers(t):
@@ -24,14 +24,14 @@ def test_large_activations_are_given_to_functions_some_samples_at_a_time():
     assert sizes == [2, 2, 2, 2]
 
 
-def test_what_a_function_gives_is_kept_though_the_activation_is_overwritten():
+def test_results_survive_overwritten_activations():
     x = torch.ones(4, 3)
     side = capture(x, 1, "spatial", {"first": lambda t: t[:, 0]})
     x.zero_()
     assert side.function_results["first"].tolist() == [1, 1, 1, 1]
 
 
-def test_an_error_of_a_function_is_raised_where_its_result_is_read():
+def test_function_error_is_raised_on_reading():
     def fails(t):
         raise ValueError("mine")
 
@@ -48,7 +48,7 @@ def test_an_error_of_a_function_is_raised_where_its_result_is_read():
         unreduced["unknown"]
 
 
-def test_half_precision_is_summed_in_single_without_a_copy_of_the_whole():
+def test_half_precision_sums_in_float32_without_copying():
     x = torch.full((2, 3, 100, 100), 1.001, dtype=torch.bfloat16)
     reduced = reduce_site(x, 1)
     assert reduced.dtype == torch.float32

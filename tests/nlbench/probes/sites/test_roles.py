@@ -61,7 +61,7 @@ def _product_and_sum(gate, h):
 
 
 @pytest.mark.parametrize("function", ACTIVATIONS.values(), ids=ACTIVATIONS)
-def test_a_sigmoid_that_does_something_else_is_an_activation(function):
+def test_sigmoid_that_does_something_else_is_an_activation(function):
     assert roles(function) == [("sigmoid", "activation")]
 
 
@@ -76,7 +76,7 @@ def test_the_gate_of_squeeze_and_excitation_is_labelled():
     ]
 
 
-def test_sites_come_in_order_of_call_though_a_role_is_known_later():
+def test_sites_with_late_roles_keep_call_order():
     def function(m, h):
         gate = torch.sigmoid(mean(h))
         h = torch.tanh(torch.relu(h))
@@ -89,7 +89,7 @@ def test_sites_come_in_order_of_call_though_a_role_is_known_later():
 
 
 @pytest.mark.parametrize("dim", [1, -1])
-def test_a_gated_linear_unit_is_one_gate_from_its_gated_half_to_its_output(dim):
+def test_gated_linear_unit_is_one_gate(dim):
     observations = []
     model = nn.Sequential(nn.Conv1d(3, 8, 1), nn.GLU(dim))
     x = torch.randn(5, 3, 6)
@@ -102,13 +102,13 @@ def test_a_gated_linear_unit_is_one_gate_from_its_gated_half_to_its_output(dim):
     torch.testing.assert_close(observation.y, (a * torch.sigmoid(b)).mean(2))
 
 
-def test_a_sigmoid_that_is_scaled_by_a_parameter_is_an_activation():
+def test_sigmoid_that_is_scaled_by_parameter_is_activation():
     assert roles(lambda m, h: torch.sigmoid(h) * m.weight[0, :, None, None] + 1) == [
         ("sigmoid", "activation")
     ]
 
 
-def test_what_becomes_of_a_product_in_the_gates_own_place_is_not_the_gates_use():
+def test_in_place_product_is_not_its_gates_use():
     def function(m, h):
         gate = torch.sigmoid(mean(h)).repeat(1, 1, *h.shape[2:])
         return torch.tanh(gate.mul_(h))
@@ -116,7 +116,7 @@ def test_what_becomes_of_a_product_in_the_gates_own_place_is_not_the_gates_use()
     assert roles(function) == [("sigmoid", "gate"), ("tanh", "activation")]
 
 
-def test_a_gate_that_the_model_keeps_is_one_all_the_same():
+def test_gate_that_model_keeps_is_one_all_same():
     def function(m, h):
         m.kept = torch.sigmoid(mean(h))
         return torch.relu(h * m.kept)
@@ -151,7 +151,7 @@ CAPPED = {
 
 
 @pytest.mark.parametrize("inner", CAPPED.values(), ids=CAPPED)
-def test_a_soft_cap_of_attention_is_a_part_of_attention(inner):
+def test_soft_cap_of_attention_is_part_of_attention(inner):
     model = Attention(lambda x: inner(x).softmax(-1), cap)
     sites = list_sites(model, torch.randn(2, 4, 6))
     assert [(site.kind, site.role) for site in sites] == [
@@ -180,7 +180,7 @@ def test_a_scaled_tanh_is_no_soft_cap(function):
     assert roles(function) == [("tanh", "activation")]
 
 
-def test_a_product_with_a_matrix_that_comes_from_the_input_is_no_attention():
+def test_product_with_input_matrix_is_no_attention():
     class Aligned(nn.Module):
         def __init__(self):
             super().__init__()

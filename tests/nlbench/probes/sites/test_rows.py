@@ -63,7 +63,7 @@ def test_means_leave_out_padding():
         assert torch.allclose(row, x.mean(0), atol=1e-6)
 
 
-def test_functions_of_the_whole_tensor_do_not_see_padding():
+def test_functions_of_whole_tensor_do_not_see_padding():
     numbers = {"peak": lambda x: x.flatten(1).amax(1)}
     (batch,) = _observed([TOKENS], functions=numbers)["stack.layers.0.act"]
     model = Masked()

@@ -51,12 +51,12 @@ def chosen(text, sites=SITES):
         ("layer1.*+role:activation", [1, 2]),
     ],
 )
-def test_a_selection_takes_what_it_says(text, numbers):
+def test_selection_returns_matching_sites(text, numbers):
     assert chosen(text) == [SITES[number].name for number in numbers]
 
 
 @given(st.integers(1, 9), st.integers(0, 30))
-def test_every_k_takes_the_first_and_each_kth_after_it(k, count):
+def test_every_k_selects_each_kth_site(k, count):
     sites = [Named(f"act{number}") for number in range(count)]
     assert chosen(f"every:{k}", sites) == [site.name for site in sites[::k]]
 
@@ -74,7 +74,7 @@ def test_every_k_takes_the_first_and_each_kth_after_it(k, count):
         ("a++b", "invalid condition 'a\\+\\+b'"),
     ],
 )
-def test_what_can_not_be_read_is_refused_in_one_line(text, says):
+def test_malformed_selection_is_refused(text, says):
     with pytest.raises(RequestError, match=says):
         Selection.parse(text)
 
@@ -87,13 +87,13 @@ def test_what_can_not_be_read_is_refused_in_one_line(text, says):
         ("role:attention", "'role:attention' matches none.*only with sites.attention=true"),
     ],
 )
-def test_what_matches_nothing_is_refused_by_name(text, says):
+def test_unmatched_selection_is_refused_by_name(text, says):
     with pytest.raises(RequestError, match=says):
         Selection.parse(text).check(SITES)
 
 
 @pytest.mark.parametrize("select", ["2, 1", "kind:relu", "every:2", "role:activation+every:3"])
-def test_only_the_sites_that_are_selected_are_shown_batch_after_batch(select):
+def test_selection_holds_in_every_batch(select):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Tanh(), nn.ReLU(), nn.SiLU())
     batches = [torch.randn(8, 4), torch.randn(8, 4)]
     everything, some = [], []
@@ -105,7 +105,7 @@ def test_only_the_sites_that_are_selected_are_shown_batch_after_batch(select):
     assert all(torch.equal(a.y, b.y) for a, b in zip(some, expected, strict=True))
 
 
-def test_a_selection_of_handwritten_activations_holds_in_later_batches():
+def test_selection_of_handwritten_activations_holds_in_later_batches():
     class Swish(nn.Module):
         def forward(self, x):
             return x * torch.sigmoid(x)
@@ -123,7 +123,7 @@ def test_a_selection_of_handwritten_activations_holds_in_later_batches():
 @pytest.mark.parametrize(
     ("select", "names"), [("kind:relu6", ["1"]), ("kind:relu", ["2"]), ("kind:silu", ["3"])]
 )
-def test_a_kind_that_only_the_module_tells_can_be_selected(select, names):
+def test_module_kind_can_be_selected(select, names):
     class Scaled(nn.Module):
         def forward(self, x):
             return torch.relu(x) * 1.7

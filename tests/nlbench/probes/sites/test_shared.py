@@ -68,7 +68,7 @@ def writer(way):
     return Writer
 
 
-def test_nothing_that_a_measure_writes_moves_the_number_of_another(network):
+def test_nothing_that_measure_writes_moves_number_of_another(network):
     alone = observed(network, SITE_MEASURES)
     writers = [writer(way) for way in WAYS]
     beside = observed(network, [*writers, *SITE_MEASURES, *map(writer_again, WAYS)])
@@ -84,14 +84,14 @@ def writer_again(way):
     return again
 
 
-def test_a_measure_gives_beside_others_what_it_gives_alone_to_the_last_bit(network):
+def test_measures_are_bit_equal_alone_and_together(network):
     together = observed(network, SITE_MEASURES)
     for name in SITE_MEASURES:
         assert observed(network, [name])[name] == together[name]
     assert observed(network, SITE_MEASURES[::-1]) == together
 
 
-def test_samples_are_prepared_and_moments_taken_once_for_all_measures(network, monkeypatch):
+def test_samples_and_moments_are_computed_once(network, monkeypatch):
     calls = {"as_samples": 0, "of": 0}
 
     def counted(name, function):
@@ -115,12 +115,12 @@ def test_an_error_is_raised_for_each_that_asks():
             SharedAccess(pair).get(prepare_batch)
 
 
-def test_outside_of_a_pass_a_function_is_called_each_time():
+def test_outside_of_pass_function_is_called_each_time():
     batch = SiteBatch(Site("act", "relu", 0, (1,), 1), 0, torch.ones(3, 1), torch.ones(3, 1))
     assert batch.shared(prepare_batch) is not batch.shared(prepare_batch)
 
 
-def test_the_seconds_of_a_measure_are_those_that_it_takes_alone(monkeypatch):
+def test_seconds_exclude_other_measures(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(shared.time, "perf_counter", lambda: now[0])
 

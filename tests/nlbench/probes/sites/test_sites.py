@@ -40,7 +40,7 @@ class Net(nn.Module):
         return F.relu(input=x - 0.5, inplace=True)
 
 
-def test_every_way_of_calling_is_one_site_in_order_of_call():
+def test_every_calling_style_is_one_site_in_order():
     sites = list_sites(Net(), torch.randn(5, 4))
     assert [(site.name, site.kind) for site in sites] == [
         ("relu", "relu"),
@@ -54,7 +54,7 @@ def test_every_way_of_calling_is_one_site_in_order_of_call():
     assert [site.index for site in sites] == list(range(7))
 
 
-def test_a_functional_call_in_a_submodule_is_named_after_it():
+def test_functional_call_in_submodule_is_named_after_it():
     class Basic(nn.Module):
         def __init__(self):
             super().__init__()
@@ -81,7 +81,7 @@ def test_the_model_itself_may_be_an_activation():
     ],
     ids=lambda kind: kind.__name__,
 )
-def test_each_activation_module_is_one_site_with_its_own_input_and_output(kind):
+def test_each_activation_module_is_one_site(kind):
     arguments = (0.0, 0.0) if kind is nn.Threshold else ()
     module, x = kind(*arguments), torch.randn(6, 3)
     (observation,) = looks_of(nn.Sequential(module), x)
@@ -98,7 +98,7 @@ def test_relu6_is_one_site_of_its_own_kind():
 
 
 @pytest.mark.parametrize("kind", [nn.ReLU, nn.SiLU, nn.Hardswish, nn.LeakyReLU, nn.ELU])
-def test_an_in_place_activation_keeps_its_input_and_is_applied_once(kind):
+def test_in_place_activation_is_applied_once(kind):
     model = nn.Sequential(nn.Linear(4, 8), kind(inplace=True), nn.Linear(8, 3))
     x = torch.randn(16, 4)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_an_in_place_activation_keeps_its_input_and_is_applied_once(kind):
     torch.testing.assert_close(outputs[0], before, rtol=0, atol=0)
 
 
-def test_a_transformer_is_the_same_bit_for_bit_as_without_its_fused_path():
+def test_transformer_is_bit_equal_to_its_slow_path():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 5, 8)
     outputs, was_on = [], []
@@ -134,7 +134,7 @@ def test_a_transformer_is_the_same_bit_for_bit_as_without_its_fused_path():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_a_constant_that_is_an_activation_is_one_row_whatever_its_shape():
+def test_constant_activation_is_one_row():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -164,7 +164,7 @@ def test_a_sine_of_positions_is_no_activation():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_functional_and_repeated_calls_bear_the_names_of_the_design():
+def test_functional_and_repeated_calls_follow_naming_scheme():
     resnet = torchvision.models.resnet18(weights=None)
     assert names_of(resnet, torch.randn(1, 3, 32, 32))[:4] == [
         "relu",
@@ -176,13 +176,13 @@ def test_functional_and_repeated_calls_bear_the_names_of_the_design():
     assert "Mixed_5b.branch1x1/relu" in names_of(inception, torch.randn(1, 3, 80, 80))
 
 
-def test_the_activations_of_a_transformer_layer_are_seen_in_evaluation_too():
+def test_transformer_activations_are_observed_in_evaluation():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu").eval()
     (site,) = list_sites(layer, torch.randn(2, 5, 8))
     assert (site.kind, site.shape, site.channel_axis) == ("gelu", (5, 16), 2)
 
 
-def test_the_input_is_not_changed_by_a_first_layer_that_works_in_place():
+def test_in_place_first_layer_keeps_the_input():
     x = torch.randn(4, 3)
     before = x.clone()
     observations = looks_of(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), x)
@@ -201,7 +201,7 @@ def test_batches_are_numbered_and_samples_counted():
     ]
 
 
-def test_no_full_activation_is_kept():
+def test_full_activations_are_not_kept():
     """What the listener gets of a spatial activation is small and refers to no big storage."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     (observation,) = looks_of(model, torch.randn(4, 3, 32, 32))
@@ -215,7 +215,7 @@ def test_half_precision_activations_are_reduced_in_single():
     assert observation.x.dtype == torch.float32
 
 
-def test_a_reader_is_told_where_the_channel_axis_is_assumed():
+def test_assumed_channel_axis_has_a_remark():
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
     sites = list_sites(model, torch.randn(2, 3, 5, 5))
     assert [site.assumed for site in sites] == [True, False]
@@ -223,12 +223,12 @@ def test_a_reader_is_told_where_the_channel_axis_is_assumed():
     assert channel_note(sites[1:]) == ""
 
 
-def test_a_copy_of_a_model_has_the_same_sites():
+def test_copy_of_a_model_has_the_same_sites():
     model = Net()
     assert names_of(copy.deepcopy(model), torch.randn(2, 4)) == names_of(model, torch.randn(2, 4))
 
 
-def test_a_hook_that_raises_before_a_module_does_not_shift_the_names_of_others():
+def test_raising_hook_does_not_shift_names():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

@@ -62,7 +62,7 @@ class Failing(Positive):
     unreduced = {"positive": lambda x: 1 / 0}  # noqa: RUF012
 
 
-def test_a_measure_gets_numbers_of_the_whole_tensors_from_before_and_after_the_call():
+def test_whole_tensor_functions_receive_input_and_output():
     network, x = model(), torch.randn(20, 3, 8, 8)
     result = nlbench.evaluate(network, x, [Positive])
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_a_measure_gets_numbers_of_the_whole_tensors_from_before_and_after_the_c
     )
 
 
-def test_measures_that_declare_one_function_share_its_result(monkeypatch):
+def test_measures_with_one_function_share_its_result(monkeypatch):
     calls = []
 
     def counted(x):
@@ -92,13 +92,13 @@ def test_measures_that_declare_one_function_share_its_result(monkeypatch):
     assert len(calls) == 4
 
 
-def test_a_function_that_fails_concerns_only_the_measure_that_declares_it():
+def test_failing_function_affects_only_its_measure():
     result = nlbench.evaluate(model(), torch.randn(20, 3, 8, 8), [Failing, Positive])
     assert [record.result.status for record in result.records] == ["failed", "ok"]
     assert "ZeroDivisionError" in result["failing"].reason
 
 
-def test_the_numbers_are_the_same_beside_the_forward_pass_and_in_turn(monkeypatch):
+def test_background_and_sequential_numbers_agree(monkeypatch):
     x = torch.randn(300, 3, 8, 8)
     found = []
     for beside in (True, False):
@@ -108,7 +108,7 @@ def test_the_numbers_are_the_same_beside_the_forward_pass_and_in_turn(monkeypatc
     assert found[0].equals(found[1])
 
 
-def test_a_run_of_selected_sites_says_how_many_there_were():
+def test_selection_counts_all_sites():
     result = nlbench.evaluate(
         model(), torch.randn(20, 3, 8, 8), ["r2"], settings={"sites.select": "kind:silu"}
     )
@@ -116,7 +116,7 @@ def test_a_run_of_selected_sites_says_how_many_there_were():
     assert result.records[0].probe.facts["sites"] == 1
 
 
-def test_a_selection_that_matches_nothing_is_one_line():
+def test_unmatched_selection_is_one_line():
     result = nlbench.evaluate(
         model(), torch.randn(20, 3, 8, 8), ["r2"], settings={"sites.select": "kind:gelu"}
     )
@@ -124,13 +124,13 @@ def test_a_selection_that_matches_nothing_is_one_line():
     assert "'kind:gelu' matches none of the 2 sites" in result["r2"].reason
 
 
-def test_a_selection_that_can_not_be_read_is_refused_before_anything_runs():
+def test_malformed_selection_is_refused_before_running():
     with pytest.raises(RequestError, match="expected every:K"):
         SITES.check(100, settings(select="every:many"))
     assert SITES.steps(100, settings(batch=30)) == 4
 
 
-def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
+def test_fused_activations_are_reported_unseen():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -144,7 +144,7 @@ def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
     assert "except inside lstm of lstm" in record.result.reason
 
 
-def test_a_network_that_runs_out_of_memory_gets_the_scores_of_the_whole_batch():
+def test_out_of_memory_keeps_scores_of_whole_batch():
     class Limited(nn.Module):
         def __init__(self, most):
             super().__init__()
@@ -165,7 +165,7 @@ def test_a_network_that_runs_out_of_memory_gets_the_scores_of_the_whole_batch():
     assert parts.value.to_numpy() == pytest.approx(whole.value.to_numpy(), rel=1e-9, abs=1e-12)
 
 
-def test_batches_are_as_many_and_as_large_as_the_option_says():
+def test_batch_number_and_size_follow_the_option():
     sizes = []
 
     @site_measure()
@@ -202,7 +202,7 @@ class Drawing(Measure):
         return Result.of(self.found)
 
 
-def test_a_network_and_a_measure_that_both_draw_do_not_disturb_each_other(monkeypatch):
+def test_drawing_network_and_measure_are_independent(monkeypatch):
     class Noisy(nn.Module):
         def forward(self, x):
             for _ in range(4):
@@ -219,7 +219,7 @@ def test_a_network_and_a_measure_that_both_draw_do_not_disturb_each_other(monkey
     assert found[0].equals(found[1])
 
 
-def test_a_network_that_draws_nothing_goes_on_beside_the_measures_from_the_second_batch(
+def test_deterministic_network_overlaps_with_measures_after_first_batch(
     monkeypatch,
 ):
     room = []
@@ -293,14 +293,14 @@ def observed(monkeypatch, network, measures, threads, seed=None, samples=61):
 ALL = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 
 
-def test_no_bit_depends_on_how_many_threads_share_the_sites_nor_on_who_is_first(monkeypatch):
+def test_thread_count_changes_no_bit(monkeypatch):
     alone = observed(monkeypatch, ramified(), [*ALL, Means], 1)
     assert {result.status for result, _ in alone.values()} == {"ok"}
     for seed in range(3):
         assert observed(monkeypatch, ramified(), [*ALL, Means], 3, seed) == alone
 
 
-def test_a_measure_that_says_nothing_of_independent_sites_has_all_in_one_thread(monkeypatch):
+def test_measure_without_declared_independence_uses_one_thread(monkeypatch):
     alone = observed(monkeypatch, ramified(), [Ordered, "r2"], 1)
     beside = observed(monkeypatch, ramified(), [Ordered, "r2"], 3, seed=0)
     assert alone == beside
@@ -319,7 +319,7 @@ class Gathering(Means):
         super().update(observation)
 
 
-def test_measures_that_say_so_work_on_several_sites_at_once(monkeypatch):
+def test_independent_measures_use_several_sites_at_once(monkeypatch):
     # 24 samples: after the first batch, two a site.
     found = observed(monkeypatch, ramified(), [Gathering, "r2"], 3, samples=24)
     result, _ = found["gathering"]
@@ -343,7 +343,7 @@ class FailingTwice(Means):
         super().update(observation)
 
 
-def test_of_several_failures_the_first_in_order_is_told_and_none_is_anothers(monkeypatch):
+def test_first_failure_in_order_is_reported(monkeypatch):
     alone = observed(monkeypatch, ramified(), [FailingTwice, Means, "r2"], 1)
     monkeypatch.setattr(FailingTwice, "is_waiting", True)
     monkeypatch.setattr(FailingTwice, "later", threading.Event())
@@ -370,7 +370,7 @@ class Short(Means):
         super().update(observation)
 
 
-def test_a_measure_for_which_memory_runs_out_in_threads_is_tried_in_one(monkeypatch):
+def test_thread_out_of_memory_is_retried_in_one(monkeypatch):
     numbers, start = [], BackgroundWorkers.__init__
 
     def watched(self, *args, threads=1, **kwargs):
@@ -396,14 +396,14 @@ class Growing(nn.Module):
         return self.late(x) if self.calls > 3 else x
 
 
-def test_a_site_that_appears_late_is_the_same_for_any_number_of_threads(monkeypatch):
+def test_late_site_is_independent_of_thread_count(monkeypatch):
     alone = observed(monkeypatch, Growing(), [Means, "r2"], 1)
     shared = observed(monkeypatch, Growing(), [Means, "r2"], 3, seed=1)
     assert shared == alone
     assert "different activations in batch" in alone["means"][0].reason
 
 
-def test_where_anybody_draws_all_are_worked_on_in_turn(monkeypatch):
+def test_random_draws_make_all_sequential(monkeypatch):
     at_work, most = [], []
 
     def update(self, observation):

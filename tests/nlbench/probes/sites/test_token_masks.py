@@ -62,7 +62,7 @@ def shape(model, example):
 
 
 @pytest.mark.parametrize("masked", [Filled, Multiplied])
-def test_a_mask_of_tokens_leaves_the_graph_as_it_is_without(masked):
+def test_token_mask_leaves_graph_unchanged(masked):
     assert shape(masked(), TOKENS) == shape(Plain(), TOKENS)
 
 
@@ -77,7 +77,7 @@ def test_tokens_turned_into_numbers_by_comparison_are_refused():
         channel_graph(OneHot(), TOKENS)
 
 
-def test_padding_makes_no_path_of_a_transformer():
+def test_padding_adds_no_transformer_paths():
     class Unpadded(TransformerTiny):
         def forward(self, tokens):
             source, target = tokens[:, 0], tokens[:, 1]

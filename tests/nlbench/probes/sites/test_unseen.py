@@ -55,7 +55,7 @@ BEND = {
 
 
 @pytest.mark.parametrize(("function", "what"), BEND.values(), ids=BEND)
-def test_an_activation_written_out_inside_a_larger_module_is_remarked_on(function, what):
+def test_inline_activation_has_a_remark(function, what):
     assert unseen(Inline(function)) == [what]
 
 
@@ -87,7 +87,7 @@ AFFINE = {
 
 
 @pytest.mark.parametrize("function", AFFINE.values(), ids=AFFINE)
-def test_what_normalises_gates_or_adds_is_not_taken_for_an_activation(function):
+def test_normalisation_gates_and_sums_are_no_activation(function):
     assert unseen(Inline(function)) == []
 
 
@@ -96,11 +96,11 @@ class Swish(nn.Module):
         return x * torch.sigmoid(x)
 
 
-def test_a_handwritten_activation_that_is_a_site_is_not_remarked_on():
+def test_handwritten_activation_site_has_no_remark():
     assert unseen(nn.Sequential(nn.Linear(4, 6), Swish(), nn.Linear(6, 2))) == []
 
 
-def test_an_operation_before_a_handwritten_activation_is_remarked_on():
+def test_operation_before_a_handwritten_activation_is_remarked_on():
     swish = Swish()
     assert unseen(Inline(lambda h: h.abs())) == ["abs of 0"]
     model = Inline(lambda h: swish(h.abs()))
@@ -108,7 +108,7 @@ def test_an_operation_before_a_handwritten_activation_is_remarked_on():
     assert unseen(model) == ["abs of 0"]
 
 
-def test_the_output_of_a_network_is_remarked_on_too():
+def test_output_of_a_network_is_remarked_on_too():
     class Last(nn.Module):
         def forward(self, x):
             return torch.exp(x[:, :2]), x
@@ -119,13 +119,13 @@ def test_the_output_of_a_network_is_remarked_on_too():
 @pytest.mark.parametrize(
     "name", ["resnet18", "vit_b_16", "swin_v2_t", "mobilenet_v3_small", "maxvit_t"]
 )
-def test_networks_of_the_field_are_seen_as_a_whole(name):
+def test_networks_of_field_are_seen_as_whole(name):
     with torch.device("meta"):
         model = torchvision.models.get_model(name)
     assert unseen(model, torch.empty(2, 3, 224, 224, device="meta")) == []
 
 
-def test_what_is_not_seen_is_said_in_the_record_and_beside_the_scores():
+def test_unseen_operations_are_recorded_next_to_scores():
     class Network(nn.Module):
         def __init__(self):
             super().__init__()

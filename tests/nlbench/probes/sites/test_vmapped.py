@@ -91,7 +91,7 @@ def test_activations_inside_vmap_are_undefined(network, settings):
         assert record.result.status != "failed", record.result.reason
 
 
-def test_a_mask_made_by_vmap_changes_no_value():
+def test_vmapped_mask_changes_no_value():
     torch.manual_seed(0)
     model, x = MappedTable(), torch.randn(16, 6)
     masked, plain = (evaluate(m, x, "r2,sparsity").records for m in (model, model.network))

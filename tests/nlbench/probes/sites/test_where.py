@@ -37,7 +37,7 @@ def line_of(function, text):
     return f"{Path(__file__).name}:{first + offset}"
 
 
-def test_functional_calls_have_a_line_and_a_module_before():
+def test_functional_calls_have_line_and_module_before():
     where = {site.name: site.where for site in list_sites(Net(), torch.randn(3, 4))}
     assert where == {
         "relu": line_of(Net.forward, "relu(x)"),
@@ -47,7 +47,7 @@ def test_functional_calls_have_a_line_and_a_module_before():
     }
 
 
-def test_records_hold_where_functional_calls_stand():
+def test_records_hold_lines_of_functional_calls():
     run = nlbench.evaluate(Net(), torch.randn(30, 4), ["r2"])
     where = run.records[0].probe.facts["where"]
     assert where["relu:1"].endswith("after block")
