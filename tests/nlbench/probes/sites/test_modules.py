@@ -220,7 +220,7 @@ def test_input_and_output_of_each_call_are_observed():
             assert torch.equal(output, shared(hidden))
 
 
-def test_places_that_share_a_call_are_both_observed():
+def test_overlapping_places_are_both_observed():
     layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     of = "mlp,modules:layers.?.linear1"
