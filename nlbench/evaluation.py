@@ -45,7 +45,7 @@ from nlbench.subjects.inputs import (
     is_batch,
     single_tensor_call,
 )
-from nlbench.subjects.samples import Batches, drawn_batches, random_order, sample_facts
+from nlbench.subjects.samples import Batches, drawn_batches, sample_facts, sample_order
 from nlbench.subjects.subject import Subject
 
 from .plugin_loading import checked_measure, load_measures, load_probe
@@ -316,7 +316,7 @@ class _Samples(NamedTuple):
         """Return samples in memory in random order, as those of a stream are already."""
         if self.stream is not None:
             return self
-        order = random_order(len(self.inputs), SEED)
+        order = sample_order(self.inputs, SEED)
         labels = self.labels
         return self._replace(
             inputs=self.inputs[order.to(self.inputs.device)],

@@ -227,7 +227,7 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
     if model is None:
         raise RequestError("list sites: specify a model with --model")
     from nlbench.probes.sites.observation import list_sites
-    from nlbench.subjects.load import model_source
+    from nlbench.subjects.load import bind_arguments, model_source
     from nlbench.subjects.model import default_data
     from nlbench.subjects.spec import SubjectSpec
 
@@ -237,6 +237,8 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
         raise RequestError(f"--set {next(iter(others))}: expected {dataset}.OPTION=VALUE")
     spec = SubjectSpec(model, "auto", dataset, options=options, arguments=arguments)
     source = model_source(spec)
+    network = source.fresh()
+    inputs = bind_arguments(source.dataset, network).sample(2, split=spec.split).inputs
     return [
         {
             "site": site.name,
@@ -246,5 +248,5 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
             "channels": f"axis {site.channel_axis}" + (" (assumed)" if site.assumed else ""),
             "where": site.problem or site.where,
         }
-        for site in list_sites(source.fresh(), source.example(2), of=of)
+        for site in list_sites(network, inputs, of=of)
     ]

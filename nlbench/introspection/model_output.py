@@ -35,7 +35,7 @@ def validated_tensor(output: object) -> Tensor:
     >>> validated_tensor((torch.ones(1), torch.ones(1)))
     Traceback (most recent call last):
     nlbench.errors.Undefined: the model returns a tuple of 0, 1, expected a tensor; choose one \
-with the setting model.output=NAME
+with the setting model.output=NAME, or compute one with model.output=FILE.py:FUNCTION
     """
     if isinstance(output, Tensor):
         return output
@@ -44,7 +44,7 @@ with the setting model.output=NAME
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     raise Undefined(
         f"the model returns a {kind}{inside}{more}, expected a tensor; choose one with the setting "
-        "model.output=NAME"
+        "model.output=NAME, or compute one with model.output=FILE.py:FUNCTION"
     )
 
 

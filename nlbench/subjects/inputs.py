@@ -68,9 +68,13 @@ class Arguments:
     @property
     def first_axes(self) -> list[int]:
         """Different lengths of the tensors that have axes, in order."""
+        return self.first_axes_of(lambda tensor: True)
+
+    def first_axes_of(self, condition: Callable[[Tensor], bool]) -> list[int]:
+        """Return the different lengths of some of the tensors that have axes."""
         leaves = pytree.tree_leaves((self.args, self.kwargs))
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
-        return list(dict.fromkeys(map(len, tensors)))
+        return list(dict.fromkeys(len(tensor) for tensor in tensors if condition(tensor)))
 
     def select_samples(self, length: int) -> Arguments:
         """Return a copy in which tensors of a length hold samples, and others don't."""
@@ -372,7 +376,7 @@ class BatchReader:
         if self.arguments is None:
             self._check_argument_count(arguments)
             if arguments.samples is None and len(arguments.first_axes) > 1:
-                self._length = self._output_length(arguments)
+                self._length = self._sample_count(arguments)
         if self._length is not None:
             arguments = arguments.select_samples(self._length)
         if self.arguments is None:
@@ -409,11 +413,19 @@ class BatchReader:
             return Arguments({name: batch.get(name) for name in self._mapping_keys})
         return Arguments(*others.values()) if len(others) == 1 else Arguments(**keywords)
 
-    def _output_length(self, arguments: Arguments) -> int | None:
-        """Return the length of the model's output if some arguments are as long, else None."""
+    def _sample_count(self, arguments: Arguments) -> int | None:
+        """Return the length of the arguments that hold samples, or None if it isn't known.
+
+        It is that of the model's output, or of the floats if the output has another length, such as
+        one row for each of several graphs.
+        """
         output = self._run(arguments)
-        has_rows = isinstance(output, Tensor) and output.ndim > 0
-        return len(output) if has_rows and len(output) in arguments.first_axes else None  # type: ignore
+        if not isinstance(output, Tensor):
+            return None
+        if output.ndim and len(output) in arguments.first_axes:
+            return len(output)
+        lengths = arguments.first_axes_of(torch.is_floating_point)
+        return lengths[0] if len(lengths) == 1 else None
 
     def _run(self, arguments: Arguments) -> object:
         """Return the model's output for a batch, or None if the model refuses it."""

@@ -18,6 +18,7 @@ from .calibration import calibrate
 from .data import Data, Dataset, dataset_info
 from .facts import SubjectFacts
 from .model import ModelInfo, model_info
+from .own import output_function
 from .spec import SubjectSpec
 from .weights import load_weights, read_metadata
 from .weights_choice import FRESH_WEIGHTS, WeightsChoice, choose_weights
@@ -156,6 +157,18 @@ def model_source(spec: SubjectSpec) -> ModelSource:
     return ModelSource(spec, info, choice, dataset)
 
 
+def bind_arguments(dataset: Data, model: nn.Module) -> Data:
+    """Return the dataset with all arguments that a model takes, and make the model unpack them."""
+    if not isinstance(dataset, Dataset) or dataset.for_model is None:
+        return dataset
+    from .inputs import unpack_arguments
+
+    bound = dataset.for_model(model)
+    if bound.arguments is not None and not bound.arguments.is_one_tensor:
+        unpack_arguments(model, bound.arguments)
+    return bound
+
+
 def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """Build the model, load its weights and draw its samples.
 
@@ -168,7 +181,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """
     from nlbench.introspection.model_state import batch_norm_layers
 
-    from .inputs import OutputChoice, unpack_arguments
+    from .inputs import OutputChoice
     from .samples import draw, sample_facts
     from .subject import Subject
 
@@ -176,11 +189,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     dataset, label = source.dataset, source.weights.label
     model, metadata = source.build()
     _, output = split_output(dict(spec.arguments), source.info)
-    if isinstance(dataset, Dataset) and dataset.for_model is not None:
-        dataset = dataset.for_model(model)
-        if dataset.arguments is not None and not dataset.arguments.is_one_tensor:
-            unpack_arguments(model, dataset.arguments)
-    model.register_forward_hook(OutputChoice(output))
+    dataset = bind_arguments(dataset, model)
+    model.register_forward_hook(OutputChoice(output_function(output) or output))
     model.to(device).eval()
     sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
     facts = SubjectFacts(

@@ -261,6 +261,31 @@ def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
         return text
 
 
+def output_function(choice: str) -> Callable[[Any], Any] | None:
+    """Return the function that a choice of the model's output refers to; None for a name.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is no such function.
+    """
+    if not is_reference(choice):
+        return None
+    code = OwnCode(choice)
+    imported = _import(code.file, code.fingerprint())
+    function = code.load(imported)
+    if not callable(function):
+        kind = type(function).__name__
+        raise RequestError(f"model.output: {choice} is a {kind}, expected a function")
+    return function  # type: ignore[no-any-return]
+
+
+def output_version(choice: object) -> str:
+    """Return the hash of the file that a choice of the model's output refers to, if any."""
+    is_function = isinstance(choice, str) and is_reference(choice)
+    return OwnCode(str(choice)).fingerprint() if is_function else ""
+
+
 class OwnDatasets(Family):
     """Data in Python files. Their names are references, without the family's name."""
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from nlbench.errors import RequestError
+from nlbench.introspection.distinct_rows import DistinctRows
 from nlbench.serialization.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
@@ -140,6 +141,21 @@ def random_order(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
+def sample_order(samples: Tensor, seed: int) -> Tensor:
+    """Return a random order of samples, in which copies of earlier samples come last.
+
+    Copies don't change the order of the others.
+
+    Examples
+    --------
+    >>> sample_order(torch.tensor([[1.0], [2.0], [1.0]]), seed=1)
+    tensor([0, 1, 2])
+    """
+    is_copy = DistinctRows().add(samples).is_copy
+    parts = [torch.nonzero(mask)[:, 0] for mask in (~is_copy, is_copy)]
+    return torch.cat([part[random_order(len(part), seed)] for part in parts])
+
+
 def drawn_batches(
     loader: Iterable[Any],
     read: Callable[[Any], ReadBatch],
@@ -181,7 +197,7 @@ def drawn_batches(
     inputs = torch.cat([part for part, _ in parts])
     known = [labels for _, labels in parts if labels is not None]
     labels = torch.cat(known) if len(known) == len(parts) else None
-    chosen = torch.split(random_order(len(inputs), seed), READ_BATCH)
+    chosen = torch.split(sample_order(inputs, seed), READ_BATCH)
     drawn = [(inputs[part], None if labels is None else labels[part]) for part in chosen]
     return Batches(drawn, lambda part: part, is_drawn=True)
 
@@ -197,7 +213,7 @@ def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     order = torch.split(random_order(len(indices), seed), loader.batch_size or READ_BATCH)
     return DataLoader(
         loader.dataset,
-        batch_sampler=[[indices[index] for index in part.tolist()] for part in order],
+        batch_sampler=[[indices[index] for index in part] for part in order if len(part)],
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -12,7 +12,9 @@ from nlbench.errors import RequestError, shorten
 from nlbench.serialization.files import parse_json, read_text
 from nlbench.serialization.hashing import file_hash
 
+from .arguments import split_output
 from .model import ModelInfo, model_info
+from .own import output_version
 from .spec import SubjectSpec
 
 _SEED = re.compile(r"seed[-_= ]?\d+$", re.IGNORECASE)
@@ -70,7 +72,9 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     # An unknown model is reported before any problem with the weights.
     info = model_info(registry.load("models", spec.model))
     choice = _choose(spec, info)
-    return replace(choice, model=info.fingerprint()) if info.fingerprint else choice
+    version = info.fingerprint() if info.fingerprint else ""
+    _, output = split_output(dict(spec.arguments), info)
+    return replace(choice, model=" ".join(filter(None, [version, output_version(output)])))
 
 
 def _choose(spec: SubjectSpec, info: ModelInfo) -> WeightsChoice:

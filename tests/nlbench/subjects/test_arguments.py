@@ -138,6 +138,28 @@ def test_edges_are_found_and_the_graph_is_run_as_a_whole(rows):
         assert "depend on each other through inputs[1]" in run[name].reason
 
 
+class Graphs(Graph):
+    """Classifies several graphs."""
+
+    def forward(self, x, edge_index, graph):
+        h = super().forward(x, edge_index)
+        return torch.zeros(3, 3).index_add(0, graph, h)
+
+
+def test_nodes_are_found_where_outputs_are_graphs():
+    x, edges = graph()
+    run = nlbench.evaluate(
+        seeded(Graphs),
+        (x, edges, torch.arange(150) // 50),
+        ["r2"],
+        settings={"sites.rows": "nodes"},
+    )
+    (expected,) = node_rows()["r2"].values
+    (value,) = run["r2"].values
+    assert value.statistics["value"] == pytest.approx(expected.statistics["value"], rel=1e-9)
+    assert "inputs[1] without samples" in run.records[0].subject.preprocessing
+
+
 def test_other_edges_make_another_key():
     x, edges = graph()
     runs = [nlbench.evaluate(seeded(Graph), (x, e), ["r2"]) for e in (edges, edges.flip(1))]

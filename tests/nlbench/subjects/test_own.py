@@ -381,8 +381,20 @@ def test_a_setting_selects_a_tensor_of_the_output(tmp_path):
         assert dict(resolved.models[name]) == dict(arguments)
         return subject.model(subject.inputs).shape[1]
 
+    (tmp_path / "pick.py").write_text("def last(output): return output['second'][:, :2]\n")
     assert widths("first") == 6
     assert widths("second") == 3
+    assert widths(f"{tmp_path}/pick.py:last") == 2
+
+
+def test_the_file_of_an_output_function_is_in_the_key(folder):
+    write(folder / "two.py", TWO_OUTPUTS)
+    keys = []
+    for text in ("def last(output): return output['second']\n", "last = max\n"):
+        write(folder / "pick.py", text)
+        cells = plan("two.py:Net", settings={"model.output": "pick.py:last"}).cells
+        keys.append(cells[0].key)
+    assert keys[0] != keys[1]
 
 
 def test_a_registered_model_has_only_an_output_to_choose():
