@@ -17,6 +17,7 @@ from nlbench.measure import Accumulator, MoreMeans
 from nlbench.measure.pooled import ROW_LIMIT
 from nlbench.options import Option, OptionValue
 
+from .linear_algebra.products import gram, product
 from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import centered, check_count, power_of_two
@@ -24,6 +25,10 @@ from .statistics.samples import centered, check_count, power_of_two
 # Fraction of (tr K)², or of the mean square of a Gaussian kernel K, below which the HSIC of K with
 # itself is rounding error.
 MIN_RELATIVE_HSIC = 1e-12
+
+# Maximum ratio of the samples' squared norm to that of the centred samples for which the kernel may
+# be centred instead. Its rounding errors grow by this factor.
+MAX_OFFSET = 16
 
 # The unbiased HSIC divides by n - 3.
 MIN_DEBIASED_SAMPLES = 4
@@ -83,6 +88,9 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     y.check_varies("output")
     if debiased:
         return _unbiased_linear_terms(x.centered, y.centered).alignment()
+    if _is_wide(len(x), x.shape[1], y.shape[1]):
+        k, l = _centered_kernel(x), _centered_kernel(y)  # noqa: E741
+        return _alignment(_inner(k, l), _inner(k, k), _inner(l, l))
     return _alignment(*_inner_products(x.scaled, y.scaled))
 
 
@@ -92,11 +100,31 @@ def _min_samples(debiased: bool) -> int:
 
 def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ⟨K, L⟩, ⟨K, K⟩ and ⟨L, L⟩ of the Gram matrices of centred x (n, d) and y (n, k)."""
-    (n, d), k = x.shape, y.shape[1]
-    if d * d + d * k + k * k <= n * (d + k):
-        return (x.T @ y).square().sum(), (x.T @ x).square().sum(), (y.T @ y).square().sum()
-    gram_x, gram_y = x @ x.T, y @ y.T
-    return (gram_x * gram_y).sum(), gram_x.square().sum(), gram_y.square().sum()
+    if _is_wide(len(x), x.shape[1], y.shape[1]):
+        k, l = gram(x.T), gram(y.T)  # noqa: E741
+        return _inner(k, l), _inner(k, k), _inner(l, l)
+    xy, xx, yy = product(x.T, y), gram(x), gram(y)
+    return _inner(xy, xy), _inner(xx, xx), _inner(yy, yy)
+
+
+def _is_wide(n: int, d: int, k: int) -> bool:
+    """Return True if kernels (n, n) take fewer operations than products of features."""
+    return d * d + d * k + k * k > n * (d + k)
+
+
+def _centered_kernel(side: PreparedSamples) -> Tensor:
+    """Compute the inner products (n, n) of centred samples, without centring them if possible."""
+    if side.unit == 1:
+        products = gram(side.values.T)
+        means = products.mean(0)
+        kernel = products - means - means[:, None] + means.mean()
+        if products.trace().item() <= MAX_OFFSET * kernel.trace().item():
+            return kernel
+    return gram(side.scaled.T)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.flatten(), b.flatten())
 
 
 def _alignment(xy: Tensor, xx: Tensor, yy: Tensor) -> Tensor:

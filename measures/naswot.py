@@ -14,12 +14,17 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
 
-from .statistics.prepared import Samples, prepare_batch, prepare_samples
+from .linear_algebra.products import outer_products
+from .statistics.prepared import PreparedSamples, Samples, prepare_batch
+from .statistics.samples import check_samples
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
 SAMPLES = 128
+
+# Number of units up to which a sum of signs is exact in float32, and small enough for the cache.
+MAX_EXACT_UNITS = 2**14
 
 
 def pattern_kernel(x: Samples) -> Tensor:
@@ -54,12 +59,18 @@ def pattern_kernel(x: Samples) -> Tensor:
     tensor([[3., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return _kernel(prepare_samples(x, "x").values.detach() > 0)
+    if isinstance(x, PreparedSamples):
+        return _kernel(x.values.detach() > 0)
+    check_samples(x, "x")
+    return _kernel(x.detach() > 0)
 
 
 def _kernel(on: Tensor) -> Tensor:
-    signs = 2 * on.double() - 1
-    return (signs @ signs.T + on.shape[1]) / 2
+    kernel = torch.zeros(len(on), len(on), dtype=torch.float64)
+    for part in on.split(MAX_EXACT_UNITS, 1):
+        signs = part.to(torch.float32).mul_(2).sub_(1)
+        kernel += outer_products(signs, signs).cpu()
+    return (kernel + on.shape[1]) / 2
 
 
 def naswot_score(kernel: Tensor) -> Tensor:

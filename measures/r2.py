@@ -17,9 +17,15 @@ from nlbench.measure import Accumulator, MoreMeans
 from nlbench.measure.left_out import LeftOut, LeftOutAccumulators, check_group_memory
 from nlbench.options import Option, OptionValue
 
-from .linear_algebra.products import singular_value_decomposition
+from .linear_algebra.products import gram, product, singular_value_decomposition
 from .statistics.moments import Moments, PairsAccumulator, PairsMeasure, SamplePairs
-from .statistics.prepared import PreparedSamples, Samples, prepare_samples
+from .statistics.prepared import (
+    MAX_UNSCALED_RANGE,
+    MIN_UNSCALED_RANGE,
+    PreparedSamples,
+    Samples,
+    prepare_samples,
+)
 from .statistics.samples import (
     EPSILON,
     centered,
@@ -40,6 +46,11 @@ FOLDS = 5
 # Smaller ones consist of rounding errors in float32, and may be 0 in float64. Sites have few
 # samples per input, so every additional direction explains some of the output by chance.
 MIN_RELATIVE_SPREAD = 1e-5
+
+# Ratio of the smallest to the largest singular value above which normal equations replace the
+# singular value decomposition. Their error, at most ε / ratio² of the output's norm, is orthogonal to
+# the residual, so that it enters R² by its square: 1e-12 at most.
+MIN_CHOLESKY_SPREAD = 1e-5
 
 # Each fold of a stream has its own moments, and is predicted from those of all others, so memory
 # grows with the number of folds and time with its square.
@@ -116,12 +127,20 @@ def r2_score(
         raise RequestError(f"unknown weighting '{weighting}'{nearest(weighting, WEIGHTINGS)}")
     x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
     check_count(x, y)
-    numbers = _number_rows(DistinctRows(), x, y)
     if kind != "crossvalidated":
-        return _r2_of_rows(x, y, numbers.distinct, kind, weighting)
+        return _r2_of_rows(x, y, _count_distinct(x, y, kind), kind, weighting)
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
-    return _crossvalidate(x, y, numbers.index, folds, weighting)
+    index = _number_rows(DistinctRows(), x, y).index
+    return _crossvalidate(x, y, index, folds, weighting)
+
+
+def _count_distinct(x: PreparedSamples, y: PreparedSamples, kind: str) -> int:
+    """Count the distinct samples; for the ordinary R², a lower bound that is enough may do."""
+    count = len(torch.unique(x.values[:, 0]))
+    if count == len(x) or (kind == "ordinary" and count > x.shape[1] + 1):
+        return count
+    return _number_rows(DistinctRows(), x, y).distinct
 
 
 def _number_rows(distinct: DistinctRows, x: PreparedSamples, y: PreparedSamples) -> RowNumbers:
@@ -139,18 +158,70 @@ def _r2_of_rows(
     """Compute the ordinary or adjusted R² of `r2_score`, given the number of distinct samples."""
     _check_enough(check_count(x, y), distinct, x.shape[1])
     y.check_varies("output")
-    values, targets = x.values[:, x.varying], centered(y.values[:, y.varying])
-    output_unit = _peaks(targets)
-    targets = targets / output_unit
-    inputs = centered(values)
-    # Scaled, so that no norm underflows or overflows.
-    unit = _peaks(inputs)
-    scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
-    directions, _, _ = _decompose(inputs, scale, _peaks(values), x.rounding, cutoff)
-    residuals = targets - directions @ (directions.T @ targets)
-    totals = targets.square().sum(0)
-    unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
-    return _score(unexplained, distinct, directions.shape[1], kind)
+    inputs, targets = centered(x.varying_values), centered(y.varying_values)
+    input_unit, output_unit = _column_units(x), _column_units(y)
+    if input_unit is not None:
+        inputs /= input_unit
+    if output_unit is None:
+        output_unit = torch.ones_like(targets[0])
+    else:
+        targets /= output_unit
+    low, high = (side[x.varying] for side in x.extremes)
+    peaks = torch.maximum(-low, high)
+    peaks = peaks if input_unit is None else peaks / input_unit
+    residuals, rank = _residuals(inputs, targets, peaks, x.rounding, cutoff)
+    totals = _squared_norms(targets)
+    unexplained = _average(_squared_norms(residuals) / totals, totals, output_unit, weighting)
+    return _score(unexplained, distinct, rank, kind)
+
+
+def _column_units(side: PreparedSamples) -> Tensor | None:
+    """Return units of the varying columns, or None if no square over- or underflows without."""
+    low, high = (extremes[side.varying] for extremes in side.extremes)
+    ranges = high - low
+    if ((ranges >= MIN_UNSCALED_RANGE) & (ranges <= MAX_UNSCALED_RANGE)).all():
+        return None
+    return column_units(centered(side.varying_values))
+
+
+def _squared_norms(values: Tensor) -> Tensor:
+    """Sum the squares of each column (k,)."""
+    return values.square().sum(0)
+
+
+def _residuals(
+    inputs: Tensor, targets: Tensor, peaks: Tensor, rounding: float, cutoff: float
+) -> tuple[Tensor, int]:
+    """Compute the residuals (n, k) of the least-squares fit, and its rank.
+
+    A Cholesky factor R of the inputs' correlation replaces their singular value decomposition where
+    it proves that the decomposition would omit no direction. The error of residuals from R, of the
+    order of ε times the squared condition number, is orthogonal to them up to rounding.
+
+    Parameters
+    ----------
+    inputs, targets : tensor of shape (n, d), (n, k)
+        Centred, in units in which no square over- or underflows.
+    peaks, rounding, cutoff
+        See `_decompose`.
+    """
+    correlation = gram(inputs)
+    scale = correlation.diagonal().sqrt()
+    correlation = correlation / scale / scale[:, None]
+    lower, failed = torch.linalg.cholesky_ex(correlation)
+    if len(inputs) > len(correlation) > 0 and not failed:
+        identity = torch.eye(len(lower)).to(lower)
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+        # Bounds of the smallest and largest singular value of the inputs over their scale.
+        smallest = 1 / torch.linalg.matrix_norm(inverse).item()
+        largest = correlation.abs().sum(0).max().sqrt().item()
+        errors = rounding_norms(peaks, len(inputs), rounding) / scale
+        if smallest > max(MIN_CHOLESKY_SPREAD, cutoff) * largest and smallest > errors.max():
+            projected = product(inputs.T, targets) / scale[:, None]
+            coefficients = product(inverse.T, product(inverse, projected)) / scale[:, None]
+            return targets - product(inputs, coefficients), len(lower)
+    directions, _, _ = _decompose(inputs, scale, peaks, rounding, cutoff)
+    return targets - directions @ (directions.T @ targets), directions.shape[1]
 
 
 def _decompose(

@@ -17,6 +17,9 @@ from nlbench.introspection.threads import single_blas_thread
 # Sizes up to which a second core gains nothing.
 MAX_SERIAL_FEATURES, MAX_SERIAL_ENTRIES = 512, 2**21
 
+# Number of columns up to which PyTorch's general product is faster than a symmetric one.
+MAX_GENERAL_COLUMNS = 128
+
 # A triangle is copied in tiles of this many rows, so that each tile stays in the cache.
 TILE_ROWS = 64
 
@@ -34,7 +37,7 @@ def on_one_core(values: Tensor) -> bool:
 
 def gram(data: Tensor) -> Tensor:
     """Compute the inner products (r, r) of the columns of data (n, r), float64."""
-    if not on_one_core(data):
+    if data.shape[1] <= MAX_GENERAL_COLUMNS or not on_one_core(data):
         return data.T @ data
     products: Tensor = _Gram.apply(data) if is_differentiated(data) else _Gram.forward(data)
     return products

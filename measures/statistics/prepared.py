@@ -6,6 +6,7 @@ pair of input and output. The statistics functions accept them in place of tenso
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,17 +17,24 @@ from nlbench.errors import RequestError
 
 from .samples import (
     EPSILON,
+    ERROR_IN_ROUNDINGS,
+    MAX_POOLED_NOISE,
     as_samples,
     centered,
     constant_side,
     is_resolved,
     power_of_two,
     unresolved_side,
-    varying_columns,
+    varying,
 )
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
+
+
+# Range of samples whose fourth powers, as well as those of small differences and sums of many, are
+# normal numbers in float64.
+MIN_UNSCALED_RANGE, MAX_UNSCALED_RANGE = 2.0**-128, 2.0**128
 
 
 class PreparedSamples:
@@ -61,22 +69,51 @@ class PreparedSamples:
         return self.values.shape
 
     @cached_property
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """Smallest and largest value of each column, each (d,), detached."""
+        values = self.values.detach()
+        # Much faster than aminmax, which isn't vectorised over rows.
+        return values.amin(0), values.amax(0)
+
+    @cached_property
     def varying(self) -> Tensor:
         """True for columns (d,) that vary by more than the rounding of the samples."""
-        return varying_columns(self.values, self.rounding)
+        return varying(*self.extremes, self.rounding)
+
+    @cached_property
+    def varying_values(self) -> Tensor:
+        """The columns (n, k) that vary."""
+        return self.values if self.varying.all() else self.values[:, self.varying]
 
     def check_varies(self, role: str) -> None:
         """Raise `nlbench.Undefined` if the samples vary by no more than rounding.
 
         See `constant_side` and `is_resolved`.
         """
+        spread, rounding = self._spread, self.rounding * self._peak
+        # Usually the largest range is far above all rounding, which takes a comparison of numbers.
+        if ERROR_IN_ROUNDINGS * rounding < spread < math.inf and (
+            self.rounding > EPSILON
+            or math.sqrt(self.values.numel() / 6) * rounding <= MAX_POOLED_NOISE * spread
+        ):
+            return
         if not self.varying.any():
             equal = bool((self.values == self.values[:1]).all())
             raise constant_side(role, self.rounding, equal=equal)
-        low, high = self.values.detach().aminmax(dim=0)
+        low, high = self.extremes
         norms = torch.linalg.vector_norm(self.scaled.detach(), dim=0) * self.unit
         if not is_resolved(low, high, norms, len(self), self.rounding):
             raise unresolved_side(role)
+
+    @cached_property
+    def _peak(self) -> float:
+        low, high = self.extremes
+        return max(-low.min().item(), high.max().item())
+
+    @cached_property
+    def _spread(self) -> float:
+        low, high = self.extremes
+        return (high - low).max().item()
 
     @cached_property
     def centered(self) -> Tensor:
@@ -85,13 +122,19 @@ class PreparedSamples:
 
     @cached_property
     def unit(self) -> float:
-        """Largest power of two up to the largest magnitude of the centred samples."""
+        """Power of two by which fourth powers of the centred samples neither over- nor underflow.
+
+        1 for samples of usual magnitude, else the largest one up to the largest magnitude of the
+        centred samples.
+        """
+        if MIN_UNSCALED_RANGE <= self._spread <= MAX_UNSCALED_RANGE:
+            return 1.0
         return power_of_two(self.centered)
 
     @cached_property
     def scaled(self) -> Tensor:
         """Centred samples (n, d) divided by `unit`."""
-        return self.centered / self.unit
+        return self.centered if self.unit == 1 else self.centered / self.unit
 
 
 Samples: TypeAlias = Tensor | PreparedSamples

@@ -45,6 +45,17 @@ def as_samples(values: Tensor, name: str) -> Tensor:
     >>> as_samples(torch.tensor([[1, 2]]), "x")
     tensor([[1., 2.]], dtype=torch.float64)
     """
+    check_samples(values, name)
+    return values.cpu().double() if values.device.type == "mps" else values.double()
+
+
+def check_samples(values: Tensor, name: str) -> None:
+    """Validate samples (n, d); see `as_samples` for the errors.
+
+    Examples
+    --------
+    >>> check_samples(torch.tensor([[1, 2]]), "x")
+    """
     if not isinstance(values, Tensor):
         raise RequestError(f"{name} is a {type(values).__name__}, expected a tensor (n, d)")
     if values.dim() != 2 or values.is_complex():
@@ -52,18 +63,14 @@ def as_samples(values: Tensor, name: str) -> Tensor:
         raise RequestError(f"{name} is {received}, expected real numbers of shape (n, d)")
     if values.shape[1] == 0:
         raise Undefined(f"{name} has no columns")
-    if values.device.type == "mps":
-        values = values.cpu()
-    values = values.to(torch.float64)
     # Cheaper than testing every value: a finite sum has finite terms.
-    if not torch.isfinite(values.detach().sum()):
-        finite = torch.isfinite(values)
-        if finite.all():
-            return values
+    if torch.isfinite(values.detach().sum()):
+        return
+    finite = torch.isfinite(values)
+    if not finite.all():
         raise NotFinite(
             f"{name}: {(~finite).sum().item()} of {values.numel()} entries are not finite"
         )
-    return values
 
 
 def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
