@@ -237,88 +237,103 @@ def exceeding(
     [True, False]
     """
     sizes = np.abs(excesses) if sides == 2 else np.asarray(excesses)
-    freedom = np.broadcast_to(degrees, sizes.shape)
-    known = ~np.isnan(sizes)
+    tests = int(np.count_nonzero(~np.isnan(sizes)))
+    classes = [each for each in np.unique(degrees) if each > 0]
     significant = np.zeros(sizes.shape, dtype=bool)
-    remaining = int(known.sum())
-    classes = [each for each in np.unique(freedom[known]) if each > 0]
-    while remaining:
-        before = int(significant.sum())
-        tail = (1 - level) / sides / remaining
+    count = -1
+    while tests > np.count_nonzero(significant) > count:
+        count = int(np.count_nonzero(significant))
+        tail = (1 - level) / sides / (tests - count)
+        significant[...] = False
         for each in classes:
-            members = known & (freedom == each)
-            significant[members] = sizes[members] > _quantile(each, tail)
-        found = int(significant.sum())
-        if found == before:
-            break
-        remaining = int(known.sum()) - found
+            significant |= (sizes > _quantile(each, tail)) & (np.asarray(degrees) == each)
     return significant
 
 
 _BLOCK_ROWS = 256
 
 
-def pairwise_changes(
-    estimates: Sequence[Estimate],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return by how many standard errors each estimate exceeds each other, and the degrees.
+def clear_orders(estimates: Sequence[Estimate]) -> NDArray[np.int8]:
+    """Compare all pairs of estimates by Holm's method.
 
     Returns
     -------
-    excesses, degrees : arrays of shape (n, n)
-        Row minus column, as in `Change.excess`.
+    array of shape (n, n)
+        1 where the row clearly exceeds the column, -1 where the column clearly exceeds the row.
 
     Examples
     --------
-    >>> first = Estimate(0.8, (0.7, 0.8, 0.9), "a", "samples")
-    >>> second = Estimate(0.9, (0.8, 0.9, 1.0), "b", "samples")
-    >>> round(float(pairwise_changes([first, second])[0][1, 0]), 3)
+    >>> values = (0.8, (0.79, 0.8, 0.81)), (0.9, (0.89, 0.9, 0.91)), (0.8, (0.81, 0.8, 0.79))
+    >>> clear_orders([Estimate(*value, "a", "samples") for value in values]).tolist()
+    [[0, -1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    excesses = pairwise_excesses(estimates)
+    degrees = np.array([estimate.degrees for estimate in estimates])
+    is_common = bool((degrees == degrees[0]).all())
+    clear = exceeding(excesses, degrees[0] if is_common else np.minimum.outer(degrees, degrees))
+    signs = np.where(clear, np.sign(excesses), 0).astype(np.int8)
+    return np.subtract(signs, signs.T, dtype=np.int8)
+
+
+def pairwise_excesses(estimates: Sequence[Estimate]) -> NDArray[np.float32]:
+    """Return by how many standard errors each estimate exceeds each later one.
+
+    Returns
+    -------
+    array of shape (n, n)
+        Row minus column, as in `Change.excess`, above the diagonal; NaN elsewhere.
+
+    Examples
+    --------
+    >>> first = Estimate(0.9, (0.8, 0.9, 1.0), "a", "samples")
+    >>> second = Estimate(0.8, (0.7, 0.8, 0.9), "b", "samples")
+    >>> round(float(pairwise_excesses([first, second])[0, 1]), 3)
     0.612
     """
     table = _ReplicateTable(estimates)
     n = len(estimates)
-    excesses = np.empty((n, n), dtype=np.float32)
-    degrees = np.empty((n, n), dtype=np.float32)
+    excesses = np.full((n, n), math.nan, dtype=np.float32)
     for start in range(0, n, _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
-        excesses[rows] = table.excesses(rows)
-        degrees[rows] = np.minimum(table.degrees[rows, None], table.degrees[None, :])
-    return excesses, degrees
+        block = table.excesses(rows)
+        block[np.tril_indices(len(block))] = math.nan
+        excesses[rows, start:] = block
+    return excesses
 
 
 class _ReplicateTable:
     """Arrays of the fields of several estimates."""
 
     def __init__(self, estimates: Sequence[Estimate]) -> None:
-        self.values = np.array([e.value for e in estimates])
-        self.degrees = np.array([e.degrees for e in estimates])
+        self._values = np.array([e.value for e in estimates])
         self._numerical = np.array([e.numerical_error for e in estimates])
         self._variances = np.array([e.error for e in estimates]) ** 2
         keys: dict[tuple[str, int], int] = {}
-        self._groups = np.full(len(estimates), -1)
+        # Estimates with the same number are paired; all others have one of their own.
+        self._groups = -1 - np.arange(len(estimates))
         self._centred = np.zeros((len(estimates), max(len(e.replicates) for e in estimates)))
         for index, e in enumerate(estimates):
             if e.key and e.unit != "exact" and math.isfinite(e.error):
                 key = (e.key, len(e.replicates))
                 self._groups[index] = keys.setdefault(key, len(keys))
-                self._centred[index, : key[1]] = np.array(e.replicates) - np.mean(e.replicates)
-        self._counts = np.array([max(1, len(e.replicates)) for e in estimates])
+                deviations = np.array(e.replicates) - np.mean(e.replicates)
+                self._centred[index, : key[1]] = deviations * math.sqrt(1 - 1 / key[1])
 
     def excesses(self, rows: slice) -> NDArray[np.float64]:
-        """Return by how many standard errors some estimates exceed all others."""
-        beyond = self.values[rows, None] - self.values[None, :]
-        sizes = np.abs(self.values)
-        tolerance = ROUNDING * np.maximum(sizes[rows, None], sizes[None, :])
-        tolerance += self._numerical[rows, None] + self._numerical[None, :]
-        beyond = np.sign(beyond) * np.maximum(np.abs(beyond) - tolerance, 0.0)
-        variances = self._variances[rows, None] + self._variances[None, :]
-        paired = np.zeros_like(beyond)
-        for column in self._centred.T:
-            paired += (column[rows, None] - column[None, :]) ** 2
-        paired *= (1 - 1 / self._counts)[rows, None]
-        is_paired = self._groups[rows, None] == self._groups[None, :]
-        is_paired &= self._groups[rows, None] >= 0
-        variances = np.where(is_paired, paired, variances)
+        """Return by how many standard errors some estimates exceed these and all later ones."""
+        later = slice(rows.start, None)
+        beyond = self._values[rows, None] - self._values[None, later]
+        sizes = np.abs(self._values)
+        tolerance = ROUNDING * np.maximum(sizes[rows, None], sizes[None, later])
+        tolerance += self._numerical[rows, None] + self._numerical[None, later]
+        np.copysign(np.maximum(np.abs(beyond) - tolerance, 0.0), beyond, out=beyond)
+        variances = self._variances[rows, None] + self._variances[None, later]
+        is_paired = self._groups[rows, None] == self._groups[None, later]
+        # ‖a - b‖² = ‖a‖² + ‖b‖² - 2 a·b, at least its rounding error.
+        rounding = 16 * np.finfo(np.float64).eps * variances
+        shared = 2 * self._centred[rows] @ self._centred[later].T
+        np.subtract(variances, shared, out=variances, where=is_paired)
+        np.maximum(variances, rounding, out=variances)
         with np.errstate(divide="ignore", invalid="ignore"):
             excesses: NDArray[np.float64] = beyond / np.sqrt(variances)
         excesses[(beyond == 0) & ~np.isnan(variances)] = 0.0

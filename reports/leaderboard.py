@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from .estimates import LEVEL, Estimate, exceeding, over_seeds, pairwise_changes
+from .estimates import LEVEL, Estimate, clear_orders, over_seeds
 from .relative import has_relative
 from .tables import Scores, TableCell, TableSubject
 
@@ -311,9 +310,9 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
         return entries
     group = [entries[index] for index in ranked]
     values = sense * np.array([entry.value for entry in group])
-    above, below = _clear_orders([entry.estimate for entry in group], sense)
-    best = 1 + above.sum(axis=1)
-    worst = len(group) - below.sum(axis=1)
+    orders = sense * clear_orders([entry.estimate for entry in group])
+    best = 1 + (orders < 0).sum(axis=1)
+    worst = len(group) - (orders > 0).sum(axis=1)
     has_error = np.array([math.isfinite(entry.error) for entry in group])
     plain = 1 + (len(group) - np.searchsorted(np.sort(values), values, side="right"))
     ranks = np.where(has_error, best, plain)
@@ -333,24 +332,6 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
             quantile=None if len(group) == 1 else float(quantiles[position]),
         )
     return result
-
-
-def _clear_orders(
-    estimates: Sequence[Estimate], sense: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which estimates are clearly more, and which clearly less nonlinear than each.
-
-    Returns
-    -------
-    above, below : arrays of shape (n, n)
-        ``above[i, j]``: j is clearly more nonlinear than i.
-    """
-    excesses, degrees = pairwise_changes(estimates)
-    upper = np.triu(np.ones(excesses.shape, dtype=bool), 1)
-    clear = np.zeros(excesses.shape, dtype=bool)
-    clear[upper] = exceeding(excesses[upper], degrees[upper])
-    clear |= clear.T
-    return clear & (sense * excesses < 0), clear & (sense * excesses > 0)
 
 
 def leaderboard_frame(

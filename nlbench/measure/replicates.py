@@ -151,7 +151,7 @@ def combine(function: Callable[..., float], *replicates: Sequence[float]) -> tup
 
 
 @lru_cache(maxsize=256)
-def student_quantile(probability: float, degrees: int) -> float:
+def student_quantile(probability: float, degrees: float) -> float:
     """Return a quantile of Student's t-distribution.
 
     Examples
@@ -161,7 +161,8 @@ def student_quantile(probability: float, degrees: int) -> float:
     """
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, probability))
+    # Of a NumPy float32, SciPy would round the probability to 32 bits.
+    return float(stdtrit(float(degrees), float(probability)))
 
 
 def without_each_group(
