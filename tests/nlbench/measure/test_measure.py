@@ -85,7 +85,7 @@ def test_a_summary_over_a_part_of_the_places_says_of_how_many():
     result = some_undefined(3, 4)
     assert (result.status, result.summary["value"]) == ("ok", 1.0)
     assert result.places == (3, 4)
-    assert result.reason == "3 of 4 places (1 without a value)"
+    assert result.reason == "mean of 3 of 4 places (1 undefined)"
 
 
 def test_a_summary_over_all_places_says_nothing():
