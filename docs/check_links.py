@@ -28,6 +28,9 @@ class Page(HTMLParser):
         """Collect what a tag names, links to and loads."""
         values = {name: value or "" for name, value in attributes}
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        state = unquote(values.get("href", ""))
+        if state.startswith("#") and "=" in state:  # a view that the page's script shows
+            self.anchors.add(state[1:])
         for name in ("href", "src"):
             if name in values and values.get("rel") not in EXTERNAL_LINKS:
                 (self.loaded if (tag, name) in LOADED else self.links).append(values[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import re
 from collections.abc import Mapping
 from importlib.util import resolve_name
@@ -16,7 +17,7 @@ MAX_BASES = 8
 
 
 def measure_facts(entry: Entry) -> dict[str, str]:
-    """Return the direction, probe and cost of a measure, as far as its source states them.
+    """Return direction, probe, version, cost and docstring of a measure, as its source states them.
 
     Examples
     --------
@@ -32,11 +33,13 @@ def measure_facts(entry: Entry) -> dict[str, str]:
     if is_readable(point):
         with contextlib.suppress(OSError, SyntaxError, ValueError, ImportError):
             attributes, doc = _attributes(point.module, point.attr.split(".")[0])
-    cost = re.search(r"^Cost\n-+\n(.+?)(?:[.;,:](?:\s|$)|\n\n)", doc, re.M | re.S)
+    cost = re.search(r"^Cost\n-+\n((?:\([^()]*\)|.)+?)(?:[.;,:](?:\s|$)|\n\n)", doc, re.M | re.S)
     return {
         "larger": attributes.get("more_means", "neither"),
         "probe": attributes.get("probe", ""),
+        "version": attributes.get("version", "1"),
         "cost": " ".join(cost[1].split()).replace("``", "") if cost else "",
+        "docstring": inspect.cleandoc(doc),
     }
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import inspect
 import io
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import matplotlib.mathtext
@@ -17,6 +13,7 @@ from markupsafe import Markup
 from matplotlib.font_manager import FontProperties
 
 from nlbench import registry
+from nlbench.source_facts import measure_facts
 
 from .svg import as_element
 
@@ -51,34 +48,10 @@ def formula(measure: str, version: str) -> str:
     entry = registry.entries("measures").get(measure)
     if entry is None or not entry.claims:
         return ""
-    module, _, name = entry.claims[0].value.partition(":")
-    try:
-        spec = importlib.util.find_spec(module)
-        tree = ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8"))
-    except (ImportError, OSError, SyntaxError, ValueError):
-        return ""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            section = _SECTION.search(inspect.cleandoc(ast.get_docstring(node) or ""))
-            found = _FORMULA.search(section[1]) if section else None
-            is_same = _class_constant(node, "version", "1") == version
-            return " ".join(found[1].split()) if found and is_same else ""
-    return ""
-
-
-def _class_constant(node: ast.ClassDef, name: str, default: str) -> str:
-    """Return the constant that a class assigns to a name."""
-    for statement in node.body:
-        if isinstance(statement, ast.AnnAssign):
-            target: ast.expr = statement.target
-        elif isinstance(statement, ast.Assign):
-            target = statement.targets[0]
-        else:
-            continue
-        is_named = isinstance(target, ast.Name) and target.id == name
-        if is_named and isinstance(statement.value, ast.Constant):
-            return str(statement.value.value)
-    return default
+    facts = measure_facts(entry)
+    section = _SECTION.search(facts["docstring"])
+    found = _FORMULA.search(section[1]) if section else None
+    return " ".join(found[1].split()) if found and facts["version"] == version else ""
 
 
 def drawn_formula(latex: str, prefix: str) -> Markup:

@@ -30,6 +30,7 @@ from .text import (
     count,
     interval_text,
     number,
+    place_noun,
     plus_minus,
     range_text,
     settings_text,
@@ -208,6 +209,7 @@ def _measure(
     return {
         "name": name,
         "probe": str(info.get("probe", "")),
+        "noun": place_noun(info),
         "sense": sense,
         "mark": mark and asdict(mark),
         "strip": colours and {**asdict(colours.scale), **colours.legend()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Callable
 from pathlib import PurePath
@@ -60,6 +61,7 @@ class NotebookFigure(Figure):
         suffix = PurePath(fname).suffix if isinstance(fname, str | os.PathLike) else ""
         kind = options.setdefault("format", suffix.lstrip(".").lower() or self.format)
         options.setdefault("metadata", _DATES.get(kind))
+        logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # reports each table
         options.setdefault("dpi", 300)
         with matplotlib.style.context(["default", STYLE]):
             super().savefig(fname, **options)

@@ -24,6 +24,7 @@ from .remarks import remarks_of
 from .tables import Scores, mean_cell
 from .text import (
     bounds_text,
+    count,
     direction,
     number,
     range_text,
@@ -40,7 +41,7 @@ _GROUPS = {
 _COEFFICIENTS = {
     "spearman": "Spearman's ρ over networks",
     "kendall": "Kendall's τ over networks",
-    "pearson": "Pearson's r over sites within networks",
+    "pearson": "Pearson's r over activations within networks",
 }
 
 _MARKS = "abcdefgh"  # for remarks; further remarks are only in the cells' records
@@ -242,7 +243,7 @@ def _strip(
         return Markup("")
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
-    title = f"{row.label}: {info['name']} at {len(values)} sites in call order"
+    title = f"{row.label}: {info['name']} at {count(len(values), info['noun'])} in call order"
     if spread := range_text(values):
         title += f", range {spread}"
     scale = {key: info["strip"][key] for key in ("low", "high", "log", "sense")}

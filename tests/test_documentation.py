@@ -2,12 +2,15 @@
 
 import csv
 import inspect
+import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
 from commands import call
 
+import nlbench
 from nlbench import registry
 
 ROOT = Path(__file__).parents[1]
@@ -115,3 +118,15 @@ def test_a_measure_documents_its_definition_and_limits(name):
     text = inspect.cleandoc(registry.load("measures", name).__doc__)
     for section in ("Definition", "Units", "Undefined", "Cost", "Limits"):
         assert f"\n{section}\n{'-' * len(section)}\n" in text, section
+
+
+def test_the_recorded_runs_of_the_leaderboard_are_runs(tmp_path):
+    files = sorted((ROOT / "docs" / "leaderboard").glob("*.tar.xz"))
+    assert {file.name.partition(".")[0] for file in files} >= {"torchvision", "vgg8", "zoo"}
+    assert sum(file.stat().st_size for file in files) < 2_000_000
+    for file in files:
+        with tarfile.open(file) as packed:
+            packed.extractall(tmp_path, filter="data")
+        run = nlbench.load_run(tmp_path / file.name.partition(".")[0])
+        assert any(record.result.status == "ok" for record in run.records)
+        assert "/work" not in json.dumps(dict(run.manifest))

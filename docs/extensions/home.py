@@ -34,8 +34,8 @@ def write_strip(app: Sphinx) -> None:
             f"{field['text']}</a><span>{escape(field['label'])}</span></li>"
         )
     text = (
-        "The affinity of each activation of a small network trained on digits, from input to output:"
-        " 1 acts like an affine map, darker is more nonlinear."
+        "The affinity of each activation of a small network trained on digits, from input to"
+        " output: 1 acts like an affine map, darker is more nonlinear."
     )
     file = Path(app.srcdir, "_build", "strip.html")
     file.parent.mkdir(exist_ok=True)

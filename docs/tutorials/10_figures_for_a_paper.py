@@ -2,9 +2,9 @@ r"""
 Figures for a paper
 ===================
 
-Every run has five figures, drawn in the size at which they stand in a paper: text of 8 points, one
-column (3.25 inches) or the whole text (6.75 inches) wide, and colours that colour-blind readers and
-a black-and-white printer keep apart. None needs editing or scaling.
+Every run has five figures in the size that a paper needs: text of 8 points, one column (3.25
+inches) or the whole text (6.75 inches) wide, in colours and marks that are distinct for colour-blind
+readers and in print without colour. None needs editing or scaling.
 """
 
 import nlbench

@@ -131,7 +131,8 @@ def _plugin_row(entry: registry.Entry) -> dict[str, Any]:
         row["needs"] = study.needs
         row["duration"] = f"{study.minutes:g} min, with --quick {study.quick_minutes:g} min"
     if entry.group == "measures":
-        row |= measure_facts(entry)
+        facts = measure_facts(entry)
+        row |= {name: facts[name] for name in ("larger", "probe", "cost")}
     return {**row, "from": ", ".join(entry.providers)}
 
 

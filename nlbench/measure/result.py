@@ -234,9 +234,9 @@ class Result:
         """Create a result with a summary from the values at all places.
 
         Undefined places are listed but not summarized; the reason states how many places the
-        summary covers ("3 of 4 places"). If less than the fraction `MIN_DEFINED_SHARE` of places
-        has a value, the result is undefined. If any place has failed, the result is failed, since
-        a mean over the others would be a different quantity.
+        summary covers ("mean of 3 of 4 places"). If less than the fraction `MIN_DEFINED_SHARE` of
+        places has a value, the result is undefined. If any place has failed, the result is failed,
+        since a mean over the others would be a different quantity.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class Result:
         if len(scores) < MIN_DEFINED_SHARE * len(entries):
             reason = f"{covered}: {reasons}" if reasons else covered
             return cls.missing("undefined", reason, entries, n)
-        reason = f"{covered} ({missing} without a value)" if missing else ""
+        reason = f"mean of {covered} ({missing} undefined)" if missing else ""
         replicates = combine(
             lambda *numbers: summary(numbers)["value"],
             *(v.replicates for v in entries if v.status == "ok"),

@@ -20,6 +20,7 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const num = value => (value === null || value === undefined ? NaN : Number(value));
 
 /* The packed data: indices into the entries of rows, and accessors for the cells of subjects. */
@@ -244,7 +245,7 @@ function stripOf(cell, label, measure) {
   svg.setAttribute("viewBox", "0 0 1000 " + (marked ? 27 : 20));
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${label}: ${M[measure].name} at ${count} sites in call order`);
+  svg.setAttribute("aria-label", `${label}: ${M[measure].name} at ${plural(count, M[measure].noun)} in call order`);
   for (const name of Object.keys(boxes).sort()) svg.append(path(boxes[name], name));
   for (const name of Object.keys(marks).sort()) svg.append(path(marks[name], name));
   return svg;
@@ -674,7 +675,7 @@ function rangeOf(values, texts) {
   const ends = order.length ? [order[0], order[order.length - 1]].map(i => texts[i].split(" ± ")[0]) : [];
   return ends.length && ends[0] !== ends[1] ? ends.join(" to ") : ends[0] || "no value";
 }
-const statisticsText = cell => `${places(cell).length} sites · ${rangeOf(placeValues(cell), placeTexts(cell))}`;
+const statisticsText = (cell, noun) => `${plural(places(cell).length, noun)} · ${rangeOf(placeValues(cell), placeTexts(cell))}`;
 const watcher = "IntersectionObserver" in window ? new IntersectionObserver(entries => entries.forEach(entry => { if (entry.isIntersecting) { watcher.unobserve(entry.target); entry.target.draw(); } }), {rootMargin: "600px"}) : null;
 function drawMulti() {
   const holder = $("#multi");
@@ -685,7 +686,7 @@ function drawMulti() {
   $("#multi-rest").textContent = rest.length ? `Fewer than two activations have a value by ${state.strip}: ${rest.map(row => ROWS[row].label).join("; ")}.` : "";
   holder.replaceChildren(...order.filter(row => visible(row) && drawable(row)).map(row => {
     const cell = rowCell(row, measure);
-    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
+    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell, M[measure].noun) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
     const figure = h("figure", {"data-label": ROWS[row].label}, caption);
     figure.draw = () => { if (figure.children.length === 1) { const chart = signature(cell, ROWS[row].label, measure); figure.append(chart.element()); } };
     if (watcher) watcher.observe(figure); else figure.draw();
@@ -801,7 +802,7 @@ function drawAgreement() {
       });
     }
   });
-  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} vs. ${M[a].name}`), ` · one mark per ${byPlace ? {sites: "site", lines: "path"}[M[a].probe] : "network"} · n ${points.length}`));
+  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} vs. ${M[a].name}`), ` · one mark per ${byPlace ? M[a].noun : "network"} · n ${points.length}`));
   if (!points.length) return void holder.append(h("p", {}, "There are no values of both measures."));
   const figure = scatter(points, M[a].name, M[b].name, byPlace);
   holder.append(figure.element(), figure.tools(`${M[b].name} vs ${M[a].name}`));
@@ -857,7 +858,7 @@ function drawLines() {
     values.forEach((v, i) => points.push([x(v), y(i / values.length)], [x(v), y((i + 1) / values.length)]));
     ecdf.line(points, "c" + index, {width: 1.7, dash: index});
   });
-  ecdf.keys = shown.map(row => `${ROWS[row].label} (${pathsOf(row, measure).length} paths)`);
+  ecdf.keys = shown.map(row => `${ROWS[row].label} (${plural(pathsOf(row, measure).length, "path")})`);
   holder.replaceChildren(h("figure", {}, h("figcaption", {}, h("b", {}, `Distribution of ${m.name} over paths`), along.length > MAX_DRAWN ? ` · the first ${MAX_DRAWN} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
 }
 
@@ -909,7 +910,7 @@ function drawSubject() {
   const others = M.map((m, i) => i).filter(i => M[i].probe !== "sites" && places(cellOf(subject, i)).length > 1);
   for (const i of others) {
     const cell = cellOf(subject, i), stats = Object.keys(cell.c);
-    parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${places(cell).length} ${M[i].probe === "lines" ? "paths" : "places"}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map((s, i) => h("td", {class: "number"}, s === "value" ? placeTexts(cell)[k] : ((cell.fs || [])[k] || [])[i] || ""))))))))) ;
+    parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${plural(places(cell).length, M[i].noun)}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map((s, i) => h("td", {class: "number"}, s === "value" ? placeTexts(cell)[k] : ((cell.fs || [])[k] || [])[i] || ""))))))))) ;
   }
   if (one.drawing) parts[D.single ? "unshift" : "push"](...drawnPath(one));
   parts.push(section("Weights, data and preprocessing", h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {class: /hash/.test(name) ? "code" : null}, value)]))));
@@ -971,7 +972,7 @@ function moduleTree(cell) {
     const middle = [...finite].sort((a, b) => values[a] - values[b])[Math.floor(finite.length / 2)];
     const swatch = h("i", {style: finite.length ? `background:var(--q${colours[middle]})` : "background:var(--none)"});
     const text = node.children.size ? rangeOf(finite.map(site => values[site]), finite.map(site => texts[site])) : finite.length ? texts[middle] : "no value";
-    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, text + (node.children.size ? `, ${finite.length} sites` : "")));
+    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, text + (node.children.size ? ", " + plural(finite.length, "activation") : "")));
     if (!node.children.size) return h("li", {}, line);
     return h("li", {}, h("details", {open: node.sites.length < 40}, h("summary", {}, line), h("ul", {}, [...node.children].map(([part, child]) => write(part, child)))));
   };
@@ -1021,8 +1022,8 @@ function drawnPath(one) {
     }
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
     figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in input units`, {anchor: "middle", size: 11});
-    const summary = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "with estimated, not located, boundaries" : "the network is not piecewise affine and has no breakpoints";
-    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`, D.single ? D.figures.path : null)];
+    const summary = bars.length ? `${plural(drawing.crossings, "breakpoint")}${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "with estimated, not located, boundaries" : "the network is not piecewise affine and has no breakpoints";
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${plural(lengths.length, "segment")}, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`, D.single ? D.figures.path : null)];
   } catch { return [h("p", {class: "missing"}, "The path data in the record is damaged.")]; }
 }
 
@@ -1074,9 +1075,9 @@ function controls() {
   const agree = $("#agree-controls");
   if (agree) {
     const kinds = $$(".heats").map(heat => heat.dataset.kind);
-    agree.append(h("span", {class: "seg", role: "group", "aria-label": "Coefficient"}, kinds.map(kind => h("button", {type: "button", "data-agree": kind, "aria-pressed": "false", onclick: () => { state.agree = kind; state.by = ""; update(); }}, {spearman: "Spearman, networks", kendall: "Kendall, networks", pearson: "Pearson, sites"}[kind]))));
+    agree.append(h("span", {class: "seg", role: "group", "aria-label": "Coefficient"}, kinds.map(kind => h("button", {type: "button", "data-agree": kind, "aria-pressed": "false", onclick: () => { state.agree = kind; state.by = ""; update(); }}, {spearman: "Spearman, networks", kendall: "Kendall, networks", pearson: "Pearson, activations"}[kind]))));
     const pick = key => h("select", {id: "pick-" + key, "aria-label": key === "x" ? "x axis" : "y axis", onchange: event => { state[key] = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)));
-    agree.append(h("label", {}, "x axis", pick("x")), h("label", {}, "y axis", pick("y")), segment("Marks", [["network", "Networks"], ["place", "Sites or paths"]], "by"));
+    agree.append(h("label", {}, "x axis", pick("x")), h("label", {}, "y axis", pick("y")), segment("Marks", [["network", "Networks"], ["place", "Activations or paths"]], "by"));
     $$(".heats td[data-pair]").forEach(td => {
       const choose = () => { const [a, b] = td.dataset.pair.split(",").map(Number); state.y = M[a].name; state.x = M[b].name; update(); };
       const inner = h("button", {type: "button", onclick: choose, "aria-label": td.title});

@@ -57,7 +57,7 @@ def test_remarks_on_undefined_paths_follow_the_method():
         Value.missing("path2", "undefined", "no length"),
     ]
     found = Method().with_segment(observation("sampling")).annotate(Result.of(values))
-    assert found.reason == "2 of 3 places (1 without a value); by sampling"
+    assert found.reason == "mean of 2 of 3 places (1 undefined); by sampling"
 
 
 def test_means_are_taken_of_what_every_path_has():

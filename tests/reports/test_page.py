@@ -1,5 +1,7 @@
 """The page: self-contained, escaped, complete."""
 
+import base64
+import gzip
 import json
 import os
 import re
@@ -16,7 +18,8 @@ from made_runs import MEASURES, make_run
 from nlbench.cli.common import show_run
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
-from nlbench.reports.embedded import read_page
+from nlbench.reports import page as page_module
+from nlbench.reports.embedded import SCORES_SCRIPT, read_page
 from nlbench.reports.exports import to_latex
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import is_page_of, render_page, write_page
@@ -473,3 +476,37 @@ def test_what_is_no_page_is_of_no_run(run, tmp_path, old) -> None:
     elif old == "text":
         page.write_text("old")
     assert not is_page_of(run, page)
+
+
+def exported(html: str, form: str) -> str:
+    packed = json.loads(SCORES_SCRIPT.search(html)[1])["figures"][form]
+    return gzip.decompress(base64.b64decode(packed)).decode()
+
+
+def test_the_figures_that_a_page_exports_are_those_for_papers(conftest):
+    run = make_run(3, measures=("affinity", "r2"))
+    html = render_page(run)
+    for form in ("strip", "board"):
+        figure = run.figure(form, format="svg")
+        assert exported(html, form) == figure.to_bytes().decode()
+
+
+def test_the_bibtex_of_a_page_begins_with_nlbench(html):
+    text = re.search(r'id="bibtex">(.*?)</pre>', html, re.S)[1]
+    assert text.startswith("@software{nlbench,")
+    assert text.index("@software") < text.index("@article{affinity")
+
+
+def test_measures_that_disagree_lead_to_the_questions(html, monkeypatch):
+    assert 'id="which-measure"' in html
+    assert "How nonlinear are its activations?" in html
+    link = 'href="#which-measure"'
+    assert (link in html) == ("disagree: " in html)
+    monkeypatch.setattr(page_module, "findings", lambda *_: ["a and b disagree: yes."])
+    assert link in render_page(make_run(2))
+
+
+def test_other_statistics_have_a_legend(conftest):
+    content = json.loads(SCORES_SCRIPT.search(render_page(make_run(2)))[1])
+    shown = {name for cells in content["cells"] for cell in cells for name in cell.get("t", {})}
+    assert set(content["statistics"]) <= shown

@@ -85,7 +85,7 @@ def test_partial_summary_counts_its_places():
     result = some_undefined(3, 4)
     assert (result.status, result.summary["value"]) == ("ok", 1.0)
     assert result.places == (3, 4)
-    assert result.reason == "3 of 4 places (1 without a value)"
+    assert result.reason == "mean of 3 of 4 places (1 undefined)"
 
 
 def test_complete_summary_has_no_remark():
