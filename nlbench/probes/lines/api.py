@@ -40,11 +40,11 @@ from .recording.recorded_network import (
 )
 from .segments import check_ends, segments_on_device
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
-from .verification import check_traces
+from .verification import POINTS_PER_CHECK, check_traces
 
 METHODS = ("exact", "adaptive", "sampling")
 """Methods that find breakpoints, best first."""
-MAX_CHECKED_BYTES = 2 * 2**20
+MAX_CHECKED_BYTES = 4 * 2**20
 """Size of the points above which they are compared with the network separately."""
 ESTIMATES_BEFORE_TRACES = 64
 """Number of segments estimated at a time, before those that need an exact trace are traced."""
@@ -144,7 +144,7 @@ def trace_segments(
     Yields
     ------
     SegmentTrace
-        In segment order. A trace does not depend on the other segments.
+        In segment order. Apart from rounding, a trace does not depend on the other segments.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def trace_segments(
 
     tracer = _Tracer(model, points(0, 1)[0], dtype, memory)
     if method == "exact":
-        size = tracer.segments_per_batch
+        size = tracer.segments_per_batch if len(starts) > 1 else 1
         for first in range(0, len(starts), size):
             yield from tracer.trace(points(first, size))
         return
@@ -238,7 +238,8 @@ class _Tracer:
     def check(self, points: Tensor, traces: Sequence[SegmentTrace]) -> None:
         """Raise if the traces of segments (n, 2, *input) disagree with the network."""
         recorded = self.recorded
-        limit = max(MAX_CHECKED_POINTS, MAX_CHECKED_BYTES // recorded.needs.width)
+        limit = min(MAX_CHECKED_BYTES // recorded.needs.width, len(traces) * POINTS_PER_CHECK)
+        limit = max(MAX_CHECKED_POINTS, limit)
         needed = MIN_CHECKED_POINTS
         _, size = share_out(recorded.needs, self._device, self._memory, limit, needed=needed)
         program, network = recorded.program, recorded.network

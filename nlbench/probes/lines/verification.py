@@ -36,8 +36,8 @@ PERTURBED_COPIES = 3
 """Number of perturbed copies of a point that measure its rounding errors."""
 MEASURED_ERROR_FACTOR = 32
 """Distance from a kink within which the side is unknown, in measured rounding errors."""
-POINTS_PER_TRACE = 8
-"""Maximum number of points at which a trace is compared with the network in one comparison."""
+POINTS_PER_CHECK = 8 * (1 + PERTURBED_COPIES)
+"""Maximum number of points of a trace, with their copies, that are computed at a time."""
 
 
 def check_traces(
@@ -60,7 +60,7 @@ def check_traces(
     program, network, batch_points
         See `check_trace`, which also describes the errors.
     """
-    size = batch_points // (POINTS_PER_TRACE * (1 + PERTURBED_COPIES))
+    size = batch_points // POINTS_PER_CHECK
     for first in range(0, len(traces), max(1, size)):
         part = slice(first, first + max(1, size))
         are_equal = [False]
@@ -388,13 +388,19 @@ def _largest(x: Tensor, groups: int) -> Tensor:
 
 
 def _run_together(network: nn.Module, inputs: Tensor) -> Tensor | None:
-    """Return the outputs for a batch of inputs, or None if the network takes no batches."""
+    """Return the outputs (m, ...), or None if the network takes no batches.
+
+    The last input is run alone, as in a recording.
+    """
     try:
-        output = network(inputs.clone())
+        outputs = network(inputs.clone())
     except Exception:
         return None
-    is_batch = isinstance(output, Tensor) and output.ndim > 0 and len(output) == len(inputs)
-    return output if is_batch and bool(output.isfinite().all()) else None
+    is_batch = isinstance(outputs, Tensor) and outputs.ndim > 0 and len(outputs) == len(inputs)
+    if not is_batch or not bool(outputs.isfinite().all()):
+        return None
+    alone = run_alone(network, inputs[-1:])
+    return torch.cat([outputs[:-1], alone]) if alone.shape == outputs[-1:].shape else None
 
 
 def _are_apart(computed: MeasuredStep, pieces: Pieces, is_inside: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ interpolated. After the last step, the points are the segment's breakpoints. (So
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ MAX_BYTES_CPU = 10 * 2**20
 POINT_RANGE_GPU = (16, 8192)
 MAX_BYTES_GPU = 2**30
 SEGMENTS_PER_GPU_BATCH = 64
+BATCHES_OF_SEGMENTS = 4
+"""Number of batches of points whose segments are traced together, at a breakpoint a unit."""
 PARTS_PER_BLOCK = 256
 """Number of finished parts that are concatenated at a time."""
 MIN_POINTS_PER_THREAD = 8
@@ -110,7 +113,7 @@ def segments_per_batch(
 ) -> int:
     """Return the number of segments that are best traced together.
 
-    On a CPU, this is the number whose regions are expected to fit into one batch of points.
+    On a CPU, the regions of a few batches of points are expected on them.
     """
     _, points = _threads_and_points(needs, device, memory)
     return _segments_per_batch(program, points, device)
@@ -119,7 +122,7 @@ def segments_per_batch(
 def _segments_per_batch(program: Program, points: int, device: torch.device) -> int:
     if device.type == "cuda":
         return SEGMENTS_PER_GPU_BATCH
-    return max(1, points // max(2, program.bending_units))
+    return max(1, BATCHES_OF_SEGMENTS * points // max(2, program.bending_units))
 
 
 def _threads_and_points(
@@ -217,7 +220,7 @@ class _OutputParts:
         counts = torch.bincount(owner[is_first], minlength=segments).tolist()
         rows = rows[is_first]
         values = joined.values[rows]
-        if not torch.isfinite(values).all():
+        if not _is_finite(values):
             raise NotFinite("the network's output is not finite on the segment")
         columns = joined.t[rows], values.double(), joined.origins[rows]
         if segments == 1:
@@ -234,6 +237,11 @@ class _OutputParts:
 
 def _concatenate(parts: Sequence[_Part]) -> _Part:
     return _Part(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _is_finite(x: Tensor) -> bool:
+    # Two reductions are ten times as fast as `isfinite` on a CPU.
+    return not x.numel() or (math.isfinite(float(x.amax())) and math.isfinite(float(x.amin())))
 
 
 def _advance(
@@ -253,7 +261,7 @@ def _advance(
         # The breakpoints of a chunk's first step have already been inserted.
         if step.rule.bend is not None and index != chunk.step:
             x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
-            if not all(torch.isfinite(bound).all() for bound in b):
+            if not all(map(_is_finite, b)):
                 raise NotFinite(f"the input of {step.site} is not finite on the segment")
             interval, fraction = step.rule.bend(x, b)
             x, b = [], []
