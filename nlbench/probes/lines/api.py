@@ -9,18 +9,15 @@ breakpoints. If there are few, `exact` finds them layer by layer. If there are m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import RequestError, UnsupportedOperation, nearest
-from nlbench.introspection.memory import LiveBytes
-from nlbench.introspection.model_copy import precise_device, typed_copy
+from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation, nearest
+from nlbench.introspection.model_copy import precise_device
 from nlbench.introspection.precision import each_exact
 from nlbench.introspection.threads import torch_threads
 
@@ -31,22 +28,24 @@ from .estimation.estimator import (
     estimate_segments,
 )
 from .estimation.piecewise import UnknownPieces
-from .exact.trace import trace_exactly
+from .exact.trace import segments_per_batch, trace_exactly
 from .published import trace_adaptively, trace_by_sampling
 from .quadrature import integrate_along
-from .recording.agreement import check_program
-from .recording.point_memory import measure_point_memory, min_point_memory, share_out
-from .recording.recorder import record_program
+from .recording.point_memory import share_out
+from .recording.recorded_network import (
+    MAX_CHECKED_POINTS,
+    MIN_CHECKED_POINTS,
+    kept_recording,
+    record_network,
+)
 from .segments import check_ends, segments_on_device
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
-from .verification import check_trace
+from .verification import POINTS_PER_CHECK, check_traces
 
 METHODS = ("exact", "adaptive", "sampling")
 """Methods that find breakpoints, best first."""
-MAX_CHECKED_POINTS = 16
-"""Maximum number of points of a trace that are compared with the network at a time."""
-MIN_CHECKED_POINTS = 4
-"""Minimum number of points needed to compare a trace with the network."""
+MAX_CHECKED_BYTES = 4 * 2**20
+"""Size of the points above which they are compared with the network separately."""
 ESTIMATES_BEFORE_TRACES = 64
 """Number of segments estimated at a time, before those that need an exact trace are traced."""
 
@@ -145,7 +144,7 @@ def trace_segments(
     Yields
     ------
     SegmentTrace
-        In segment order. A trace does not depend on the other segments.
+        In segment order. Apart from rounding, a trace does not depend on the other segments.
 
     Examples
     --------
@@ -157,37 +156,95 @@ def trace_segments(
     _check_options(method, dtype, memory, sensitivity, resolution)
     if not len(starts):
         return
-    network = typed_copy(model, dtype)
-    device = precise_device(network, starts)
+    device = precise_device(model, starts)
     starts, ends = starts.detach(), ends.detach()
-    # Moved to the device first: the original device may not support the dtype.
-    segments = (
-        (a.to(device).to(dtype), b.to(device).to(dtype)) for a, b in zip(starts, ends, strict=True)
-    )
-    first = torch.stack([starts[0], ends[0]]).to(device).to(dtype)
-    live = LiveBytes()
-    # A memory limit includes constants; the free memory already excludes them.
-    with nullcontext() if memory is None else live:
-        program = record_program(network, first[:1].clone())
-    # Refuse a network that is too large before running it on more than one point.
-    min_needs = replace(min_point_memory(program, dtype), constants=live.now)
-    share_out(min_needs, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
-    needs = measure_point_memory(program, first)
-    needs = replace(needs, constants=needs.constants + live.now)
-    _, points = share_out(needs, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
-    check_program(program, network, torch.cat([first, first.mean(0, keepdim=True)]))
-    limits: dict[str, Any] = {"memory": memory, "needs": needs}
+
+    def points(first: int, count: int) -> Tensor:
+        """Return the ends of consecutive segments, (count, 2, *input)."""
+        part = slice(first, first + count)
+        # Moved to the device first: the original device may not support the dtype.
+        return torch.stack([starts[part], ends[part]], 1).to(device).to(dtype)
+
+    tracer = _Tracer(model, points(0, 1)[0], dtype, memory)
     if method == "exact":
-        traces = trace_exactly(program, segments, **limits)
-    elif method == "adaptive":
+        size = tracer.segments_per_batch if len(starts) > 1 else 1
+        for first in range(0, len(starts), size):
+            yield from tracer.trace(points(first, size))
+        return
+    segments = map(tuple, (points(i, 1)[0] for i in range(len(starts))))
+    program, limits = tracer.recorded.program, tracer.limits
+    if method == "adaptive":
         traces = trace_adaptively(program, segments, sensitivity=sensitivity, **limits)
     else:
         traces = trace_by_sampling(program, segments, resolution=resolution, **limits)
-    for trace, start, end in zip(traces, starts, ends, strict=True):
-        segment = torch.stack([start, end]).to(device).to(dtype)
-        with torch_threads(1):
-            check_trace(program, network, segment, trace, batch_points=points)
+    for index, trace in enumerate(traces):
+        tracer.check(points(index, 1), [trace])
         yield trace
+
+
+class _Tracer:
+    """Tracing of segments of a network, with a recording from an earlier call if there is one.
+
+    Parameters
+    ----------
+    points : tensor of shape (2, *input)
+        Ends of the first segment.
+    """
+
+    def __init__(
+        self, model: nn.Module, points: Tensor, dtype: torch.dtype, memory: int | None
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._memory = memory
+        kept = kept_recording(model, points, dtype)
+        self._is_kept = kept is not None
+        self.recorded = kept or record_network(model, points, dtype, memory)
+        self._device = points.device
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Arguments that limit the memory for tracing."""
+        return {"memory": self._memory, "needs": self.recorded.needs}
+
+    @property
+    def segments_per_batch(self) -> int:
+        """Number of segments that are best traced together."""
+        recorded = self.recorded
+        return segments_per_batch(recorded.program, recorded.needs, self._device, self._memory)
+
+    def trace(self, points: Tensor) -> Iterator[SegmentTrace]:
+        """Yield the traces of segments (n, 2, *input), computed together unless one fails."""
+        try:
+            traces = self._trace_together(points)
+        except NlbenchError:
+            if self._is_kept:
+                # A global variable may have changed.
+                self._is_kept = False
+                self.recorded = record_network(self._model, points[0], self._dtype, self._memory)
+            elif len(points) == 1:
+                raise
+            for segment in points.split(1):
+                yield from self._trace_together(segment)
+            return
+        yield from traces
+
+    def _trace_together(self, points: Tensor) -> list[SegmentTrace]:
+        program, count = self.recorded.program, len(points)
+        traces = list(trace_exactly(program, points, batch_segments=count, **self.limits))
+        self.check(points, traces)
+        return traces
+
+    def check(self, points: Tensor, traces: Sequence[SegmentTrace]) -> None:
+        """Raise if the traces of segments (n, 2, *input) disagree with the network."""
+        recorded = self.recorded
+        limit = min(MAX_CHECKED_BYTES // recorded.needs.width, len(traces) * POINTS_PER_CHECK)
+        limit = max(MAX_CHECKED_POINTS, limit)
+        needed = MIN_CHECKED_POINTS
+        _, size = share_out(recorded.needs, self._device, self._memory, limit, needed=needed)
+        program, network = recorded.program, recorded.network
+        with torch_threads(1):
+            check_traces(program, network, points, traces, batch_points=size)
 
 
 def _check_options(

@@ -44,6 +44,26 @@ def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterat
         yield start.to(device), end.to(device)
 
 
+def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
+    """Return the Euclidean lengths of segments (n, *input), as `segment_length` does.
+
+    Examples
+    --------
+    >>> starts, ends = torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> segment_lengths(starts, ends)
+    [5.0, 0.0]
+    """
+    starts, ends = starts.double().flatten(1), ends.double().flatten(1)
+    if not starts.numel():
+        return [0.0] * len(starts)
+    size = torch.maximum(starts.abs().amax(1), ends.abs().amax(1))
+    divisor = torch.where(size > 0, size, 1.0)[:, None]
+    lengths: list[float] = (
+        size * torch.linalg.vector_norm(ends / divisor - starts / divisor, dim=1)
+    ).tolist()
+    return lengths
+
+
 def segment_length(start: Tensor, end: Tensor) -> float:
     """Return the Euclidean length of a segment, even where squares underflow or overflow.
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import UnsupportedOperation
+from nlbench.introspection.batch_independence import equal_but_for_rounding
 
 from .exact.trace import MIN_BREAKPOINT_GAP
-from .recording.agreement import agree, run_alone
-from .recording.program import ComputedStep, Program, walk, walk_measured
+from .recording.agreement import agree, output_tolerance, run_alone
+from .recording.program import MeasuredStep, Program, walk, walk_measured
 from .rules.pieces import Pieces, changes
 from .rules.rounding import noise_of, peak
 from .segments import points_at
@@ -35,6 +36,40 @@ PERTURBED_COPIES = 3
 """Number of perturbed copies of a point that measure its rounding errors."""
 MEASURED_ERROR_FACTOR = 32
 """Distance from a kink within which the side is unknown, in measured rounding errors."""
+POINTS_PER_CHECK = 8 * (1 + PERTURBED_COPIES)
+"""Maximum number of points of a trace, with their copies, that are computed at a time."""
+
+
+def check_traces(
+    program: Program,
+    network: nn.Module,
+    points: Tensor,
+    traces: Sequence[SegmentTrace],
+    *,
+    batch_points: int = 64,
+) -> None:
+    """Raise if a trace disagrees with the network.
+
+    Traces are checked together as far as memory allows. Where the network takes no batches, or a
+    difference is found, they are checked one by one.
+
+    Parameters
+    ----------
+    points : tensor of shape (segments, 2, *input)
+        The segments' ends.
+    program, network, batch_points
+        See `check_trace`, which also describes the errors.
+    """
+    size = batch_points // POINTS_PER_CHECK
+    for first in range(0, len(traces), max(1, size)):
+        part = slice(first, first + max(1, size))
+        are_equal = [False]
+        if size:
+            checks = _JointChecks(program, points[part], traces[part])
+            are_equal = checks.run(network).tolist()
+        for ends, trace, is_equal in zip(points[part], traces[part], are_equal, strict=True):
+            if not is_equal:
+                check_trace(program, network, ends, trace, batch_points=batch_points)
 
 
 def check_trace(
@@ -196,7 +231,7 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: i
             )
 
 
-def _compare(computed: ComputedStep, pieces: Pieces, sites: Sequence[str]) -> None:
+def _compare(computed: MeasuredStep, pieces: Pieces, sites: Sequence[str]) -> None:
     step = computed.step
     for index, expected in enumerate(sites):
         if expected and expected != step.site:
@@ -219,3 +254,166 @@ def _compare(computed: ComputedStep, pieces: Pieces, sites: Sequence[str]) -> No
             raise step.refusal("a traced breakpoint is not one of the network's")
         if is_apart and not expected:
             raise step.refusal("a unit crosses a boundary that is missing in the trace")
+
+
+class _JointChecks:
+    """The comparisons of `check_trace` for S traces at once.
+
+    Parameters
+    ----------
+    program : Program
+    points : tensor of shape (S, 2, *input)
+    traces : sequence of SegmentTrace
+        Found by the same method.
+    """
+
+    def __init__(self, program: Program, points: Tensor, traces: Sequence[SegmentTrace]) -> None:
+        self._program = program
+        self._points = points
+        self._traces = traces
+        # A row per trace, padded with the end of the segment.
+        self._t = nn.utils.rnn.pad_sequence(
+            [trace.t for trace in traces], batch_first=True, padding_value=1.0
+        )
+        regions = [trace.regions for trace in traces]
+        self._regions = torch.tensor(regions, device=points.device)[:, None]
+        self._widest = self._t.diff().argmax(1, keepdim=True)
+        centred = torch.arange(CHECKED_REGIONS, device=points.device) * self._regions
+        self._centred = centred // CHECKED_REGIONS + self._regions // (2 * CHECKED_REGIONS)
+
+    def run(self, network: nn.Module) -> Tensor:
+        """Return a mask (S,) of the traces that agree with the network."""
+        with torch.inference_mode():
+            inside = self._points_inside()
+            return (
+                self._values_agree(network)
+                & self._pieces_agree(inside)
+                & self._rounding_is_small(inside)
+            )
+
+    def _inputs(self, t: Tensor) -> Tensor:
+        """Return the inputs (S * m, *input) at t (S, m)."""
+        start, end = (self._points[:, i, None] for i in (0, 1))
+        weight = t.to(start.dtype).reshape(*t.shape, *(1,) * (start.ndim - 2))
+        return torch.lerp(start, end, weight).flatten(0, 1)
+
+    def _values_agree(self, network: nn.Module) -> Tensor:
+        left = torch.cat([self._centred, self._widest], 1)
+        # Between sampled breakpoints the network is not affine.
+        right = left if self._traces[0].method == "sampling" else left + 1
+        left, right = (torch.cat([0 * self._regions, self._regions, i], 1) for i in (left, right))
+        t = (self._t.gather(1, left) + self._t.gather(1, right)) / 2
+        inputs = self._inputs(t)
+        expected = _run_together(network, inputs)
+        is_empty = torch.zeros(len(self._traces), dtype=torch.bool, device=inputs.device)
+        if expected is None:
+            return is_empty
+        outputs = torch.cat([trace.values for trace in self._traces])
+        expected = expected.reshape(*t.shape, -1)
+        if expected.shape[-1] != outputs.shape[1] or not expected.numel():
+            return is_empty
+        first = (self._regions + 1).cumsum(0) - (self._regions + 1)
+        values = ((outputs[first + left] + outputs[first + right]) / 2).to(expected.dtype)
+        lengths = self._regions.flatten() + 1
+        high, low = (torch.segment_reduce(outputs, kind, lengths=lengths) for kind in _EXTREMES)
+        high = torch.maximum(high.to(expected.dtype), expected.amax(1))
+        low = torch.minimum(low.to(expected.dtype), expected.amin(1))
+        tolerance = output_tolerance(low, high)[:, None]
+        return equal_but_for_rounding(values, expected, tolerance).flatten(1).all(1)
+
+    def _points_inside(self) -> Tensor:
+        """Return two points each in two regions, (S, 4); 0 if a region is too narrow."""
+        left = torch.cat([self._widest, self._centred[:, CHECKED_REGIONS // 2, None]], 1)
+        start, end = self._t.gather(1, left), self._t.gather(1, left + 1)
+        margin = torch.clamp(0.05 * (end - start), min=2 * _resolution(self._traces[0]))
+        pairs = torch.stack([start + margin, end - margin], 2)
+        return pairs.where((end - start > 4 * margin)[..., None], 0.0).flatten(1)
+
+    def _points_across(self) -> tuple[Tensor, Tensor]:
+        """Return points on both sides of isolated breakpoints, (S, 4), and their sites, (S, 2).
+
+        The site is -1, and both points are 0, if there is no such breakpoint.
+        """
+        t = torch.nn.functional.pad(self._t, (0, CHECKED_BREAKPOINTS), value=1.0)
+        middle, width = (t[:, 1:] + t[:, :-1]) / 2, t.diff()
+        space = torch.minimum(width[:, 1:], width[:, :-1])
+        space, chosen = space.topk(CHECKED_BREAKPOINTS, 1)
+        is_isolated = space > 4 * _resolution(self._traces[0])
+        pairs = torch.stack([middle.gather(1, chosen), middle.gather(1, chosen + 1)], 2)
+        origins = nn.utils.rnn.pad_sequence(
+            [trace.origins for trace in self._traces], batch_first=True, padding_value=-1
+        )
+        sites = origins.gather(1, (chosen + 1).clamp(max=origins.shape[1] - 1))
+        pairs = pairs.where(is_isolated[..., None], 0.0)
+        return pairs.flatten(1), sites.where(is_isolated, -1)
+
+    def _pieces_agree(self, inside: Tensor) -> Tensor:
+        across, sites = self._points_across()
+        t = torch.cat([across, inside], 1)
+        sites = torch.cat([sites, torch.full_like(sites, -1)], 1).flatten()
+        is_inside = (sites < 0).repeat_interleave(2)
+        agrees = torch.ones_like(sites, dtype=torch.bool)
+        steps = walk_measured(self._program, self._inputs(t), PERTURBED_COPIES, t.shape[1])
+        for computed in steps:
+            pieces = computed.step.rule.pieces
+            if pieces is not None:
+                is_apart = _are_apart(computed, pieces, is_inside)
+                site = self._program.sites.index(computed.step.site)
+                agrees &= torch.where(sites < 0, ~is_apart, is_apart | (sites != site))
+        return agrees.reshape(len(t), -1).all(1)
+
+    def _rounding_is_small(self, inside: Tensor) -> Tensor:
+        ends = self._t.gather(1, torch.cat([0 * self._regions, self._regions], 1))
+        t = torch.cat([ends, inside], 1)
+        sizes: dict[str, tuple[Tensor, Tensor]] = {}
+        for computed in walk(self._program, self._inputs(t)):
+            step = computed.step
+            if step.rule.bend is not None:
+                error = torch.stack([_largest(bound, len(t)) for bound in computed.bounds]).amax(0)
+                noise = error * noise_of(computed.output.dtype)
+                size = torch.stack([_largest(peak(x), len(t)) for x in computed.inputs]).amax(0)
+                before = sizes.get(step.site, (noise, size))
+                sizes[step.site] = torch.maximum(noise, before[0]), torch.maximum(size, before[1])
+        is_small = torch.ones(len(t), dtype=torch.bool, device=t.device)
+        for noise, size in sizes.values():
+            is_small &= (noise >= size) | (noise <= MAX_RELATIVE_ROUNDING * size)
+        return is_small
+
+
+_EXTREMES = ("max", "min")
+
+
+def _largest(x: Tensor, groups: int) -> Tensor:
+    return x.reshape(groups, -1).amax(1)
+
+
+def _run_together(network: nn.Module, inputs: Tensor) -> Tensor | None:
+    """Return the outputs (m, ...), or None if the network takes no batches.
+
+    The last input is run alone, as in a recording.
+    """
+    try:
+        outputs = network(inputs.clone())
+    except Exception:
+        return None
+    is_batch = isinstance(outputs, Tensor) and outputs.ndim > 0 and len(outputs) == len(inputs)
+    if not is_batch or not bool(outputs.isfinite().all()):
+        return None
+    alone = run_alone(network, inputs[-1:])
+    return torch.cat([outputs[:-1], alone]) if alone.shape == outputs[-1:].shape else None
+
+
+def _are_apart(computed: MeasuredStep, pieces: Pieces, is_inside: Tensor) -> Tensor:
+    """Return a mask of the pairs of points at which some unit is on different pieces.
+
+    At the points (P,) in `is_inside`, a unit within rounding of a kink may be on both sides.
+    """
+    undecided = []
+    for x, bound in zip(computed.inputs, computed.bounds, strict=True):
+        measured = MEASURED_ERROR_FACTOR * torch.finfo(x.dtype).eps * bound
+        distance = torch.maximum(measured, RELATIVE_KINK_TOLERANCE[x.dtype] * peak(x))
+        rows = is_inside.reshape(-1, *(1,) * (x.ndim - 1))
+        undecided.append(distance.div_(noise_of(x.dtype)).masked_fill_(~rows, 0.0))
+    possible = pieces.possible(computed.inputs, undecided)
+    is_apart = (possible[:, ::2] & possible[:, 1::2]).any(0).logical_not_()
+    return is_apart.flatten(1).any(1)

@@ -110,13 +110,19 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
     others = others.reshape(len(others), -1)
     high = torch.maximum(others.amax(0).to(dtype), expected.amax(0))
     low = torch.minimum(others.amin(0).to(dtype), expected.amin(0))
+    return equal_but_for_rounding(values, expected, output_tolerance(low, high))
+
+
+def output_tolerance(low: Tensor, high: Tensor) -> Tensor:
+    """Return the tolerance for outputs (..., k) with the given smallest and largest values."""
+    dtype = high.dtype
     size, width = torch.maximum(high, -low), high - low
     tolerance = RELATIVE_TOLERANCE[dtype] * size
     tolerance = torch.where(
         width > 0, torch.minimum(tolerance, RANGE_TOLERANCE[dtype] * width), tolerance
     )
-    tolerance = tolerance.clamp(min=float(TOLERANCE_EPS * torch.finfo(dtype).eps * size.max()))
-    return equal_but_for_rounding(values, expected, tolerance)
+    smallest = TOLERANCE_EPS * torch.finfo(dtype).eps * size.amax(-1, keepdim=True)
+    return torch.maximum(tolerance, smallest)
 
 
 def is_same(values: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

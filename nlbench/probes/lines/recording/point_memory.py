@@ -12,6 +12,7 @@ from torch import Tensor
 from nlbench.errors import RequestError
 from nlbench.introspection.dispatch import storage_of
 from nlbench.introspection.memory import (
+    OVERHEAD_BYTES,
     LiveBytes,
     format_bytes,
     memory_budget,
@@ -99,10 +100,12 @@ def share_out(
     >>> share_out(needs, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
     (2, 32)
     """
+    point_bytes = needs.step + needs.waiting if waiting else needs.step
+    if memory is None and threads * (needs.reserve + limit * point_bytes) <= OVERHEAD_BYTES:
+        return threads, limit  # So little that the free memory need not be read.
     # Free memory already excludes the constants.
     constants = 0 if memory is None else needs.constants
     usable = usable_memory(device, memory) - constants
-    point_bytes = needs.step + needs.waiting if waiting else needs.step
     max_points = int((usable - needs.reserve) // point_bytes)
     if max_points < needed:
         name = "half of the free memory" if memory is None else "memory"

@@ -77,6 +77,11 @@ class Program:
         """Names of the calls that bend, in call order."""
         return tuple(step.site for step in self.steps if step.site)
 
+    @property
+    def bending_units(self) -> int:
+        """Number of units that bend, which is of the order of the regions on a segment."""
+        return sum(math.prod(step.shape) for step in self.steps if step.site)
+
 
 def run_program(
     program: Program,
@@ -108,17 +113,66 @@ def run_program(
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A step computed by a walk: its inputs and output, with their rounding errors.
-
-    `copies` are the inputs with perturbed last digits, if the errors are measured.
-    """
+    """A step computed by a walk: its inputs and output, with their rounding errors."""
 
     step: ProgramStep
     inputs: Sequence[Tensor]
     bounds: Sequence[Tensor]
     output: Tensor
     bound: Tensor
-    copies: Sequence[Sequence[Tensor]] = ()
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step computed by a measured walk: its inputs and output, and perturbed copies of them.
+
+    Parameters
+    ----------
+    step : ProgramStep
+    inputs : sequence of tensor
+    copies : sequence of sequence of tensor
+        The inputs with perturbed last digits.
+    output : tensor
+    output_copies : sequence of tensor
+        Output for each of the copies.
+    sizes : sequence of float
+        Relative size of the perturbation of each copy.
+    group : int
+        Number of consecutive points that share their errors.
+    """
+
+    step: ProgramStep
+    inputs: Sequence[Tensor]
+    copies: Sequence[Sequence[Tensor]]
+    output: Tensor
+    output_copies: Sequence[Tensor]
+    sizes: Sequence[float]
+    group: int
+
+    @property
+    def bounds(self) -> list[Tensor]:
+        """Measured errors of the inputs."""
+        return [
+            self._largest_difference(x, [copy[i] for copy in self.copies])
+            for i, x in enumerate(self.inputs)
+        ]
+
+    @property
+    def bound(self) -> Tensor:
+        """Measured error of the output."""
+        return self._largest_difference(self.output, self.output_copies)
+
+    def _largest_difference(self, x: Tensor, others: Sequence[Tensor]) -> Tensor:
+        """Return the largest relative difference over each group, (P, ...), by unit or channel.
+
+        The difference from each of `others` is divided by its size.
+        """
+        differences = torch.stack(
+            [(x - other).abs_() / size for other, size in zip(others, self.sizes, strict=True)]
+        )
+        grouped = differences.unflatten(1, (-1, self.group))
+        largest = grouped.amax([0, 2, *range(4, grouped.ndim)], keepdim=True)[0]
+        return largest.expand(-1, self.group, *largest.shape[2:]).flatten(0, 1)
 
 
 def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
@@ -151,13 +205,16 @@ def apply_step(step: ProgramStep, inputs: Sequence[Tensor]) -> Tensor:
     return output
 
 
-def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator[ComputedStep]:
+def walk_measured(
+    program: Program, inputs: Tensor, copies: int = 1, group: int | None = None
+) -> Iterator[MeasuredStep]:
     """Yield the steps of a program as `walk` does, with measured rounding errors.
 
     Copies of the batch are also computed, with the last digits of each step's inputs perturbed
-    randomly but reproducibly. The error is the largest resulting difference over the batch, per
-    unit, or per channel if there are positions. (J. Vignes, "A stochastic arithmetic for
-    reliable scientific computation", Mathematics and Computers in Simulation 35, 1993.)
+    randomly but reproducibly. The error is the largest resulting difference over a group of
+    consecutive points, by default the batch, per unit, or per channel if there are positions.
+    (J. Vignes, "A stochastic arithmetic for reliable scientific computation", Mathematics and
+    Computers in Simulation 35, 1993.)
 
     In the first copy each value changes by one epsilon, up or down. Terms that cancel often cancel
     there as well, although a kernel's order of summation decides the sign of what is left of them.
@@ -172,7 +229,8 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
         draw = torch.randint(
             0, among, x.shape, generator=generator, device=x.device, dtype=torch.int8
         )
-        return x * (1 + precision * (2 * draw - (among - 1)).to(x.dtype))
+        factor = draw.to(x.dtype).mul_(2 * precision).add_(1 - precision * (among - 1))
+        return factor.mul_(x)
 
     # 21 is the mean of 1, 9, 25 and 49.
     sizes = [precision * (1 if among == 2 else math.sqrt(21)) for among in multiples]
@@ -180,30 +238,11 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
     for step in program.steps:
         x = [[values[i] for i in step.inputs] for values in runs]
         outputs = [apply_step(step, x[0]), *(apply_step(step, copy) for copy in x[1:])]
-        bounds = [
-            _largest_difference(tensor, [copy[i] for copy in x[1:]], sizes)
-            for i, tensor in enumerate(x[0])
-        ]
-        bound = _largest_difference(outputs[0], outputs[1:], sizes)
-        yield ComputedStep(step, x[0], bounds, outputs[0], bound, x[1:])
-        for tensors in (*x, bounds):
+        yield MeasuredStep(step, x[0], x[1:], outputs[0], outputs[1:], sizes, group or len(inputs))
+        for tensors in x:
             tensors.clear()
         for i, values in enumerate(runs):
             values[step.output] = outputs[i] if i == 0 else perturbed(outputs[i], multiples[i - 1])
             outputs[i] = inputs
             for value in step.ends:
                 del values[value]
-
-
-def _largest_difference(x: Tensor, others: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
-    """Return the largest relative difference over the batch, (m, ...), by unit or channel.
-
-    The difference from each of `others` is divided by its size.
-    """
-    axes = [0, *range(2, x.ndim)]
-    differences = [
-        (x - other).abs().amax(axes, keepdim=True) / size
-        for other, size in zip(others, sizes, strict=True)
-    ]
-    largest = torch.stack(differences).amax(0)
-    return largest.expand(len(x), *largest.shape[1:])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from nlbench.introspection.operations import Operation, line_rule
 
 from .pieces import Crossings, Kinks, unit_crossings
-from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, scaled
+from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, nonzero, scaled
 from .rule import Input, NotAffine, OutputFunction, RecordedCall, Rule, check_only_first_traced
 
 
@@ -32,8 +32,13 @@ def kinked_units(apply: OutputFunction, bound: Bound, kinks: Kinks) -> Rule:
     """
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        pairs = zip(kinks.distances(inputs), kinks.tolerances(inputs, bounds), strict=True)
-        intervals, _, fractions = zip(*itertools.starmap(unit_crossings, pairs), strict=True)
+        error = kinks.error(inputs, bounds)
+        intervals, fractions = [], []
+        for threshold, margin in zip(kinks.thresholds, kinks.distances(inputs), strict=True):
+            tolerance = partial(kinks.tolerance, threshold=threshold)
+            interval, _, fraction = unit_crossings(margin, error, tolerance)
+            intervals.append(interval)
+            fractions.append(fraction)
         return torch.cat(intervals), torch.cat(fractions)
 
     return Rule(apply, bound, bend, pieces=kinks)
@@ -153,7 +158,7 @@ def relu(call: RecordedCall) -> Rule:
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         # A bound shared by several positions holds for the nonzero ones.
         error = bounds[0]
-        return error * (output != 0) if error.shape == output.shape else error
+        return nonzero(output).mul_(error) if error.shape == output.shape else error
 
     return replace(kinked_function((0.0,), call, (0.0, 1.0)), snap=snap, bound=bound)
 

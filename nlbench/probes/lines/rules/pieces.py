@@ -45,8 +45,13 @@ class Kinks:
 
     def tolerances(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
         """Return the magnitudes below which the distances count as zero."""
-        noise, error = noise_of(inputs[0].dtype), self.error(inputs, bounds)
-        return [noise * (error + abs(threshold)) for threshold in self.thresholds]
+        error = self.error(inputs, bounds)
+        return [self.tolerance(error, threshold) for threshold in self.thresholds]
+
+    @staticmethod
+    def tolerance(error: Tensor, threshold: float) -> Tensor:
+        """Return the magnitudes below which distances from a threshold count as zero."""
+        return noise_of(error.dtype) * (error + abs(threshold) if threshold else error)
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
@@ -142,24 +147,41 @@ def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) 
     return changed[:, None].flatten(1).any(1)
 
 
-def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def unit_crossings(
+    margin: Tensor, error: Tensor, tolerance: Callable[[Tensor], Tensor] = lambda error: error
+) -> tuple[Tensor, Tensor, Tensor]:
     """Find the units that cross zero, and the positions of the crossings.
 
     Parameters
     ----------
     margin : tensor of shape (P, ...), P at least 2
         Affine between neighbouring points.
-    noise : tensor, broadcastable to `margin`
-        Magnitude up to which a margin counts as zero.
+    error : tensor, broadcastable to `margin`
+    tolerance : callable
+        Maps errors (m,) to the magnitudes up to which a margin counts as zero, which are not
+        negative; by default the errors themselves.
 
     Returns
     -------
     interval, unit, fraction : tensor of shape (m,)
         The unit is an index into the flattened margins of a point.
     """
-    above, below = margin > noise, margin < -noise
-    crosses = (above[:-1] & below[1:]).logical_or_(below[:-1] & above[1:])
-    interval, unit = crosses[:, None].flatten(1).nonzero().unbind(1)
-    flat = margin[:, None].flatten(1)
-    left, right = flat[interval, unit].double(), flat[interval + 1, unit].double()
+    # Tolerances are computed for the few units whose sign changes only.
+    is_above = (margin > 0)[:, None].flatten(1)
+    interval, unit = (is_above[:-1] ^ is_above[1:]).nonzero().unbind(1)
+    flat, errors = (x[:, None].flatten(1) for x in (margin, error))
+    # Errors are often shared by positions, so they are not expanded.
+    place = unit
+    if errors.shape[1] != flat.shape[1]:
+        indices = torch.arange(errors.shape[1], device=error.device)
+        shared = indices.reshape(1, *error.shape[1:]).expand(1, *margin.shape[1:])
+        place = shared.flatten()[unit]
+    left, right = flat[interval, unit], flat[interval + 1, unit]
+    is_known = (left.abs() > tolerance(errors[interval, place])).logical_and_(
+        right.abs() > tolerance(errors[interval + 1, place])
+    )
+    if not bool(is_known.all()):
+        known = is_known.nonzero().squeeze(1)
+        interval, unit, left, right = (x[known] for x in (interval, unit, left, right))
+    left, right = left.double(), right.double()
     return interval, unit, left / (left - right)
