@@ -25,7 +25,7 @@ from nlbench.execution.subject_passes import missing_record
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
-from nlbench.introspection.process_state import restored_process_state
+from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.plan import make_plan
 from nlbench.progress import Progress, ProgressMonitor
@@ -145,10 +145,13 @@ def run(
     execution = execution or ExecutionOptions()
     is_new = not folder.holds_a_run() and not os.path.lexists(folder.path)
     with interruptible():
+        changes_before = foreign_changes()
         plan = _plan(request, monitor)
         if not is_new and (finished := _finished_run(plan, folder, execution)):
             return finished
         pool = _worker_pool(execution, plan)
+        if foreign_changes() > changes_before:
+            pool = pool.in_processes()
         with folder.open(plan.decisions):
             if superseded := folder.set_aside(plan.decisions):
                 monitor.warn(superseded)

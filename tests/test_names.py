@@ -6,9 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-REPEATED = {"Place"}
-"""Names that two classes still share: a place of a network and a row of a table."""
-
 
 def public_classes(folder):
     for path in (ROOT / folder).rglob("*.py"):
@@ -24,4 +21,4 @@ def test_no_two_public_classes_have_one_name():
             places[name].append(place)
     assert len(places) > 300
     repeated = {name: where for name, where in places.items() if len(where) > 1}
-    assert set(repeated) == REPEATED, repeated
+    assert repeated == {}

@@ -9,6 +9,7 @@ from torch import nn
 
 import nlbench
 from nlbench.conformance import check_measure
+from nlbench.probes import ProbePass
 
 PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
 BLOCKS = [
@@ -46,7 +47,5 @@ def test_the_probe_shows_each_parameter(names):
         def update(self, observation):
             shown.append(observation[0])
 
-    probe.observe(
-        nn.Linear(2, 3), None, {}, [Listener()], resources=None, step=lambda: None, facts={}
-    )
+    probe.observe(ProbePass(nn.Linear(2, 3), None, {}, [Listener()], None))
     assert shown == ["weight", "bias"]

@@ -5,6 +5,7 @@ Records are yielded, and written by the caller.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
@@ -69,7 +70,12 @@ def _measure(
 def _measure_serially(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | UnmeasuredCells]:
+    """Measure units in this process; after a subject that changes it, in new processes."""
     unit_runner = UnitRunner(threads=pool.threads)
     monitor = ProgressMonitor(progress)
-    for unit in units:
-        yield from unit_runner.measure(unit, monitor)
+    remaining = deque(units)
+    while remaining and not unit_runner.process_is_changed:
+        yield from unit_runner.measure(remaining.popleft(), monitor)
+    del unit_runner  # Its subject takes memory.
+    if remaining:
+        yield from measure_in_processes(remaining, pool, progress)

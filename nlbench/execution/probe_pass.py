@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlbench.errors import RequestError, Undefined, error_text, message_of
+from nlbench.errors import PluginError, RequestError, Undefined, error_text, message_of
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.precision import without_autocast
@@ -27,7 +27,8 @@ from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
 from nlbench.options import OptionValue
 from nlbench.plugin_loading import load_probe
-from nlbench.probes import OnStep, ProbeOptions, Resources
+from nlbench.probes import OnStep, ProbeFacts, ProbeOptions, ProbePass, Resources
+from nlbench.probes.probe import NothingObserved
 from nlbench.progress import ProgressMonitor
 from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import DrawnBatches
@@ -44,14 +45,14 @@ class Outcome:
     ----------
     seconds : float
         Time the measure would take on its own, including shared intermediate results.
-    facts : dict
-        Facts reported by the probe, such as the number of segments.
+    facts : ProbeFacts
+        Facts reported by the probe; none if it has raised an error.
     """
 
     result: Result
     seconds: float
     traceback: str
-    facts: dict[str, Any]
+    facts: ProbeFacts
     is_out_of_memory: bool = False
 
 
@@ -256,20 +257,26 @@ def _observe_once(
         )
         for measure, options, stream in entries
     ]
-    facts: dict[str, Any] = {}
+    facts: ProbeFacts
     stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
     read = 0 if stream is None else stream.samples
     failure: tuple[Result, str] | None = None
     out_of_memory = False
     try:
         with restored_thread_state(changes):
-            probe.observe(
-                subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
+            facts = probe.observe(
+                ProbePass(subject.model, subject, settings, feeds, resources, step)
+            )
+        if not isinstance(facts, dict):
+            kind = type(facts).__name__
+            raise PluginError(
+                f"the probe '{probe.name}' returns a {kind}, expected a dict of facts"
             )
     except BaseException as error:
         raise_interruption(error)
         # The model's forward pass may raise any exception; every measure in the pass then fails.
         failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
+        facts = error.facts if isinstance(error, NothingObserved) else {}
     outcomes = []
     if stream is not None and stream.samples == read and stream.exceeds(len(subject.inputs)):
         count = len(subject.inputs)
@@ -289,7 +296,7 @@ def _observe_once(
     return outcomes
 
 
-def _annotate(result: Result, facts: Mapping[str, Any]) -> Result:
+def _annotate(result: Result, facts: ProbeFacts) -> Result:
     """Add the number of samples or segments and the probe's remarks to a result."""
     n, remarks = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
     values = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import cast
 
 import torch
 from torch import nn
@@ -23,7 +22,6 @@ from nlbench.progress import ProgressMonitor
 from nlbench.settings import ResolvedSettings
 from nlbench.store.manifest import now
 from nlbench.store.record import (
-    ProbeFacts,
     Record,
     RecordedMachine,
     RecordedMeasure,
@@ -115,7 +113,7 @@ def records_of(
                 key=key,
                 subject=facts,
                 measure=RecordedMeasure.of(measure, options, errors),
-                probe=RecordedProbe(probe, settings, cast(ProbeFacts, outcome.facts)),
+                probe=RecordedProbe(probe, settings, outcome.facts),
                 machine=RecordedMachine(str(machine.device), dtype, machine.environment),
                 result=with_remark(result, *remarks),
                 seconds=round(outcome.seconds, 6),

@@ -85,10 +85,17 @@ class UnitCancelled(Exception):
 
 
 class Worker:
-    """A process that measures units one at a time."""
+    """A process that measures units one at a time.
+
+    Attributes
+    ----------
+    is_changed : bool
+        True if a subject has changed more than settings of the process.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads, self.last_used = threads, time.monotonic()
+        self.is_changed = False
         supervisor_socket, worker_socket = socket.socketpair()
         # Some libraries start their threads before `torch.set_num_threads` is called.
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -162,6 +169,7 @@ class Worker:
             elif "done" in message:
                 # A worker killed just after finishing its unit must not be reused.
                 self.last_used = float("-inf") if is_late else time.monotonic()
+                self.is_changed = message.get("changed", False)
                 return
             elif "phase" in message:
                 if not is_late:
@@ -207,6 +215,7 @@ class Supervisor:
     def __init__(self, threads: int, timeout: float | None) -> None:
         self.threads, self.timeout = threads, timeout
         self._worker: Worker | None = None
+        self._subject = ""
 
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
@@ -220,6 +229,7 @@ class Supervisor:
         """
         pending = {cell.key: cell for cell in unit.cells}
         one_by_one = False
+        self._end_if_changed(unit.cells[0].subject.key)
         while pending:
             cells = list(pending.values())
             part = replace(unit, cells=tuple(cells[:1] if one_by_one else cells))
@@ -266,6 +276,12 @@ class Supervisor:
             self.end()
             worker = self._worker = Worker(self.threads)
         return worker
+
+    def _end_if_changed(self, subject: str) -> None:
+        """Stop the worker if a subject other than this one has changed its process."""
+        if self._worker is not None and self._worker.is_changed and subject != self._subject:
+            self.end()
+        self._subject = subject
 
 
 _PHASE_TEXTS = {

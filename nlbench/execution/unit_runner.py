@@ -19,7 +19,7 @@ from nlbench.cells import MeasureSpec, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
 from nlbench.introspection.memory import FeasibleSizes, release_freed_memory
 from nlbench.introspection.precision import exact_arithmetic
-from nlbench.introspection.process_state import restored_process_state
+from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure
@@ -58,6 +58,12 @@ class UnitRunner:
         self._machines: dict[tuple[str, str], Machine] = {}
         self._feasible_sizes: FeasibleSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
+        self._foreign_changes = foreign_changes()
+
+    @property
+    def process_is_changed(self) -> bool:
+        """True if a subject changed more than settings, so that no other should follow it here."""
+        return foreign_changes() > self._foreign_changes
 
     def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
         """Yield, for each cell, its record or the reason why there is none.

@@ -166,7 +166,7 @@ def _serve(
             messenger = Messenger(connection, unit, request["timeout"])
             for result in unit_runner.measure(unit, messenger):
                 messenger.send(**to_message(result))
-        _send(connection, {"done": True})
+        _send(connection, {"done": True, "changed": unit_runner.process_is_changed})
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:

@@ -33,6 +33,12 @@ class WorkerPool:
         """True if units are measured in this process."""
         return self.execution.executor == "serial" and self.execution.timeout is None
 
+    def in_processes(self) -> WorkerPool:
+        """Return this pool with worker processes, since this process is changed."""
+        if not self.is_serial:
+            return self
+        return replace(self, execution=replace(self.execution, executor="processes"))
+
     def placed(self, unit: Unit, worker: int) -> Unit:
         """Return the unit, assigned to a worker's device."""
         if not self.devices:

@@ -45,7 +45,7 @@ def restored_process_state() -> Iterator[Changes]:
             with restored_thread_state(changes):
                 yield changes
         finally:
-            changes.add(_SHARED.leave())
+            _SHARED.leave(changes)
             changes.lasting = _SHARED.lasting()
 
 
@@ -53,10 +53,22 @@ def restored_process_state() -> Iterator[Changes]:
 def restored_thread_state(changes: Changes) -> Iterator[None]:
     """Restore on exit what belongs to this thread, such as modes, and add what changed."""
     values = _read(_THREAD_SETTINGS)
+    modes = _read(_MODES)
     try:
         yield
     finally:
+        # Modes first, since a mode may change what the settings do.
+        changes.add_foreign(_restore(_MODES, modes))
         changes.add(_restore(_THREAD_SETTINGS, values))
+
+
+def foreign_changes() -> int:
+    """Return how many changes of this process were not only of settings.
+
+    Settings can be restored. After any other change, such as a patched function, numbers measured
+    later in this process could differ from those of a new process, even if it was undone.
+    """
+    return _SHARED.foreign_changes
 
 
 class Changes(list[str]):
@@ -79,6 +91,13 @@ class Changes(list[str]):
                 self.append(name)
             if not is_restored:
                 _SHARED.note(name)
+                _SHARED.foreign_changes += 1
+
+    def add_foreign(self, names: Iterable[tuple[str, bool]]) -> None:
+        """Add names of what is no setting; see `foreign_changes`."""
+        for name, is_restored in names:
+            _SHARED.foreign_changes += 1
+            self.add([(name, is_restored)])
 
     def restored(self, doer: str) -> str:
         """Return a remark on what was restored, such as "the pass changed torch.relu"."""
@@ -105,6 +124,7 @@ class _SharedState:
         self._attributes: AttributeSnapshot | None = None
         self._lasting: dict[str, None] = {}
         self._kernels: set[str] = set()
+        self.foreign_changes = 0
 
     def enter(self) -> None:
         if not self._depth:
@@ -115,16 +135,18 @@ class _SharedState:
             self._snapshot = _Snapshot(self._attributes)
         self._depth += 1
 
-    def leave(self) -> list[tuple[str, bool]]:
+    def leave(self, changes: Changes) -> None:
         self._depth -= 1
         if self._depth or self._snapshot is None:
-            return []
+            return
         snapshot = self._snapshot
         self._snapshot = None
-        changes = list(snapshot.restore())
+        # Settings first, since the default type sets `torch.Storage`.
+        changes.add(snapshot.restore_settings())
+        changes.add_foreign(snapshot.restore_functions())
         kernels = _kernels() - snapshot.kernels
         self._kernels |= kernels
-        return changes + [(_kernel_name(kernel), False) for kernel in sorted(kernels)]
+        changes.add_foreign((_kernel_name(kernel), False) for kernel in sorted(kernels))
 
     def note(self, name: str) -> None:
         """Note what could not be restored."""
@@ -163,17 +185,20 @@ class _Snapshot:
         self._attributes = attributes
         self.kernels = _kernels()
 
-    def restore(self) -> Iterator[tuple[str, bool]]:
-        """Restore everything; yield the names of what changed, with False if it still differs."""
-        # Settings first, since the default type sets `torch.Storage`.
+    def restore_settings(self) -> Iterator[tuple[str, bool]]:
+        """Restore settings; yield the names of what changed, with False if it still differs."""
         yield from _restore(_SETTINGS, self._settings)
-        yield from self._attributes.restore()
-        names = (self._restore_hooks, self._restore_environment, self._restore_lists)
-        yield from ((name, True) for restore in names for name in restore())
+        yield from ((name, True) for name in self._restore_environment())
         if self._folder and _working_directory() != self._folder:
             with contextlib.suppress(OSError):
                 os.chdir(self._folder)
             yield "the working directory", _working_directory() == self._folder
+
+    def restore_functions(self) -> Iterator[tuple[str, bool]]:
+        """Restore functions, hooks and import lists like `restore_settings`."""
+        yield from self._attributes.restore()
+        yield from ((name, True) for name in self._restore_hooks())
+        yield from ((name, True) for name in self._restore_lists())
 
     def _restore_lists(self) -> Iterator[str]:
         for name, entries, before in self._lists:
@@ -353,12 +378,15 @@ def _transforms() -> Iterator[_Setting]:
             yield _Setting(name, getattr(owner, read), getattr(owner, write))
 
 
-_THREAD_SETTINGS = [
+_MODES = [
     _Setting("the active TorchFunctionModes", _function_modes, _set_function_modes),
     _Setting("the active TorchDispatchModes", _dispatch_modes, _set_dispatch_modes),
     _Setting("the active saved_tensors_hooks", _saved_tensors_hooks, _set_saved_tensors_hooks),
     _Setting("the level of torch.autograd.forward_ad", _dual_level, _leave_dual_levels),
     *_transforms(),
+]
+
+_THREAD_SETTINGS = [
     _Setting(
         "torch.is_inference_mode_enabled", torch.is_inference_mode_enabled, _set_inference_mode
     ),

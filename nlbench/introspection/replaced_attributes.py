@@ -1,4 +1,4 @@
-"""Functions, classes and constants of PyTorch that were replaced, found by identity."""
+"""Functions, classes and constants of PyTorch and NumPy that were replaced, found by identity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 class AttributeSnapshot:
-    """The attributes of PyTorch's modules and classes, at one time.
+    """The attributes of the modules and classes of PyTorch and NumPy, at one time.
 
     Only replaced and deleted attributes are changes. Additions aren't, since imports make them;
     but a function added to a class is one if it hides a function of a base class. Modules imported
@@ -106,16 +106,18 @@ def _is_same(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
 _NAMESPACES = "torch.ops."
 """Prefix of the namespaces of operators, which aren't in `sys.modules`."""
 
+_ROOTS = frozenset({"torch", "torchvision", "numpy", "math", "random"})
+
 _PRIVATE = frozenset({"torch._C", "torch._C._nn", "torch._VF", "torch._tensor", "torch._refs"})
 """Modules that public functions call; other private ones are PyTorch's own workings."""
 
 
 def _modules() -> dict[str, ModuleType]:
-    """Return the imported modules of PyTorch, and the namespaces of its operators."""
+    """Return the imported modules that are compared, and the namespaces of operators."""
     modules = {
         name: module
         for name, module in sys.modules.copy().items()
-        if (name == "torch" or name.startswith(("torch.", "torchvision")))
+        if name.partition(".")[0] in _ROOTS
         and ("._" not in name or name in _PRIVATE)
         and isinstance(module, ModuleType)
     }
@@ -137,13 +139,13 @@ def _classes(modules: Mapping[str, ModuleType]) -> dict[type, None]:
             value
             for value in vars(modules[name]).copy().values()
             # Not `isinstance`, for which some deprecated objects warn.
-            if issubclass(type(value), type) and str(value.__module__).startswith("torch")
+            if issubclass(type(value), type) and str(value.__module__).partition(".")[0] in _ROOTS
         ]
     return dict.fromkeys(kind for name in modules for kind in _CLASSES[name])
 
 
 def _is_fixed(owner: object, attribute: str, value: object) -> bool:
-    """Return True for functions, classes, modules and constants, which PyTorch never replaces."""
+    """Return True for functions, classes, modules and constants, which are never replaced."""
     if callable(value) or isinstance(value, ModuleType):
         return True
     if isinstance(owner, type):  # Classes count their instances, for example.

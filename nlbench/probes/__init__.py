@@ -4,6 +4,26 @@ A probe is a way to observe a model. Each sub-package is a probe; plugins add mo
 entry-point group ``nlbench.probes``. Importing this package does not import PyTorch.
 """
 
-from .probe import LazyProbe, Listener, OnStep, Probe, ProbeOptions, Resources, Samples
+from .probe import (
+    LazyProbe,
+    Listener,
+    OnStep,
+    Probe,
+    ProbeFacts,
+    ProbeOptions,
+    ProbePass,
+    Resources,
+    Samples,
+)
 
-__all__ = ["LazyProbe", "Listener", "OnStep", "Probe", "ProbeOptions", "Resources", "Samples"]
+__all__ = [
+    "LazyProbe",
+    "Listener",
+    "OnStep",
+    "Probe",
+    "ProbeFacts",
+    "ProbeOptions",
+    "ProbePass",
+    "Resources",
+    "Samples",
+]

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
+from nlbench.errors import Undefined
 from nlbench.options import Option, OptionValue
 
 if TYPE_CHECKING:
@@ -96,6 +97,76 @@ class Resources:
     threads: int | None = None
 
 
+@dataclass(frozen=True)
+class ProbePass:
+    """One observation of a model by a probe.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode, on the device in `resources`; must be left unchanged.
+    samples : Samples
+    options : mapping of str to value
+        Values for all of `Probe.options`.
+    listeners : sequence of Listener
+    resources : Resources
+    step : callable
+        To be called `Probe.steps` times.
+    """
+
+    model: nn.Module
+    samples: Samples
+    options: ProbeOptions
+    listeners: Sequence[Listener]
+    resources: Resources
+    step: OnStep = lambda: None
+
+    def show(self, observation: object) -> None:
+        """Pass an observation to every listener."""
+        for listener in self.listeners:
+            listener.update(observation)
+
+
+class ProbeFacts(TypedDict, total=False):
+    """Facts about a pass, which are recorded with its results; plugins may add other keys.
+
+    The number of ``samples`` or ``segments`` is the ``n`` of each result. Remarks and reasons are
+    printed next to the results: ``remarks`` and ``undefined`` are keyed by place.
+    """
+
+    samples: int
+    segments: int
+    remark: str
+    remarks: Mapping[str, str]
+    undefined: Mapping[str, str]
+    # of places
+    sites: int
+    kinds: Mapping[str, str]
+    where: Mapping[str, str]
+    unseen: Sequence[str]
+    gated: Sequence[str]
+    row_policy: str
+    rows: Mapping[str, int]
+    precision: str
+    unresolved: Sequence[str]
+    not_compared_with_float64: str
+    is_prefix_shared: bool
+    # of paths
+    paths_hash: str
+    drawing: Mapping[str, Any]
+    # of the channel graph
+    nodes: int
+    activation_calls: int
+
+
+class NothingObserved(Undefined):
+    """A pass without any observation, whose facts are recorded nevertheless."""
+
+    def __init__(self, reason: str, facts: ProbeFacts) -> None:
+        super().__init__(reason)
+        self.facts = facts
+
+
 class Probe(ABC):
     """A way to observe a model, which passes observations to the measures that declare it.
 
@@ -117,11 +188,11 @@ class Probe(ABC):
     >>> class Parameters(Probe):
     ...     '''Shows each parameter once.'''
     ...     name, description = "parameters", "the parameters, one at a time"
-    ...     def observe(self, model, samples, options, listeners, *, resources, step, facts):
-    ...         for parameter in model.named_parameters():
-    ...             for listener in listeners:
-    ...                 listener.update(parameter)
-    ...         step()
+    ...     def observe(self, probe_pass):
+    ...         for parameter in probe_pass.model.named_parameters():
+    ...             probe_pass.show(parameter)
+    ...         probe_pass.step()
+    ...         return {}
     >>> Parameters().steps(512, {})
     1
     """
@@ -163,34 +234,8 @@ class Probe(ABC):
         return {}
 
     @abstractmethod
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: OnStep,
-        facts: dict[str, Any],
-    ) -> None:
+    def observe(self, probe_pass: ProbePass) -> ProbeFacts:
         """Observe the model once, and pass each observation to every listener.
-
-        Parameters
-        ----------
-        model : torch.nn.Module
-            In evaluation mode, on the device in `resources`; must be left unchanged.
-        samples : Samples
-        options : mapping of str to value
-            Values for all of `options`.
-        listeners : sequence of Listener
-        resources : Resources
-        step : callable
-            To be called `steps` times.
-        facts : dict
-            Receives facts for the record: the number of ``samples`` or ``segments``; ``remarks``
-            keyed by place and an overall ``remark``, which are printed next to the results; and
-            any other facts needed to interpret the results.
 
         Raises
         ------
@@ -205,16 +250,17 @@ class LazyProbe(Probe):
     Attributes
     ----------
     home : str
-        Module whose function ``observe`` has the parameters of `Probe.observe`.
+        Module whose function ``observe`` has the parameter of `Probe.observe`.
     """
 
     home: ClassVar[str]
 
-    def observe(self, *args: Any, **kwargs: Any) -> None:
+    def observe(self, probe_pass: ProbePass) -> ProbeFacts:
         """See `Probe.observe`."""
         # Imported here, since planning a run must not import PyTorch.
         from nlbench.introspection.precision import exact_by_default
 
         home = import_module(self.home)
         with exact_by_default():
-            home.observe(*args, **kwargs)
+            facts: ProbeFacts = home.observe(probe_pass)
+        return facts

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
+from nlbench.probes import ProbeFacts
 from nlbench.serialization.fields import SHARED, extra_fields, from_plain, to_plain
 from nlbench.serialization.versioned import (
     add_checksum,
@@ -79,19 +80,6 @@ class RecordedMeasure:
             exact=measure.exact_of(options) or None,
             scale=measure.scale_note(options) or None,
         )
-
-
-class ProbeFacts(TypedDict, total=False):
-    """Facts that a probe reports about its pass; other keys are allowed."""
-
-    samples: int
-    segments: int
-    kinds: Mapping[str, str]
-    where: Mapping[str, str]
-    unseen: Sequence[str]
-    remark: str
-    remarks: Mapping[str, str]
-    drawing: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

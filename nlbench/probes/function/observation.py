@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from nlbench.introspection.model_state import evaluation_mode, preserve_attribut
 from nlbench.introspection.precision import autocast_now, exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.wrappers import through_wrappers
-from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.probes.probe import ProbeFacts, ProbePass
 
 from .derivatives import DerivativeMode, check_derivative
 
@@ -249,36 +248,29 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     return output.flatten(1) if output.dim() > 1 else output[:, None]
 
 
-def observe(
-    model: nn.Module,
-    samples: Samples,
-    options: ProbeOptions,
-    listeners: Sequence[Listener],
-    resources: Resources,
-    step: OnStep,
-    facts: dict[str, Any],
-) -> None:
+def observe(probe_pass: ProbePass) -> ProbeFacts:
     """Pass a subject's model, as a function, to listeners along with shuffled batches of inputs."""
     distinct = DistinctRows()
-    needs_sources = any(getattr(listener, "replicated", False) for listener in listeners)
+    needs_sources = any(getattr(listener, "replicated", False) for listener in probe_pass.listeners)
     if needs_sources:
-        distinct.add(samples.inputs)
+        distinct.add(probe_pass.samples.inputs)
 
     def on_observation(observation: FunctionBatch) -> None:
         if needs_sources:
             observation = replace(observation, sources=distinct.add(observation.inputs))
-        for listener in listeners:
-            listener.update(observation)
+        probe_pass.show(observation)
 
     def batches() -> Iterator[Tensor]:
-        for batch in samples.shuffled(int(options["batch"])):
+        for batch in probe_pass.samples.shuffled(int(probe_pass.options["batch"])):
             yield batch.to(resources.device)
-            step()
+            probe_pass.step()
 
-    facts["samples"] = observe_function(
-        model,
+    resources = probe_pass.resources
+    samples = observe_function(
+        probe_pass.model,
         batches(),
         on_observation,
         memory=resources.memory,
         feasible_sizes=resources.feasible_sizes,
     )
+    return ProbeFacts(samples=samples)

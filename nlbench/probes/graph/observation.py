@@ -8,7 +8,7 @@ reads values. Samples are run in a separate pass, for measures that need the act
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from nlbench.introspection.model_state import (
 from nlbench.introspection.operations import load_operations
 from nlbench.introspection.precision import autocast_now
 from nlbench.introspection.wrappers import through_wrappers
-from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.probes import ProbeFacts, ProbePass
 
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
@@ -36,34 +36,27 @@ from .dependence import DependentMemory
 from .tracker import ChannelTracker
 
 
-def observe(
-    model: nn.Module,
-    samples: Samples,
-    options: ProbeOptions,
-    listeners: Sequence[Listener],
-    resources: Resources,
-    step: OnStep,
-    facts: dict[str, Any],
-) -> None:
+def observe(probe_pass: ProbePass) -> ProbeFacts:
     """Pass the channel graph of a model to listeners.
 
     The samples are run at most once, when a listener first requests the activity of units.
     """
-    graph = channel_graph(model, samples.inputs[:1].to(resources.device))
-    facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
+    model = probe_pass.model
+    inputs = probe_pass.samples.inputs
+    device = probe_pass.resources.device
+    graph = channel_graph(model, inputs[:1].to(device))
     autocast = autocast_now()
 
     @functools.cache
     def activity() -> Mapping[str, Tensor]:
-        parts = -(-len(samples.inputs) // int(options["batch"]))
-        batches = torch.tensor_split(samples.inputs, parts)
+        parts = -(-len(inputs) // int(probe_pass.options["batch"]))
+        batches = torch.tensor_split(inputs, parts)
         with autocast():
-            return unit_activity(model, graph, (batch.to(resources.device) for batch in batches))
+            return unit_activity(model, graph, (batch.to(device) for batch in batches))
 
-    observation = replace(graph, activity=activity, samples=len(samples.inputs))
-    for listener in listeners:
-        listener.update(observation)
-    step()
+    probe_pass.show(replace(graph, activity=activity, samples=len(inputs)))
+    probe_pass.step()
+    return ProbeFacts(nodes=graph.nodes, activation_calls=len(graph.units))
 
 
 @through_wrappers

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.model_copy import typed_copy
-from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.probes.probe import ProbeFacts, ProbeOptions, ProbePass, Samples
 from nlbench.serialization.hashing import tensor_hash
 
 from .api import segment_ends, trace_or_integrate, with_positions
@@ -26,22 +25,16 @@ MAX_PATH_BYTES = 2**32
 """Memory limit in bytes for the paths, which are all built before the first is traced."""
 
 
-def observe(
-    model: nn.Module,
-    samples: Samples,
-    options: ProbeOptions,
-    listeners: Sequence[Listener],
-    resources: Resources,
-    step: OnStep,
-    facts: dict[str, Any],
-) -> None:
+def observe(probe_pass: ProbePass) -> ProbeFacts:
     """Trace the segments of a subject's paths, and pass them to listeners.
 
     If the network can't be traced, its distance to the chords is integrated, and a remark is added.
     """
-    paths = paths_of(model, samples, options)
-    facts["segments"] = paths.shape[0] * (paths.shape[1] - 1)
-    facts["paths_hash"] = tensor_hash(paths)
+    model = probe_pass.model
+    options = probe_pass.options
+    resources = probe_pass.resources
+    paths = paths_of(model, probe_pass.samples, options)
+    segments = paths.shape[0] * (paths.shape[1] - 1)
     drawn: list[TracedSegment] = []
     integrated: dict[str, list[SegmentEstimate]] = {}
     traces = trace_or_integrate(
@@ -65,16 +58,16 @@ def observe(
         breakpoints = None if isinstance(trace, SegmentEstimate) else trace.t
         may_use_float32 = trace.precision > torch.finfo(torch.float64).eps
         image = SegmentImage(network, ends, breakpoints, may_use_float32, resources.memory)
-        for listener in listeners:
-            listener.update(replace(observation, image=image))
+        probe_pass.show(replace(observation, image=image))
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
             drawn.append(observation)
         if isinstance(trace, SegmentEstimate) and trace.crossings is None:
             integrated.setdefault(observation.place, []).append(trace)
-        step()
-    facts["drawing"] = drawing_of(drawn)
+        probe_pass.step()
+    facts = ProbeFacts(segments=segments, paths_hash=tensor_hash(paths), drawing=drawing_of(drawn))
     if integrated:
         facts["remarks"] = {place: _remark(traces) for place, traces in integrated.items()}
+    return facts
 
 
 def _remark(traces: Sequence[SegmentEstimate]) -> str:

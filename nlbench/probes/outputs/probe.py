@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from nlbench.options import Option
-from nlbench.probes.probe import Listener, OnStep, Probe, ProbeOptions, Resources, Samples
+from nlbench.probes.probe import Probe, ProbeFacts, ProbeOptions, ProbePass
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -44,32 +44,23 @@ class Outputs(Probe):
         """Return the number of batches."""
         return -(-samples // int(options["batch"]))
 
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: OnStep,
-        facts: dict[str, Any],
-    ) -> None:
+    def observe(self, probe_pass: ProbePass) -> ProbeFacts:
         """See `nlbench.probes.Probe.observe`."""
         from nlbench.introspection.model_output import validated_tensor
         from nlbench.introspection.model_state import evaluation_mode
         from nlbench.introspection.precision import exact_by_default
 
         count = 0
+        model = probe_pass.model
+        device = probe_pass.resources.device
         with exact_by_default(), evaluation_mode(model):
-            for inputs, labels in samples.labelled(int(options["batch"])):
+            for inputs, labels in probe_pass.samples.labelled(int(probe_pass.options["batch"])):
                 # Copied, since a first layer that works in place would change the samples.
-                outputs = validated_tensor(model(inputs.to(resources.device, copy=True)))
-                for listener in listeners:
-                    listener.update(OutputBatch(outputs, labels.to(outputs.device), inputs))
+                outputs = validated_tensor(model(inputs.to(device, copy=True)))
+                probe_pass.show(OutputBatch(outputs, labels.to(outputs.device), inputs))
                 count += len(inputs)
-                step()
-        facts["samples"] = count
+                probe_pass.step()
+        return ProbeFacts(samples=count)
 
 
 OUTPUTS = Outputs()

@@ -21,7 +21,7 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
-from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass, Samples
 from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
 
@@ -132,16 +132,13 @@ Batch = tuple[Tensor, Tensor | None]
 """Inputs and their labels, if any."""
 
 
-def observe(
-    model: nn.Module,
-    samples: Samples,
-    options: ProbeOptions,
-    listeners: Sequence[Listener],
-    resources: Resources,
-    step: OnStep,
-    facts: dict[str, Any],
-) -> None:
+def observe(probe_pass: ProbePass) -> ProbeFacts:
     """Fit maps on every other sample, and observe the outputs with each map on the other half."""
+    model = probe_pass.model
+    samples = probe_pass.samples
+    options = probe_pass.options
+    resources = probe_pass.resources
+    step = probe_pass.step
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
@@ -194,12 +191,11 @@ def observe(
                     index = next(indices)
                     evaluated[index] = len(part[0])
                     for observation in _observe_maps(model, prefix, maps, names[0], part, index):
-                        for listener in listeners:
-                            listener.update(observation)
+                        probe_pass.show(observation)
     if not evaluated:
         no_samples = "there are no samples to evaluate maps on: at least 4 are needed"
         raise Undefined(next(filter(None, reasons), no_samples))
-    facts.update(
+    facts = ProbeFacts(
         samples=sum(evaluated.values()),
         sites=len(places),
         kinds={place.name: place.kind for place in places},
@@ -210,6 +206,7 @@ def observe(
     if unseen:
         facts["unseen"] = list(unseen)
         facts["remark"] = f"activations not captured: {', '.join(list(unseen)[:6])}"
+    return facts
 
 
 def _find_places(

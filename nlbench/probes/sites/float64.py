@@ -7,8 +7,8 @@ subtracted later. Only a forward pass in float64 reveals it, so a few samples ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +39,29 @@ MAX_CONSTANT_ROUNDINGS = 8
 _Rows = dict[str, tuple[Tensor, Tensor]]
 
 
-def float64_copy_if_needed(
-    model: nn.Module, first_samples: Tensor, options: Mapping[str, Any], facts: dict[str, Any]
-) -> tuple[nn.Module | None, list[str]]:
-    """Return a float64 copy of a model if float32 is not precise enough at some sites.
+class Float64Comparison(NamedTuple):
+    """Where a float32 model differs from its float64 copy.
+
+    Parameters
+    ----------
+    copy : torch.nn.Module or None
+        Float64 copy, to measure in place of the model; None if float32 is sufficient. Networks of
+        other types, and float32 networks in TF32 or under autocast, are measured as they are.
+    sites : list of str
+        Names of the sites where float32 is not sufficient.
+    problem : str
+        Reason why a float32 model can't be compared.
+    """
+
+    copy: nn.Module | None = None
+    sites: Sequence[str] = ()
+    problem: str = ""
+
+
+def compare_with_float64(
+    model: nn.Module, first_samples: Tensor, options: Mapping[str, Any]
+) -> Float64Comparison:
+    """Test whether float32 is precise enough at every site of a model.
 
     Parameters
     ----------
@@ -50,20 +69,10 @@ def float64_copy_if_needed(
         At most `COMPARED_SAMPLES`. The first two also run in float64; no copy is made for fewer.
     options : mapping
         Keyword arguments for `observe_sites`.
-    facts : dict
-        Receives the reason as ``not_compared_with_float64`` if a float32 model can't be compared.
-
-    Returns
-    -------
-    copy : torch.nn.Module or None
-        None if float32 is sufficient. Networks of other types, and float32 networks in TF32 or
-        under autocast, are measured as they are.
-    sites : list of str
-        Names of the sites where float32 is not sufficient.
     """
     device = first_samples.device
     if len(first_samples) < 2 or not _computes_in_float32(model, first_samples):
-        return None, []
+        return Float64Comparison()
     try:
         with preserve_rng_state(device):
             before = rng_state(device)
@@ -71,16 +80,13 @@ def float64_copy_if_needed(
             rows = _rows_at_sites(model, pair, options)
             other_rows = _rows_at_sites(model, others, options) if len(others) else {}
             if rng_state(device) != before:
-                facts["not_compared_with_float64"] = "the network draws random numbers"
-                return None, []
+                return Float64Comparison(problem="the network draws random numbers")
     except Exception as error:
         # The pass over all samples raises it again, unless only the small batch causes it.
-        facts["not_compared_with_float64"] = str(error).partition("\n")[0]
-        return None, []
+        return Float64Comparison(problem=str(error).partition("\n")[0])
     # A copy that fills the device would leave no memory to run the model.
     if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:
-        facts["not_compared_with_float64"] = "too little memory for a copy of the model"
-        return None, []
+        return Float64Comparison(problem="too little memory for a copy of the model")
     try:
         with preserve_rng_state(device):
             copy = double_copy(model)
@@ -88,10 +94,9 @@ def float64_copy_if_needed(
             exact = _rows_at_sites(copy, pair, options)
     except Exception as error:
         # An operation may not support float64, or the copy may not fit into memory.
-        facts["not_compared_with_float64"] = str(error).partition("\n")[0]
-        return None, []
+        return Float64Comparison(problem=str(error).partition("\n")[0])
     sites = unresolved_sites(rows, exact, other_rows)
-    return (copy, sites) if sites else (None, [])
+    return Float64Comparison(copy, sites) if sites else Float64Comparison()
 
 
 def _computes_in_float32(model: nn.Module, samples: Tensor) -> bool:

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nlbench.errors import Undefined
 from nlbench.introspection.random_state import rng_state
 from nlbench.introspection.threads import measure_threads, overlap_pays
 from nlbench.introspection.workers import BackgroundWorkers
-from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.probes import Listener, ProbeFacts, ProbeOptions, ProbePass
+from nlbench.probes.probe import NothingObserved
 
-from .float64 import float64_copy_if_needed
+from .float64 import Float64Comparison, compare_with_float64
 from .intercept import GATED_UNITS
 from .observation import channel_note, observe_sites
 from .places_and_rows import RowPolicy
@@ -34,15 +34,7 @@ QUEUE_BYTES = 2**28
 _Item = tuple[SiteBatch, Callable[[], None]]
 
 
-def observe(
-    model: nn.Module,
-    samples: Samples,
-    options: ProbeOptions,
-    listeners: Sequence[Listener],
-    resources: Resources,
-    step: OnStep,
-    facts: dict[str, Any],
-) -> None:
+def observe(probe_pass: ProbePass) -> ProbeFacts:
     """Pass every activation call of a subject to the measures, batch by batch.
 
     The measures run on the CPU in separate threads, while the network computes the next
@@ -52,6 +44,11 @@ def observe(
     Several threads share the sites only if every measure declares its sites independent. A float32
     network is run in float64 if float32 is not precise enough at some sites.
     """
+    model = probe_pass.model
+    samples = probe_pass.samples
+    options = probe_pass.options
+    listeners = probe_pass.listeners
+    resources = probe_pass.resources
     sites: dict[str, Site] = {}
     rows: Counter[str] = Counter()
     undefined: dict[str, str] = {}
@@ -72,7 +69,8 @@ def observe(
         "feasible_sizes": resources.feasible_sizes,
     }
     first_samples = samples.inputs[:COMPARED_SAMPLES].to(resources.device)
-    copy, unresolved = float64_copy_if_needed(model, first_samples, arguments, facts)
+    comparison = compare_with_float64(model, first_samples, arguments)
+    copy = comparison.copy
     model = model if copy is None else copy
 
     def update_listeners(item: _Item) -> None:
@@ -104,7 +102,7 @@ def observe(
                 workers.set_limit(QUEUE_BYTES)
             batch = batch.to(resources.device)
             yield batch.double() if copy is not None and batch.is_floating_point() else batch
-            step()
+            probe_pass.step()
 
     def lane(item: _Item) -> str:
         return item[0].place if threads > 1 else ""
@@ -118,7 +116,7 @@ def observe(
             rows[observation.place] += len(observation.x)
             workers.put(_to_host(observation))
 
-        facts["samples"] = observe_sites(
+        count = observe_sites(
             model,
             batches(samples.batches(int(options["batch"])), workers),
             on_observation,
@@ -127,13 +125,14 @@ def observe(
             on_undefined=undefined.setdefault,
             **arguments,
         )
-    facts.update(_facts(sites, rows, facts["samples"], list(unseen), unresolved, options))
+    facts = _facts(sites, rows, count, list(unseen), comparison, options)
     if undefined:
         facts["undefined"] = undefined
     if not sites:
         inside = f", except inside {_abbreviate(list(unseen))}" if unseen else ""
         none = f"the model calls no known activation function{inside}"
-        raise Undefined("; ".join(dict.fromkeys(undefined.values())) or none)
+        raise NothingObserved("; ".join(dict.fromkeys(undefined.values())) or none, facts)
+    return facts
 
 
 def _facts(
@@ -141,22 +140,23 @@ def _facts(
     rows: Mapping[str, int],
     samples: int,
     unseen: Sequence[str],
-    unresolved: Sequence[str],
+    comparison: Float64Comparison,
     options: ProbeOptions,
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "sites": len(sites),
-        "kinds": {name: site.kind for name, site in sites.items()},
-    }
+) -> ProbeFacts:
+    facts: ProbeFacts = {}
+    if comparison.problem:
+        facts["not_compared_with_float64"] = comparison.problem
+    facts["samples"] = samples
+    facts["sites"] = len(sites)
+    facts["kinds"] = {name: site.kind for name, site in sites.items()}
     remarks = []
     if where := {name: site.where for name, site in sites.items() if site.where}:
         facts["where"] = where
-    if unresolved:
+    if comparison.sites:
         facts["precision"] = "float64"
-        facts["unresolved"] = list(unresolved)
-        remarks.append(
-            f"measured in float64, since float32's rounding shows at {_abbreviate(unresolved, 2)}"
-        )
+        facts["unresolved"] = comparison.sites
+        names = _abbreviate(comparison.sites, 2)
+        remarks.append(f"measured in float64, since float32's rounding shows at {names}")
     if unseen:
         facts["unseen"] = list(unseen)
         remarks.append(f"activations not captured: {_abbreviate(unseen)}")

@@ -12,7 +12,7 @@ from nlbench.introspection.axes import batch_first
 from nlbench.introspection.module_stack import CallId, Frame, ModuleStack, SiteName
 
 from .intercept import CapturePolicy, PendingCall, SiteCall
-from .modules import Place, find_places
+from .modules import ModulePlace, find_places
 from .reduce import Side
 
 
@@ -34,9 +34,9 @@ class ModuleInterceptor(ModuleStack):
         self.policy = policy
         self._of, self._on_call = of, on_call
         # Places by the calls that receive their inputs, and by those that return their outputs.
-        self._starts: dict[CallId, list[Place]] = defaultdict(list)
-        self._ends: dict[CallId, list[Place]] = defaultdict(list)
-        self._pending: dict[Place, PendingCall] = {}
+        self._starts: dict[CallId, list[ModulePlace]] = defaultdict(list)
+        self._ends: dict[CallId, list[ModulePlace]] = defaultdict(list)
+        self._pending: dict[ModulePlace, PendingCall] = {}
 
     def run(self, inputs: Tensor) -> None:
         """Run the model on a batch or a microbatch, and report all calls."""
@@ -64,7 +64,7 @@ class ModuleInterceptor(ModuleStack):
                 continue
             self._end(place, self._pending.pop(place), place.output_of(output))
 
-    def _begin(self, place: Place, x: Tensor, captured: Side | None) -> PendingCall:
+    def _begin(self, place: ModulePlace, x: Tensor, captured: Side | None) -> PendingCall:
         """Capture the input of a place, unless it was for another place with the same input."""
         name, kind = place.name, place_kind(place)
         axes = place.before
@@ -74,7 +74,7 @@ class ModuleInterceptor(ModuleStack):
             side = captured or self.policy.capture(moved, axes.channel, name)
         return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
 
-    def _end(self, place: Place, pending: PendingCall, y: Tensor) -> None:
+    def _end(self, place: ModulePlace, pending: PendingCall, y: Tensor) -> None:
         axes = place.after
         side = None
         if pending.side is not None:
@@ -91,6 +91,6 @@ class ModuleInterceptor(ModuleStack):
         self._on_call(call)
 
 
-def place_kind(place: Place) -> str:
+def place_kind(place: ModulePlace) -> str:
     """Return the kind of a place's site: the class of its module in lower case."""
     return type(place.module).__name__.lower()

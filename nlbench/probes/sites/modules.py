@@ -62,7 +62,7 @@ class Axes:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class ModulePlace:
     """A call of a module, or of consecutive modules, in one forward pass.
 
     Parameters
@@ -125,7 +125,7 @@ class Place:
 
 
 @through_wrappers
-def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[Place]:
+def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[ModulePlace]:
     """Find the places in a model, in call order.
 
     Parameters
@@ -160,7 +160,7 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[P
     refuse_unobservable(model)
     with evaluation_mode(model), without_fast_path():
         calls = _record_calls(model, example)
-        by_name: dict[str, tuple[int, Place]] = {}
+        by_name: dict[str, tuple[int, ModulePlace]] = {}
         for name in names:
             for index, place in _places_of(name, model, example, calls):
                 by_name.setdefault(place.name, (index, place))
@@ -169,7 +169,7 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[P
 
 def _places_of(
     name: str, model: nn.Module, example: Tensor, calls: Sequence[_Call]
-) -> list[tuple[int, Place]]:
+) -> list[tuple[int, ModulePlace]]:
     if name.startswith("modules:"):
         return _match_modules(name.removeprefix("modules:"), model, calls)
     blocks = _blocks(model, calls)
@@ -195,7 +195,7 @@ def _places_of(
     return places
 
 
-def _spans(blocks: Sequence[_Call], lengths: range) -> list[tuple[int, Place]]:
+def _spans(blocks: Sequence[_Call], lengths: range) -> list[tuple[int, ModulePlace]]:
     """Return the spans of consecutive blocks of one list, by their first block and length."""
     runs = [
         list(run)
@@ -216,7 +216,7 @@ def _spans(blocks: Sequence[_Call], lengths: range) -> list[tuple[int, Place]]:
     return spans
 
 
-def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, Place]]:
+def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, ModulePlace]]:
     matching = [call for call in calls if call.path and fnmatch.fnmatchcase(call.path, glob)]
     if not matching:
         paths = [path for path, _ in model.named_modules() if path]
@@ -284,7 +284,7 @@ class _Call:
         """Return True if one of the other calls makes this call, directly or indirectly."""
         return self.parent is not None and (self.parent in others or self.parent.is_inside(others))
 
-    def place(self, kind: str, last: _Call | None = None) -> Place:
+    def place(self, kind: str, last: _Call | None = None) -> ModulePlace:
         """Return the place that spans this call to `last`, or this call alone by default."""
         last = last or self
         assert self.before is not None
@@ -300,7 +300,7 @@ class _Call:
             name += ".." + ".".join(parents[1][shared:])
         shape = list(self.shapes[0])
         del shape[self.before.batch]
-        return Place(
+        return ModulePlace(
             name + number,
             kind,
             self.module,
@@ -452,13 +452,13 @@ def _largest_class_count(calls: Sequence[_Call]) -> int:
 
 def _parts(
     model: nn.Module, example: Tensor, calls: Sequence[_Call], blocks: Sequence[_Call]
-) -> list[tuple[int, Place]]:
+) -> list[tuple[int, ModulePlace]]:
     """Return the attention and the MLP of each block."""
     children: dict[_Call, list[_Call]] = defaultdict(list)
     for call in calls:
         if call.parent is not None:
             children[call.parent].append(call)
-    parts_of_block: dict[_Call, list[tuple[int, Place]]] = {}
+    parts_of_block: dict[_Call, list[tuple[int, ModulePlace]]] = {}
     level = {block: block for block in blocks}
     for depth in range(MAX_WRAPPERS):
         composite = {
@@ -485,7 +485,7 @@ def _parts_of(
     composite: Sequence[_Call],
     mixing: set[_Call],
     children: Mapping[_Call, Sequence[_Call]],
-) -> Iterator[tuple[int, Place]]:
+) -> Iterator[tuple[int, ModulePlace]]:
     """Yield the attention and the MLP among the children of a block."""
     mlps = [call for call in composite if call not in mixing and call.weights > 1]
     yield from ((call.index, call.place("attention")) for call in composite if call in mixing)

@@ -15,6 +15,7 @@ from nlbench.execution.cost_meter import CostMeter
 from nlbench.execution.worker import CellTimeout
 from nlbench.introspection.random_state import RandomStream
 from nlbench.measure import Measure, Result
+from nlbench.probes import Probe
 from nlbench.progress import ProgressMonitor
 
 
@@ -235,3 +236,16 @@ def test_nothing_of_a_measurement_keeps_the_model():
     nlbench.evaluate(model, inputs(), ["r2", "absdev", "nlc"], settings=FEW)
     del model
     assert known() is None
+
+
+def test_a_probe_without_facts_fails_its_measures(monkeypatch):
+    class Silent(Probe):
+        name = "function"
+
+        def observe(self, probe_pass):
+            probe_pass.step()
+
+    monkeypatch.setattr(probe_pass, "load_probe", lambda name: Silent())
+    (record,) = nlbench.evaluate(network(), inputs(), [Short]).records
+    assert record.result.status == "failed"
+    assert "'function' returns a NoneType" in record.result.reason

@@ -1,5 +1,6 @@
 """Settings and functions of the process are restored."""
 
+import math
 import os
 import subprocess
 import sys
@@ -79,6 +80,9 @@ CHANGES = {
     "torch.Tensor.__add__": lambda: setattr(torch.Tensor, "__add__", lambda self, other: self),
     "torch.Tensor.grad": lambda: setattr(torch.Tensor, "grad", property(print)),
     "torch.float32": lambda: setattr(torch, "float32", torch.float64),
+    "numpy.maximum": lambda: setattr(np, "maximum", np.minimum),
+    "numpy.linalg.norm": lambda: setattr(np.linalg, "norm", print),
+    "math.exp": lambda: setattr(math, "exp", math.log),
     "torch.pi": lambda: setattr(torch, "pi", 3.0),
     "sys.modules['torch.nn.functional']": lambda: sys.modules.pop("torch.nn.functional"),
     "sys.path": lambda: sys.path.clear(),
@@ -202,7 +206,11 @@ print([list(changes), changes.lasting])
 
 
 def test_every_setting_can_be_written():
-    for setting in (*process_state._SETTINGS, *process_state._THREAD_SETTINGS):
+    for setting in (
+        *process_state._SETTINGS,
+        *process_state._THREAD_SETTINGS,
+        *process_state._MODES,
+    ):
         value = setting.read()
         setting.write(value)
         assert setting.read() == value, setting.name

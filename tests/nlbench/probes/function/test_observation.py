@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import nlbench
 from nlbench.measures.nlc import NonlinearityCoefficient
-from nlbench.probes import Resources
+from nlbench.probes import ProbePass, Resources
 from nlbench.probes.function import FUNCTION
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.samples import Batches, DrawnBatches
@@ -47,16 +47,11 @@ def subject(inputs, stream=None):
 
 
 def shown(subject, listener, memory=None, batch=128):
-    facts, steps = {}, []
+    steps = []
     resources = Resources(CPU, memory)
-    FUNCTION.observe(
-        subject.model,
-        subject,
-        {"batch": batch},
-        [listener],
-        resources=resources,
-        step=lambda: steps.append(1),
-        facts=facts,
+    options = {"batch": batch}
+    facts = FUNCTION.observe(
+        ProbePass(subject.model, subject, options, [listener], resources, lambda: steps.append(1))
     )
     return facts, steps, resources
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.models.networks.vgg import VGG
-from nlbench.probes import Resources
+from nlbench.probes import ProbePass, Resources
 from nlbench.probes.graph import GRAPH
 from nlbench.probes.graph.activity import unit_activity
 from nlbench.probes.graph.observation import channel_graph
@@ -121,15 +121,8 @@ def test_samples_run_in_precision_that_was_asked_for():
     model[0].register_forward_hook(lambda module, given, output: types.append(output.dtype))
     subject = Subject(model, torch.randn(5, 3), None, {})
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        GRAPH.observe(
-            model,
-            subject,
-            {"batch": 5},
-            [Listening()],
-            resources=Resources(torch.device("cpu")),
-            step=lambda: None,
-            facts={},
-        )
+        resources = Resources(torch.device("cpu"))
+        GRAPH.observe(ProbePass(model, subject, {"batch": 5}, [Listening()], resources))
     assert types[-1] == torch.bfloat16
 
 

@@ -7,7 +7,7 @@ from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.execution import probe_pass
 from nlbench.measures.absdev import AbsoluteDeviation
 from nlbench.options import resolve_options
-from nlbench.probes import Resources
+from nlbench.probes import ProbePass, Resources
 from nlbench.probes.lines import LINES, SegmentEstimate, SegmentTrace
 from nlbench.subjects.subject import Subject
 
@@ -26,17 +26,11 @@ def lines(**options):
 
 def run_pass(model, inputs, settings):
     """Return the facts of a pass, its observations and its number of steps."""
-    listener, facts, steps = RecordingListener(), {}, []
+    listener, steps = RecordingListener(), []
     subject = Subject(model, inputs, None, {})
     resources = Resources(torch.device("cpu"))
-    LINES.observe(
-        model,
-        subject,
-        settings,
-        [listener],
-        resources=resources,
-        step=lambda: steps.append(1),
-        facts=facts,
+    facts = LINES.observe(
+        ProbePass(model, subject, settings, [listener], resources, lambda: steps.append(1))
     )
     return facts, listener.observations, len(steps)
 

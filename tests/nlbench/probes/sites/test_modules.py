@@ -9,7 +9,7 @@ from torchvision.models import VisionTransformer, resnet18, swin_t
 
 import nlbench
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.probes.sites.modules import Place, find_places
+from nlbench.probes.sites.modules import ModulePlace, find_places
 from nlbench.probes.sites.observation import observe_sites
 
 IDS = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -196,10 +196,10 @@ def test_output_is_replaced_in_what_the_module_returns():
     place = find_places(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), "modules:0")[0]
     x, y = torch.zeros(1, 2), torch.ones(1, 2)
     assert place.with_output(x, y) is y
-    second = Place(**{**vars(place), "result": 1})
+    second = ModulePlace(**{**vars(place), "result": 1})
     assert second.with_output((0, x), y) == (0, y)
     assert second.output_of([0, y]) is y
-    keyed = Place(**{**vars(place), "result": "out", "argument": "hidden"})
+    keyed = ModulePlace(**{**vars(place), "result": "out", "argument": "hidden"})
     returned = {"out": x, "cache": 3}
     assert keyed.with_output(returned, y) == {"out": y, "cache": 3}
     assert returned["out"] is x

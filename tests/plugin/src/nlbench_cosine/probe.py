@@ -31,19 +31,18 @@ class Parameters(Probe):
     def stored_samples(self, options):
         return 1
 
-    def observe(self, model, samples, options, listeners, *, resources, step, facts):
+    def observe(self, probe_pass):
         found = [
             Matrix(name.removesuffix(".weight"), value.detach().flatten(1))
-            for name, value in model.named_parameters()
-            if value.ndim > 1 and len(value) >= options["smallest"]
+            for name, value in probe_pass.model.named_parameters()
+            if value.ndim > 1 and len(value) >= probe_pass.options["smallest"]
         ]
         if not found:
             raise nlbench.Undefined("no layer has a matrix of weights")
         for matrix in found:
-            for listener in listeners:
-                listener.update(matrix)
-        facts["matrices"] = len(found)
-        step()
+            probe_pass.show(matrix)
+        probe_pass.step()
+        return {"matrices": len(found)}
 
 
 PARAMETERS = Parameters()
