@@ -216,7 +216,9 @@ def _spans(blocks: Sequence[_Call], lengths: range) -> list[tuple[int, ModulePla
     return spans
 
 
-def _match_modules(glob: str, model: nn.Module, calls: Sequence[_Call]) -> list[tuple[int, ModulePlace]]:
+def _match_modules(
+    glob: str, model: nn.Module, calls: Sequence[_Call]
+) -> list[tuple[int, ModulePlace]]:
     matching = [call for call in calls if call.path and fnmatch.fnmatchcase(call.path, glob)]
     if not matching:
         paths = [path for path, _ in model.named_modules() if path]
