@@ -18,8 +18,12 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import PluginError, RequestError, Undefined, error_text, message_of
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.batch_independence import describe_dependence
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
 from nlbench.introspection.model_copy import cpu_copy
+from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import without_autocast
 from nlbench.introspection.process_state import Changes, restored_thread_state
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state
@@ -35,6 +39,12 @@ from nlbench.subjects.samples import DrawnBatches
 from nlbench.subjects.subject import Subject
 
 from .devices import synchronize
+
+_SINGLE_SAMPLE_ERROR = "Expected more than 1 value per channel when training"
+"""PyTorch's message if batch norm has no statistics of its own and only one sample."""
+_SINGLE_SAMPLE_REASON = (
+    "the network normalises a batch by the batch's own statistics, so it can't be run on one sample"
+)
 
 
 @dataclass
@@ -258,12 +268,14 @@ def _observe_once(
         for measure, options, stream in entries
     ]
     facts: ProbeFacts
+    dependence = ""
     stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
     read = 0 if stream is None else stream.samples
     failure: tuple[Result, str] | None = None
     out_of_memory = False
     try:
         with restored_thread_state(changes):
+            dependence = "" if probe.needs_function else _dependence(subject, device)
             facts = probe.observe(
                 ProbePass(subject.model, subject, settings, feeds, resources, step)
             )
@@ -284,6 +296,8 @@ def _observe_once(
         if stream.is_drawn:
             remark = f"of {count} samples drawn from all"
         facts["remark"] = _join(facts.get("remark", ""), remark)
+    if dependence:
+        facts["remark"] = _join(facts.get("remark", ""), dependence)
     for feed in feeds:
         if failure is None or feed.failure is not None:
             result = _annotate(feed.compute(), facts)
@@ -294,6 +308,32 @@ def _observe_once(
             outcome = Outcome(failure[0], feed.seconds, failure[1], facts, out_of_memory)
         outcomes.append(outcome)
     return outcomes
+
+
+def _dependence(subject: Subject, device: torch.device) -> str:
+    """Describe why a model's outputs are no function of their own sample; empty if they are.
+
+    A model that can't be run on some of the samples is not checked.
+    """
+    count = len(subject.inputs)
+    if subject.is_indivisible or not count:
+        return ""
+    chosen = sorted({0, count // 3, 2 * count // 3, count - 1})
+
+    def rows(samples: Tensor) -> Tensor:
+        output = validated_outputs(subject.model(samples.clone()), len(samples))
+        return output.detach().reshape(len(samples), -1)
+
+    with (
+        contextlib.suppress(Exception),
+        torch.no_grad(),
+        evaluation_mode(subject.model),
+        without_fast_path(),
+        preserve_attributes(subject.model),
+        preserve_rng_state(device),
+    ):
+        return describe_dependence(rows, subject.inputs[chosen].to(device))
+    return ""
 
 
 def _annotate(result: Result, facts: ProbeFacts) -> Result:
@@ -330,4 +370,6 @@ def result_of_error(error: BaseException) -> tuple[Result, str]:
     """Return the result that reports an exception, and the traceback if it is a failure."""
     if isinstance(error, Undefined):
         return Result.missing("undefined", message_of(error)), ""
+    if _SINGLE_SAMPLE_ERROR in message_of(error):
+        return Result.missing("undefined", _SINGLE_SAMPLE_REASON), ""
     return Result.missing("failed", error_text(error)), traceback.format_exc()

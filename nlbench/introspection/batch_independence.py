@@ -87,6 +87,35 @@ def check_is_function(
             )
 
 
+def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
+    """Describe why results are no function of their own sample; empty if they are.
+
+    The samples are run twice as one batch, and the first and the last of them with a copy of
+    themselves only.
+
+    Parameters
+    ----------
+    rows : callable
+        Maps samples (m, ...) to their results (m, k).
+    samples : tensor of shape (n, ...)
+
+    Examples
+    --------
+    >>> x = torch.arange(3.0)[:, None]
+    >>> describe_dependence(torch.square, x), describe_dependence(lambda x: x - x.mean(), x)
+    ('', "a sample's results depend on the other samples of its batch")
+    """
+    together, again = rows(samples), rows(samples)
+    if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
+        return "the network's output for one input changes from call to call"
+    for index in (0, len(samples) - 1):
+        twins = rows(samples[[index, index]])
+        expected = together[index : index + 1].expand_as(twins)
+        if not _close(twins, expected, GROUP_TOLERANCE_EPS):
+            return "a sample's results depend on the other samples of its batch"
+    return ""
+
+
 def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> str:
     """Return how the rows of two samples are arranged on a first axis that holds both.
 

@@ -29,6 +29,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
+SPARSE_LAYOUTS = (
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+)
+
+
 def modes_disabled() -> AbstractContextManager[object]:
     """Return a context in which no mode is active."""
     context: AbstractContextManager[object] = _disable_current_modes()

@@ -182,6 +182,9 @@ class Probe(ABC):
         Options that default to the value set for another probe's option.
     shows_on_cpu : bool
         True if observations are always on the CPU.
+    needs_function : bool
+        True if the probe raises where the network is no function of each sample; for any other
+        probe, results have a remark.
 
     Examples
     --------
@@ -202,6 +205,7 @@ class Probe(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
     follows: ClassVar[Mapping[str, str]] = {}
     shows_on_cpu: ClassVar[bool] = False
+    needs_function: ClassVar[bool] = False
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
         """Return the number of steps of an observation, for progress."""

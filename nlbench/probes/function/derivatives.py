@@ -17,8 +17,11 @@ from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import check_batch_independence
 from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microbatch_sizes
 
-# PyTorch's error message if an operation or a custom autograd function lacks forward mode.
-_NO_FORWARD_MODE = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
+# PyTorch's error message if an operation, a custom autograd function or a sparse tensor lacks
+# forward mode.
+_NO_FORWARD_MODE = re.compile(
+    r"forward AD with (\S+)|forward mode AD|aten::_efficientzerotensor", re.IGNORECASE
+)
 
 DerivativeMode = Literal["forward", "reverse"]
 

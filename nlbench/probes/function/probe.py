@@ -13,6 +13,7 @@ class Function(LazyProbe):
     """The probe `function`."""
 
     name = "function"
+    needs_function = True
     description = "the network as a plain differentiable function of its input"
     home = "nlbench.probes.function.observation"
     options: ClassVar[Mapping[str, Option]] = {

@@ -17,6 +17,7 @@ class Lines(LazyProbe):
     """Probe that restricts the network to straight segments between inputs."""
 
     name = "lines"
+    needs_function = True
     description = "the network restricted to straight segments in input space"
     home = "nlbench.probes.lines.observation"
     options: ClassVar[Mapping[str, Option]] = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
+from nlbench.introspection.dispatch import SPARSE_LAYOUTS
 
 from .rows import PositionSelector, SelectedPositions
 
@@ -25,8 +26,7 @@ def _mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _reduced_type(tensor: Tensor) -> torch.dtype:
-    is_wide = tensor.dtype in (torch.float32, torch.float64) or tensor.is_complex()
-    return tensor.dtype if is_wide else torch.float32
+    return tensor.dtype if tensor.dtype == torch.float64 else torch.float32
 
 
 def _flatten(tensor: Tensor, axis: int) -> Tensor:
@@ -141,6 +141,9 @@ def capture(
     >>> side.reduced.shape, side.function_results["sum"]
     (torch.Size([5, 3]), tensor([12., 12., 12., 12., 12.]))
     """
+    problem = _unmeasurable(tensor)
+    if problem:
+        return Side(torch.zeros(len(tensor) if tensor.ndim else 1, 0), {}, problem=problem)
     selected = None if positions is None else positions.select(tensor, axis)
     if selected is not None and tensor.ndim > 0:
         return _capture_positions(tensor, axis, reduction, functions, selected)
@@ -153,6 +156,16 @@ def capture(
         numbers = {name: _apply(function, chunk) for name, function in functions.items()}
         sides.append(Side(reduced, numbers, rounding=_rounding(chunk, reduced.numel())))
     return join(sides)
+
+
+def _unmeasurable(tensor: Tensor) -> str:
+    """Return the reason why a tensor has no rows of real numbers; empty if it has."""
+    if tensor.is_complex():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return f"its values are complex numbers ({kind}), expected real numbers"
+    if tensor.layout in SPARSE_LAYOUTS:
+        return "its values are a sparse tensor, expected a dense one"
+    return ""
 
 
 def _rounding(tensor: Tensor, n_means: int) -> float:

@@ -296,9 +296,8 @@ def _estimate(
         repeats = group.doubtful.tolist()
         for i, state in enumerate(active):
             state.extra_evaluations += int(group.evaluated_again[i])
-            doubtful = undecided[i] / group.steps
             state.crossings = CrossingEstimate.of(
-                counts[:, i], doubtful, miscounted, repeats[i], paired_fraction
+                counts[:, i], undecided[i], miscounted, repeats[i], paired_fraction
             )
             state.values = group.values[i]
             if group.steps == COST_PROBE_STEPS and _needs_other_method(state, options):
@@ -335,7 +334,9 @@ def _estimate(
 def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState], precise: Evaluator) -> None:
     group.exclude_copies(precise)
     for state in states:
-        state.extra_evaluations += len(COMPARED_STEPS)
+        # Both ends are evaluated again in double precision.
+        ends = 0 if state.evaluator is precise else 2
+        state.extra_evaluations += len(COMPARED_STEPS) + ends
 
 
 def _compare_crossings(

@@ -44,6 +44,9 @@ PRIOR_CROSSINGS = 4.0
 """Crossings added to those of the last halving, and twice to those before, for their ratio."""
 MAX_RATIO = 0.95
 """Maximum ratio of the crossings added by successive halvings."""
+HIDDEN_PAIR_PROBABILITY = 1 / 4
+"""Assumed probability that a unit hides a pair of crossings where rounding leaves its side unknown.
+It is 0.08 to 0.28 in networks whose units vary by a few roundings of their layer."""
 NEGLIGIBLE_CROSSINGS = 0.02
 """Expected remaining crossings that are neglected: one pair per hundred segments."""
 PAIRED_FRACTION = 1.5e-2
@@ -132,6 +135,8 @@ class CrossingEstimate:
 
         Parameters
         ----------
+        undecided : float
+            Units that may hide a pair of crossings where rounding leaves their side unknown.
         miscounted : float
             Crossings that rounding may have merged or hidden.
         repeated : float
@@ -163,7 +168,7 @@ class CrossingEstimate:
         if float(by_site.sum()) > 0:
             by_site = by_site * (total / float(by_site.sum()))
         # Without crossings there are none to merge.
-        fixed = undecided + (miscounted if total + undecided > 0 else 0.0)
+        fixed = hidden_crossings(undecided) + (miscounted if total + undecided > 0 else 0.0)
         return cls(
             round(seen - repeated),
             total,
@@ -175,6 +180,20 @@ class CrossingEstimate:
             round(float(added[-1]) / 2),
             round(undecided),
         )
+
+
+def hidden_crossings(undecided: float) -> float:
+    """Return a bound on the crossings that undecided units hide, each a pair or none.
+
+    It is the binomial mean plus `ERROR_SIGMAS` standard deviations.
+
+    Examples
+    --------
+    >>> hidden_crossings(0), round(hidden_crossings(16), 1), round(hidden_crossings(256), 1)
+    (0.0, 14.9, 155.7)
+    """
+    p = HIDDEN_PAIR_PROBABILITY
+    return 2 * (undecided * p + ERROR_SIGMAS * math.sqrt(undecided * p * (1 - p)))
 
 
 def _slow_remainder(added: Tensor) -> float:

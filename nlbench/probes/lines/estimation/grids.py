@@ -8,13 +8,14 @@ caused by an earlier crossing, and coincident crossings of other units (see `coi
 
 A unit within rounding error of its kink at a node keeps its side from the previous node, so that it
 crosses at most once there. If its side is not yet known, no crossing is counted and the unit counts
-as undecided.
+as undecided. At both ends of a segment, sides come from double precision: an end has a neighbour on
+one side only, so that a crossing near it would be lost.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +54,10 @@ class _UnitSides:
         Packed flags, see `Margins.state`; neither is set where the side is unknown.
     counted : tensor of shape (s, W)
         Flags of the units that are not copies of others.
-    unplaced : tensor of shape (s, W)
-        Flags of the units whose side is unknown at the start.
+    unplaced, unplaced_at_end : tensor of shape (s, W)
+        Flags of the units whose side is unknown at the start, or at the end.
+    undecided : tensor of shape (s, W)
+        Flags of the units that may have crossed and returned at a node where their side is unknown.
     is_paired : bool
         See `Margins`.
     """
@@ -62,7 +65,33 @@ class _UnitSides:
     states: Tensor
     counted: Tensor
     unplaced: Tensor
+    unplaced_at_end: Tensor
+    undecided: Tensor
     is_paired: bool
+
+    def settle(self, segments: Tensor, end: int, state: Tensor) -> None:
+        """Set the sides of units at one end of segments (m,), where a state (m, 2, W) has any.
+
+        The start is `end` 0, the end is 1.
+        """
+        known, at = _has_side(state), -end
+        before = self.states[segments, at]
+        self.states[segments, at] = before & ~known[:, None] | state
+        if end:
+            self.unplaced_at_end[segments] &= ~known
+            return
+        # Units without a side at the next nodes keep that of the start.
+        kept = self.unplaced[segments] & known
+        for node in range(1, self.states.shape[1]):
+            kept &= ~_has_side(self.states[segments, node])
+            self.states[segments, node] |= kept[:, None] & state
+        self.unplaced[segments] &= ~known
+
+    def count_undecided(self) -> Tensor:
+        """Count the units that may have crossed unnoticed where their side is unknown: (s,)."""
+        moves = _has_side(self.states[:, 1]) | _has_side(self.states[:, -1])
+        ends = self.unplaced & moves | self.unplaced_at_end & _has_side(self.states[:, -1])
+        return popcount(self.undecided | ends)
 
     def crossed(self, stride: int = 1) -> Tensor:
         """Return flags (s, n / stride, W) of the units that cross between `stride`-th nodes."""
@@ -86,7 +115,7 @@ class GridGroup:
         Number of steps in the current grid.
     values : tensor of shape (s, steps + 1, k)
     undecided : tensor of shape (s,)
-        Number of units whose side is unknown, summed over the nodes.
+        Number of windows whose leader is unknown, summed over the nodes.
     evaluated_again : int64 tensor of shape (s,)
         Number of nodes that the last halving evaluated a second time.
     """
@@ -145,6 +174,8 @@ class GridGroup:
         for sides in self._sides.values():
             sides.states, sides.counted = sides.states[index], sides.counted[index]
             sides.unplaced = sides.unplaced[index]
+            sides.unplaced_at_end = sides.unplaced_at_end[index]
+            sides.undecided = sides.undecided[index]
 
     @property
     def pattern_bytes(self) -> int:
@@ -200,7 +231,9 @@ class GridGroup:
         met = torch.zeros(count, FIRST_GRID_STEPS - 1, dtype=torch.bool, device=self._device)
         for key, (all_units, is_paired) in units.items():
             states, resting = (_by_segment(x, count) for x in zip(*parts.pop(key), strict=True))
-            unplaced = ~(_has_side(states[:, 0]) | resting[:, 0]) & all_units
+            unplaced, unplaced_at_end = (
+                ~(_has_side(states[:, end]) | resting[:, end]) & all_units for end in (0, -1)
+            )
             if key[0] in self._first_steps:
                 met |= (resting[:, 1:-1] & crossed(states[:, :-2], states[:, 2:])).any(2)
             for i in range(1, FIRST_GRID_STEPS + 1):
@@ -208,7 +241,10 @@ class GridGroup:
                 unknown = ~(_has_side(states[:, i]) | resting[:, i])
                 states[:, i] |= unknown[:, None] & states[:, i - 1]
             counted = torch.full_like(unplaced, -1)
-            self._sides[key] = _UnitSides(states, counted, unplaced, is_paired)
+            undecided = torch.zeros_like(unplaced)
+            self._sides[key] = _UnitSides(
+                states, counted, unplaced, unplaced_at_end, undecided, is_paired
+            )
         self._at_nodes += met.sum(1)
         self._switches.append(self._count_switches(switches, FIRST_GRID_STEPS))
         self._repeats.append(torch.zeros_like(self._switches[-1]))
@@ -301,8 +337,9 @@ class GridGroup:
                 if step.output in self._first_steps:
                     met[rows] |= (unknown & resting & opposite).any(1)
                 unknown &= ~resting
-                doubtful = popcount(unknown & _has_side(right) & ~opposite | unplaced)
-                undecided.index_add_(0, s, doubtful.to(undecided.dtype))
+                doubtful = unknown & _has_side(right) & ~opposite | unplaced
+                for segment, part in _rows_by_segment(rows, steps):
+                    sides.undecided[segment] |= union(doubtful[None, part])[0]
             middle |= unknown[:, None] & left
             counted, paired = sides.counted[s], sides.is_paired
             interval = 2 * (s * steps + i)
@@ -372,7 +409,9 @@ class GridGroup:
                 result[level, :, self._site_index[output]] += popcount(flags).sum(1)
         # Units that are all zero at the same node form one boundary.
         result[:levels, :, :1] += self._at_nodes[:, None]
-        result[levels, :, 0] = self.undecided
+        result[levels, :, 0] = self.undecided / self.steps
+        for sides in self._sides.values():
+            result[levels, :, 0] += sides.count_undecided()
         on_cpu = result.cpu()
         seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches) - torch.stack(self._repeats)
         return seen, on_cpu[levels, :, 0].tolist()
@@ -385,6 +424,8 @@ class GridGroup:
         precise : Evaluator
             The network in double precision.
         """
+        if precise is not self._evaluator:
+            self._settle_ends(precise)
         flags = [sides.crossed() for sides in self._sides.values()]
         if not flags:
             return
@@ -399,6 +440,22 @@ class GridGroup:
                 batch, taken = [], 0
             batch, taken = [*batch, s], taken + count
         self._exclude_copies_of(batch, words[batch], widths, precise)
+
+    def _settle_ends(self, precise: Evaluator) -> None:
+        """Take the sides of units at both ends of all segments from double precision."""
+        count = len(self)
+
+        def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
+            if isinstance(pattern, Margins):
+                index = torch.arange(rows.start, rows.stop, device=self._device)
+                for end in (0, 1):
+                    (at,) = (index // count == end).nonzero().unbind(1)
+                    sides = self._sides[step.output, kink]
+                    sides.settle(index[at] % count, end, pattern.state[at])
+
+        owner = torch.arange(count, device=self._device).repeat(2)
+        t = torch.arange(2, device=self._device).repeat_interleave(count)
+        precise.along(self._starts.double(), self._ends.double(), owner, t, callback)
 
     def _exclude_copies_of(
         self, indices: Sequence[int], words: Tensor, widths: Sequence[int], precise: Evaluator
@@ -596,6 +653,14 @@ class GridGroup:
 def _has_side(states: Tensor) -> Tensor:
     """Return the packed flags of units with a known side: (..., 2, W) to (..., W)."""
     return states[..., 0, :] | states[..., 1, :]
+
+
+def _rows_by_segment(rows: slice, period: int) -> Iterator[tuple[int, slice]]:
+    """Yield each segment with points among the rows, and the part of the rows that are its own."""
+    start: int = rows.start
+    for segment in range(start // period, (rows.stop - 1) // period + 1):
+        first = max(0, segment * period - start)
+        yield segment, slice(first, min(rows.stop, (segment + 1) * period) - start)
 
 
 def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:

@@ -11,7 +11,7 @@ it covers, and a tensor that overlaps them is updated when it is next read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import (
@@ -30,6 +29,7 @@ from nlbench.errors import (
     first_line,
 )
 from nlbench.introspection.dispatch import (
+    SPARSE_LAYOUTS,
     DispatchMode,
     modes_disabled,
     out_of_place,
@@ -48,7 +48,7 @@ from nlbench.introspection.operations import (
     registered,
 )
 from nlbench.introspection.pytree import tree_iter, tree_map
-from nlbench.introspection.write_log import WriteLog
+from nlbench.introspection.write_log import WriteLog, memory_of
 from nlbench.probes.lines.rules import kinks
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
@@ -215,7 +215,7 @@ class Recorder(DispatchMode):
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
         self._input_shape = tuple(example.shape[1:])
-        self._constants: set[StorageWeakRef] = set()
+        self._constants: set[Hashable] = set()
         # Indices of maxima, which are returned along with the maxima but rarely used.
         self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._bind(example, 0)
@@ -287,17 +287,19 @@ class Recorder(DispatchMode):
         for tensor in tensors:
             self._refresh(tensor, name)
         traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
-        constants = {_storage(a) for a in tensors if not self._is_traced(a)}
+        constants = {memory_of(a) for a in tensors if not self._is_traced(a)}
         if any(a in self._indices for a in tensors):
             raise self._refusal(name, "it uses the positions of maxima")
         if not traced:
-            if any(_storage(a) in self._constants for a in written):
+            if any(memory_of(a) in self._constants for a in written):
                 raise self._refusal(name, "it changes a constant that was read before")
             result = func(*args, **kwargs)
             for tensor in written:
                 if self._writes.has_writes(tensor):
                     self._log_write(tensor, None)
             return result
+        if any(a.layout in SPARSE_LAYOUTS for a in tensors):
+            raise self._refusal(name, "it reads a sparse tensor")
         if known(name).takes in ("number", "truth", "values"):
             raise self._refusal(name, "the computation depends on the values of the input")
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
@@ -547,10 +549,6 @@ class _CallNames(SiteNames):
         if hasattr(call.function, "nlbench_op") and call.operation.traced:
             return self._recorder.record_call(call.function, call.args, call.kwargs)
         return super().call(call)
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:

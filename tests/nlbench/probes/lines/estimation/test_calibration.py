@@ -1,6 +1,7 @@
 """Estimates of random networks, of kinds that did not serve to choose any constant."""
 
 import functools
+import itertools
 import statistics
 
 import pytest
@@ -53,7 +54,7 @@ def test_estimates_of_unseen_networks_are_within_their_errors_and_unbiased():
     off = [estimate.crossings - exact for exact, estimate in calibration()]
     errors = [estimate.error for _, estimate in calibration()]
     assert all(abs(x) <= error for x, error in zip(off, errors, strict=True))
-    assert abs(statistics.fmean(off)) <= statistics.fmean(errors) / 4
+    assert abs(statistics.fmean(off)) <= statistics.fmean(errors) / 10
 
 
 def test_bounds_of_unseen_networks_are_at_most_the_exact_count_and_covered_by_the_error():
@@ -80,7 +81,7 @@ def test_crossings_behind_overlapping_windows_are_estimated_without_bias(activat
         estimate = estimate_segment(network, *segment, dtype=torch.float64)
         off.append((estimate.crossings - exact) / exact)
         errors.append(estimate.error / exact)
-    assert abs(statistics.fmean(off)) <= statistics.fmean(errors) / 4
+    assert abs(statistics.fmean(off)) <= statistics.fmean(errors) / 10
 
 
 def test_tolerance_is_that_of_the_stated_error():
@@ -88,3 +89,35 @@ def test_tolerance_is_that_of_the_stated_error():
     estimate = estimate_segment(network, *segment, tolerance=5e-3)
     assert estimate.converged
     assert estimate.error <= 5e-3 * estimate.crossings
+
+
+def nearly_constant_case(seed, scale, width=100, depth=4):
+    """Return an MLP whose units vary by a few roundings of the largest, and cross zero there."""
+    torch.manual_seed(seed)
+    sizes = [16] + [width] * depth
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    start, end = torch.randn(2, 16, dtype=torch.float64)
+    x = torch.stack([start, end])
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            layer.double()
+            layer.weight *= scale if i else 1.0
+            low, high = layer(x)
+            layer.bias -= low + (high - low) * (1.4 * torch.rand(width) - 0.2)
+            # A tenth of the units are large, which sets the limit of resolution.
+            layer.bias += 1.0 * (torch.rand(width) < 0.1)
+            x = layer(x).relu()
+    parts = [module for layer in layers for module in (layer, nn.ReLU())]
+    return nn.Sequential(*parts, nn.Linear(width, 3).double()).float().eval(), start, end
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scale", [0.1, 0.05, 0.02])
+def test_errors_in_single_precision_cover_units_within_rounding(scale, seed):
+    network, start, end = nearly_constant_case(seed, scale)
+    segment = start.float(), end.float()
+    exact = trace_segment(network, *segment).crossings
+    estimate = estimate_segment(network, *segment, dtype=torch.float32)
+    assert exact > 100
+    assert abs(estimate.crossings - exact) <= estimate.error
+    assert estimate.at_least <= exact

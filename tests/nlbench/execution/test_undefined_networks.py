@@ -1,0 +1,113 @@
+"""Networks whose numbers don't exist get a reason, not PyTorch's error."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6, track_running_stats=False)
+        self.register_buffer("graph", torch.eye(6).to_sparse())
+
+    def forward(self, x):
+        return self.last(self.hidden(self.first(x)))
+
+
+class SparseProduct(Layers):
+    def hidden(self, h):
+        return torch.sparse.mm(self.graph, self.act(h).T).T
+
+
+class SparseMatmul(Layers):
+    def hidden(self, h):
+        return (self.graph @ self.act(h).T).T
+
+
+class SparseSite(Layers):
+    def hidden(self, h):
+        return self.act(h.to_sparse()).to_dense()
+
+
+class Complex(Layers):
+    def hidden(self, h):
+        return torch.tanh(torch.fft.fft(h)).real
+
+
+class BatchStatistics(Layers):
+    def hidden(self, h):
+        return self.act(self.norm(h))
+
+
+def results(model, samples=32):
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1))
+    settings = {"lines.number": 1}
+    labels = torch.arange(samples) % 3
+    run = nlbench.evaluate(model, x, "*", labels=labels, settings=settings)
+    return {record.measure.name: record.result for record in run.records}
+
+
+@pytest.mark.parametrize("network", [SparseProduct, SparseMatmul, Complex, BatchStatistics])
+def test_no_measure_of_an_odd_network_fails(network):
+    found = results(network().eval())
+    failed = {name: result.reason for name, result in found.items() if result.status == "failed"}
+    assert failed == {}
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [(SparseSite, "sparse tensor"), (Complex, "complex numbers (complex64)")],
+)
+def test_site_without_real_numbers_is_undefined(network, reason):
+    result = results(network().eval())["affinity"]
+    assert result.status == "undefined"
+    assert reason in result.reason
+
+
+def test_batch_statistics_of_one_sample_are_undefined():
+    found = results(BatchStatistics().eval(), samples=1)
+    for name in ("affinity", "accuracy", "nlc", "substitution", "pathlength"):
+        assert found[name].status == "undefined"
+        assert "own statistics" in found[name].reason
+
+
+class Noise(Layers):
+    def hidden(self, h):
+        return self.act(h + 0.1 * torch.randn_like(h))
+
+
+class OwnNoise(Layers):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def hidden(self, h):
+        return self.act(h + 0.1 * torch.randn(h.shape, generator=self.generator))
+
+
+@pytest.mark.parametrize(
+    ("network", "remark"),
+    [
+        (Noise, "changes from call to call"),
+        (OwnNoise, "changes from call to call"),
+        (BatchStatistics, "depend on the other samples of its batch"),
+        (Layers, ""),
+    ],
+)
+def test_measures_of_every_probe_remark_what_is_no_function_of_a_sample(network, remark):
+    model = network().eval()
+    model.hidden = getattr(model, "hidden", model.act)
+    measures = ["affinity", "cka", "accuracy", "substitution", "nlc"]
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+    run = nlbench.evaluate(model, x, measures, labels=torch.arange(24) % 3)
+    for name in measures:
+        if remark:
+            assert remark in run[name].reason, name
+        else:
+            assert "call" not in run[name].reason
+            assert "batch" not in run[name].reason
