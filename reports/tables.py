@@ -516,5 +516,8 @@ def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
 def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
     """Return a run's scores with replicates, and the metadata of its measures."""
     measures = with_relative(run.manifest.get("measures") or {})
-    scores = Scores(run.scores, measures, replicates_by_cell(run.records))
+    if run.records:
+        scores = Scores.of_records(run.records, measures)
+    else:
+        scores = Scores(run.scores, measures)
     return scores, scores.describe(measures)
