@@ -1,10 +1,12 @@
-"""Measure how well standard errors and intervals describe the choice of samples.
+"""Measure how well standard errors and intervals describe the choice of samples, and their cost.
 
 Draws samples again and again from a large population, measures each draw, and compares the stated
 standard errors with the deviations between draws, and the intervals with the value on average over
-draws. Prints a Markdown table, which is in docs/statistics.md.
+draws. Counts how often a network compared with itself, on other samples, is said to have changed.
+Prints Markdown tables, which are in docs/statistics.md. By default with few draws; those of the
+tables are stated there.
 
-    python benchmarks/errors.py [DRAWS] [FAMILY ...]
+    python benchmarks/errors.py [DRAWS] [NETWORK ...]
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import nlbench
@@ -23,7 +27,6 @@ from nlbench.measure import Result
 from nlbench.measure.replicates import (
     GROUPS,
     combine,
-    difference_error,
     standard_error,
     student_quantile,
 )
@@ -52,7 +55,12 @@ MEASURES = (
     "absdev",
 )
 LEVEL = 0.95
+DRAWS = 20
 MAX_SHIFT = 2
+NULL_MEASURES = ("r2", "cka", "norm", "entropy", "influence")
+SITE_MEASURES = ("affinity", "r2", "cka", "norm", "entropy", "sparsity")
+REPETITIONS = 2
+IMAGES = 256
 
 
 @dataclass
@@ -133,11 +141,13 @@ def families() -> dict[str, Callable[[], Family]]:
         return Family(
             (load_vgg8("trained").model, load_vgg8("init").model),
             DigitImages().draw,
-            [name for name in MEASURES if name not in ("absdev", "affine-residual", "nlc")],
+            [name for name in MEASURES if name != "affine-residual"],
+            {"lines.number": 16},
         )
 
     def text() -> Family:
-        names = ("affinity", "r2", "cka", "norm", "entropy", "influence", "linearity")
+        inputs = ("activation-state", "affine-residual", "nlc", "geometric-complexity")
+        names = [n for n in MEASURES if n not in (*inputs, "local-complexity", "absdev")]
         settings = {"sites.rows": "tokens"}
         return Family((Block(0).eval(), Block(1).eval()), draw_text, names, settings)
 
@@ -167,79 +177,139 @@ class Tally:
         self.values.append(value)
         self.replicates.append(replicates)
 
-    def coverage(self) -> tuple[float, float]:
-        """Return the stated over the true deviation, and the fraction of intervals that hold.
+    @property
+    def errors(self) -> list[float]:
+        """The stated standard errors."""
+        return [standard_error(replicates) or 0.0 for replicates in self.replicates]
 
-        The intervals should contain the mean over the other draws.
-        """
-        center = statistics.fmean(self.values)
+    def ratio(self) -> float:
+        """Return the stated deviation, the median over draws, over the true one."""
         deviation = statistics.stdev(self.values)
-        known = [standard_error(replicates) or 0.0 for replicates in self.replicates]
-        draws = len(known)
-        hits = 0
-        for value, error, replicates in zip(self.values, known, self.replicates, strict=True):
+        return statistics.median(self.errors) / deviation if deviation else 1.0
+
+    def hits(self) -> list[bool]:
+        """Return for each draw whether its interval contains the mean over the other draws."""
+        center = statistics.fmean(self.values)
+        draws = len(self.values)
+        hits = []
+        for value, error, replicates in zip(self.values, self.errors, self.replicates, strict=True):
             others = (draws * center - value) / (draws - 1)
             half = error * student_quantile(0.5 + LEVEL / 2, len(replicates) - 1)
             # The mean of the others has an error of its own.
             half *= math.sqrt(1 + 1 / (draws - 1))
-            hits += abs(value - others) <= half + 1e-12
-        ratio = math.sqrt(statistics.fmean(e**2 for e in known)) / deviation if deviation else 1.0
-        return ratio, hits / draws
+            hits.append(abs(value - others) <= half + 1e-12)
+        return hits
 
 
-def measure(family: Family, draws: int, size: int) -> dict[str, dict[str, Tally]]:
-    """Measure all draws and return the tallies of each measure."""
-    names = ("network", "layer", "difference")
-    tallies = {measure: {name: Tally() for name in names} for measure in family.measures}
+@dataclass
+class MeasureTally:
+    """Values of the first network, of its layers, and of its difference to the second."""
+
+    network: Tally = field(default_factory=Tally)
+    layers: dict[str, Tally] = field(default_factory=dict)
+    difference: Tally = field(default_factory=Tally)
+
+    def add(self, first: Result, second: Result) -> None:
+        """Add the results for one draw."""
+        if first.replicates:
+            self.network.add(first.summary["value"], first.replicates)
+        for value in first.values:
+            if value.replicates:
+                tally = self.layers.setdefault(value.place, Tally())
+                tally.add(value.statistics["value"], value.replicates)
+        paired = combine(lambda a, b: a - b, first.replicates, second.replicates)
+        if paired:
+            self.difference.add(first.summary["value"] - second.summary["value"], paired)
+
+    def row(self) -> list[str]:
+        """Return the number of draws, the ratio, and the coverage of the three intervals."""
+        draws = len(self.network.values)
+        ratio = f"{self.network.ratio():.2f}" if draws > 1 else "–"
+        parts = [[self.network], list(self.layers.values()), [self.difference]]
+        return [str(draws), ratio, *(_coverage(tallies) for tallies in parts)]
+
+
+def _coverage(tallies: Sequence[Tally]) -> str:
+    """Return the fraction of intervals that hold, over all draws and layers."""
+    hits = [hit for tally in tallies if len(tally.values) > 1 for hit in tally.hits()]
+    return f"{statistics.fmean(hits):.2f}" if hits else "–"
+
+
+def evaluate(
+    family: Family, network: nn.Module, size: int, seed: int, measures: Sequence[str]
+) -> nlbench.Run:
+    """Measure a network on one draw of samples."""
+    inputs, labels = family.draw(size, torch.Generator().manual_seed(seed))
+    probes = {nlbench.registry.load("measures", name).probe for name in measures}
+    settings = {k: v for k, v in family.settings.items() if k.partition(".")[0] in probes}
+    return nlbench.evaluate(network, inputs, measures, settings=settings, labels=labels)
+
+
+def tally(family: Family, draws: int, size: int) -> dict[str, MeasureTally]:
+    """Measure all draws of samples."""
+    tallies = {name: MeasureTally() for name in family.measures}
     for draw in range(draws):
-        inputs, labels = family.draw(size, torch.Generator().manual_seed(1000 + draw))
         first, second = (
-            nlbench.evaluate(
-                network, inputs, family.measures, settings=family.settings, labels=labels
-            )
+            evaluate(family, network, size, 1000 + draw, family.measures)
             for network in family.networks
         )
         for name in family.measures:
-            add_results(tallies[name], first[name], second[name])
+            tallies[name].add(first[name], second[name])
     return tallies
 
 
-def add_results(tallies: dict[str, Tally], first: Result, second: Result) -> None:
-    if first.replicates:
-        tallies["network"].add(first.summary["value"], first.replicates)
-    layers = [value for value in first.values if value.replicates]
-    if layers:
-        tallies["layer"].add(layers[0].statistics["value"], layers[0].replicates)
-    paired = combine(lambda a, b: a - b, first.replicates, second.replicates)
-    if paired and difference_error(first.replicates, second.replicates, paired=True):
-        tallies["difference"].add(first.summary["value"] - second.summary["value"], paired)
+def count_false_changes(family: Family, comparisons: int, size: int) -> int:
+    """Return how many comparisons of a network with itself, on other samples, find a change."""
+    count = 0
+    for index in range(comparisons):
+        seeds = (5000 + 2 * index, 5001 + 2 * index)
+        first, second = (
+            evaluate(family, family.networks[0], size, seed, NULL_MEASURES) for seed in seeds
+        )
+        count += any(d.is_significant for d in nlbench.compare(first, second).rows())
+    return count
+
+
+def processor_seconds(errors: str) -> float:
+    """Return the time of six site measures of a ResNet18 on images of 224 pixels."""
+    torch.manual_seed(0)
+    network = torchvision.models.resnet18(weights=None).eval()
+    images = torch.randn(IMAGES, 3, 224, 224)
+    seconds = []
+    for _ in range(REPETITIONS):
+        begin = time.process_time()
+        if errors:
+            nlbench.evaluate(network, images, SITE_MEASURES, errors=errors)
+        else:
+            with torch.no_grad():
+                network(images)
+        seconds.append(time.process_time() - begin)
+    return min(seconds)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the costs and the tables."""
     torch.set_num_threads(1)
-    draws = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    bare = processor_seconds("")
+    for errors in ("none", "groups"):
+        ratio = processor_seconds(errors) / bare
+        print(f"six site measures of ResNet18, errors={errors}: {ratio:.2f} forward passes")
+    draws = int(sys.argv[1]) if len(sys.argv) > 1 else DRAWS
     chosen = sys.argv[2:] or list(families())
-    print(f"{draws} draws, {GROUPS} groups, {100 * LEVEL:.0f} % intervals\n")
+    print(f"{GROUPS} groups, {100 * LEVEL:.0f} % intervals\n")
     print(
         "| network | measure | samples | draws | deviation, stated / true "
-        "| value | layer | difference |"
+        "| value | layers | difference |"
     )
     print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for title in chosen:
         family = families()[title]()
         for size in SIZES:
-            for name, tallies in measure(family, draws, size).items():
-                cells = {key: t.coverage() for key, t in tallies.items() if len(t.values) > 1}
-                ratio = f"{cells['network'][0]:.2f}" if "network" in cells else "–"
-                columns = [
-                    f"{cells[key][1]:.2f}" if key in cells else "–"
-                    for key in ("network", "layer", "difference")
-                ]
-                print(
-                    f"| {title} | {name} | {size} | {ratio} | {' | '.join(columns)} |", flush=True
-                )
-
-
-if __name__ == "__main__":
-    main()
+            for name, measured in tally(family, draws, size).items():
+                columns = [title, name, str(size), *measured.row()]
+                print(f"| {' | '.join(columns)} |", flush=True)
+    print("\n| network | samples | comparisons | something changed |")
+    print("| --- | --: | --: | --: |")
+    for title in chosen:
+        count = count_false_changes(families()[title](), draws, SIZES[0])
+        print(f"| {title} | {SIZES[0]} | {draws} | {count} |", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -116,9 +117,19 @@ def _source_hash(named: Sequence[NamedRun]) -> str:
     """Compute a hash of everything on a page that comes from its runs."""
     digest = hashlib.sha256(version("nlbench").encode())
     for run in named:
-        facts = {name: value for name, value in vars(run).items() if name != "scores"}
-        for text in (repr(to_plain(facts)), run.scores.to_csv(index=False)):
-            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        tables = ("scores", "replicates")
+        facts = {name: value for name, value in vars(run).items() if name not in tables}
+        digest.update(repr(to_plain(facts)).encode("utf-8", "surrogatepass") + b"\0")
+        for name, column in run.scores.items():
+            numbers = column.to_numpy()
+            if numbers.dtype.kind in "if":
+                digest.update(f"{name}\0".encode() + numbers.tobytes())
+            else:
+                text = "\0".join(map(str, (name, *numbers)))
+                digest.update(text.encode("utf-8", "surrogatepass"))
+        for cell in run.replicates.values():
+            for replicates in (cell.summary, *cell.places.values()):
+                digest.update(array("d", replicates).tobytes())
     return digest.hexdigest()[:32]
 
 

@@ -482,5 +482,8 @@ def _check_unique(table: pd.DataFrame, keys: list[str]) -> None:
 def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
     """Return a run's scores with replicates, and the metadata of its measures."""
     measures = with_relative(run.manifest.get("measures") or {})
-    scores = Scores(run.scores, measures, replicates_by_cell(run.records))
+    if run.records:
+        scores = Scores.of_records(run.records, measures)
+    else:
+        scores = Scores(run.scores, measures)
     return scores, scores.describe(measures)

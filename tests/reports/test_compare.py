@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.collections import LineCollection
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
+import nlbench
 from nlbench.cli.app import app
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -415,3 +418,14 @@ def test_a_fact_of_one_network_is_named_with_it(before):
 )  # fmt: skip
 def test_percentages_have_the_digits_of_their_errors(fraction, error, text):
     assert percentage(fraction, error) == text
+
+
+def test_a_network_rarely_changes_on_other_samples():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5), nn.Tanh())
+    samples = torch.randn(30, 2, 64, 6)
+    changed = 0
+    for halves in samples:
+        first, second = (nlbench.evaluate(network, x, ["norm", "influence"]) for x in halves)
+        changed += any(d.is_significant for d in nlbench.compare(first, second).rows())
+    assert changed <= 4  # of 30, where at most 5 % are expected

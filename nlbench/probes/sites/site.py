@@ -118,8 +118,7 @@ class SiteBatch:
     def with_rows(self, index: Tensor) -> SiteBatch:
         """Return the batch with some of its rows (m,), without shared results.
 
-        If rows are tokens, `index` consists of whole samples, and results of `unreduced` functions
-        are those of all samples.
+        If rows are tokens, `index` consists of whole samples.
 
         Examples
         --------
@@ -133,16 +132,17 @@ class SiteBatch:
         import torch
 
         owners = self.owners
+        samples = index if owners is None else torch.unique(owners[index])
         unreduced = self.unreduced
-        if owners is None and unreduced:
-            unreduced = SelectedResults(unreduced, index)
+        if unreduced:
+            unreduced = SelectedResults(unreduced, samples)
         return replace(
             self,
             x=self.x[index],
             y=self.y[index],
             unreduced=unreduced,
             owners=None if owners is None else owners[index],
-            samples=len(index) if owners is None else len(torch.unique(owners[index])),
+            samples=len(samples),
             sources=self.sources and self.sources.of_rows(index),
             borrowed=None,
         )

@@ -169,7 +169,7 @@ class Tokens(nn.Module):
         return self.act(self.first(x)).mean(1)
 
 
-@pytest.mark.parametrize("name", ["r2", "affinity", "linearity"])
+@pytest.mark.parametrize("name", ["r2", "affinity", "linearity", "sparsity"])
 def test_tokens_are_left_out_by_sequence(name):
     inputs = torch.randn(24, 6, 5, generator=torch.Generator().manual_seed(2))
     settings = {"sites__rows": "tokens"}
