@@ -31,7 +31,7 @@ from .leaderboard import Measures, sense_of
 from .manifest import flatten, settings_of
 from .relative import has_relative, with_relative
 from .tables import Scores, TableCell, TableSubject
-from .text import ERROR_LEGEND, count, number, place_text, plus_minus, range_noun
+from .text import ERROR_LEGEND, count, functional_calls, number, place_text, plus_minus, range_noun
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -323,12 +323,14 @@ class Comparison:
         for d, row in zip(rows, texts, strict=True):
             name = d.measure if is_single else f"{d.subject}: {d.measure}"
             table.add_row(
-                Text(f"  {one_line(d.place_text)}" if d.place else one_line(name)),
+                Text(f"  {one_line(d.place)}" if d.place else one_line(name)),
                 *(Text(row[i]) for i in columns),
             )
         console.print()
         console.print(table)
         console.print()
+        if where := {d.place: d.where for d in rows if d.where}:
+            _line(console, functional_calls(where))
         hidden = sum(1 for _ in self.rows()) - len(rows)
         if hidden:
             _line(console, f"and {count(hidden, 'value')} that changed less; -o FILE writes all")
@@ -547,9 +549,13 @@ def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], Table
 
 
 def _label(before: TableSubject, after: TableSubject) -> str:
-    same = before.identity == after.identity
+    if before.identity == after.identity:
+        return before.label
+    if before.label == after.label:
+        # The only networks of their runs are named by the model alone.
+        return f"{before.label} · {before.weights_text} → {after.weights_text}"
     shared = f"{before.model} · " if before.model == after.model else ""
-    return before.label if same else f"{before.label} → {after.label.removeprefix(shared)}"
+    return f"{before.label} → {after.label.removeprefix(shared)}"
 
 
 def difference_of(
@@ -619,20 +625,25 @@ def mark_significant(differences: Sequence[Difference]) -> list[Difference]:
 
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
     """Yield the manifest entries that differ and can affect values."""
+    runs = (first, second)
+    # The only networks of their runs are compared, whatever they are called.
+    is_pair = all(len(run.manifest.get("subjects") or []) == 1 for run in runs)
     before, after = (
-        {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
+        {name: str(value) for name, value in _facts(run.manifest, is_pair)} for run in runs
     )
     for key in dict.fromkeys([*before, *after]):
         if before.get(key) != after.get(key):
             yield key, before.get(key, ""), after.get(key, "")
 
 
-def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _facts(manifest: Mapping[str, Any], is_pair: bool) -> Iterator[tuple[str, Any]]:
     yield from settings_of(manifest)
     yield from flatten(manifest.get("environment") or {}, "environment.")
     for subject in manifest.get("subjects") or []:
-        keys = ("model", "weights", "data", "seed")
-        label = " · ".join(str(subject.get(key, "")) for key in keys)
+        names = {key: str(subject.get(key, "")) for key in ("model", "weights", "data", "seed")}
+        label = "the network" if is_pair else " · ".join(names.values())
+        if is_pair:
+            yield from names.items()
         for fact in _SUBJECT_FACTS:
             if fact in subject:
                 yield f"{label}: {fact.replace('_', ' ')}", subject[fact]
