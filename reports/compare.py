@@ -32,7 +32,7 @@ from .leaderboard import Measures, sense_of
 from .manifest import flatten, settings_of
 from .relative import has_relative, with_relative
 from .tables import Scores, TableCell, TableSubject
-from .text import ERROR_LEGEND, count, percentage, place_text, plus_minus, range_noun
+from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text, plus_minus, range_noun
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -333,12 +333,14 @@ class Comparison:
         for d, row in zip(rows, texts, strict=True):
             name = d.measure if is_single else f"{d.subject}: {d.measure}"
             table.add_row(
-                Text(f"  {one_line(d.place_text)}" if d.place else one_line(name)),
+                Text(f"  {one_line(d.place)}" if d.place else one_line(name)),
                 *(Text(row[i]) for i in columns),
             )
         console.print()
         console.print(table)
         console.print()
+        if where := {d.place: d.where for d in rows if d.where}:
+            _line(console, functional_calls(where))
         hidden = sum(1 for _ in self.rows()) - len(rows)
         if hidden:
             _line(console, f"and {count(hidden, 'value')} that changed less; -o FILE writes all")
@@ -581,9 +583,13 @@ def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], Table
 
 
 def _label(before: TableSubject, after: TableSubject) -> str:
-    same = before.identity == after.identity
+    if before.identity == after.identity:
+        return before.label
+    if before.label == after.label:
+        # The only networks of their runs are named by the model alone.
+        return f"{before.label} · {before.weights_text} → {after.weights_text}"
     shared = f"{before.model} · " if before.model == after.model else ""
-    return before.label if same else f"{before.label} → {after.label.removeprefix(shared)}"
+    return f"{before.label} → {after.label.removeprefix(shared)}"
 
 
 def difference_of(

@@ -53,10 +53,10 @@ def decisions_of(record: Record) -> Decisions:
 def changed_sources(record: Record, decisions: Decisions) -> list[str]:
     """Return the names of the model and data whose files alone have changed since a record."""
     subject = record.subject
-    settings_key, sources = decisions.get(("sources", *subject.identity), (None, {}))  # type: ignore[misc]
-    if not subject.sources or subject.settings_key != settings_key:
+    current: Any = decisions.get(("sources", *subject.identity))
+    if current is None or not subject.sources or subject.settings_key != current[0]:
         return []
-    return [name for name, version in sources.items() if subject.sources.get(name) != version]
+    return [name for name, version in current[1].items() if subject.sources.get(name) != version]
 
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -135,10 +136,10 @@ class RunFolder(LockedFolder):
         }
         if not outdated:
             return ""
-        names = dict.fromkeys(name for changed in outdated.values() for name in changed)
+        changed = dict.fromkeys(itertools.chain.from_iterable(outdated.values()))
         cells = "1 cell" if len(outdated) == 1 else f"{len(outdated)} cells"
         note = (
-            f"{', '.join(names)} changed after {cells} had been recorded; what is requested is "
+            f"{', '.join(changed)} changed after {cells} had been recorded; what is requested is "
             f"measured again, and the earlier records are in {SUPERSEDED}/"
         )
         make_folder(self.path / SUPERSEDED)

@@ -144,7 +144,9 @@ class _Source:
         self._batches = batches
         self._note = note
         loader = value if isinstance(value, DataLoader) else None
-        self._items: Any = value if loader is None else loader.dataset
+        self._items: Any = value
+        if loader is not None:
+            self._items = loader.dataset
         self._collate: Any = self._collate_items if loader is None else loader.collate_fn
         if batches is None and not len(self._items):
             raise RequestError(f"{label} is empty, expected samples")
@@ -176,8 +178,14 @@ class _Source:
         items, has_labels = self._read_items(read)
         assert reader.arguments is not None
         text = f"{dataset.preprocessing}; inputs {', '.join(reader.arguments.names)}"
-        changed = {"train": items, "test": items, "labelled": dataset.labelled and has_labels}
-        return replace(dataset, arguments=reader.arguments, preprocessing=text, **changed)
+        return replace(
+            dataset,
+            train=items,
+            test=items,
+            labelled=dataset.labelled and has_labels,
+            arguments=reader.arguments,
+            preprocessing=text,
+        )
 
     def _read_items(self, read: Read) -> tuple[Items, bool]:
         """Return all samples, and True if they have labels."""
@@ -185,7 +193,8 @@ class _Source:
             has_labels = read(self._first)[1] is not None
             return ForeignItems(self._items, self._collate, read), has_labels
         parts = [read(batch) for batch in self._batches]
-        rows = _joined(self._label, [inputs for inputs, _ in parts], torch.cat)
+        _check_shapes(self._label, [inputs[0] for inputs, _ in parts])
+        rows = torch.cat([inputs for inputs, _ in parts])
         known = [labels for _, labels in parts if labels is not None]
         labels = torch.cat(known) if len(known) == len(parts) else None
         return TensorItems(rows, labels), labels is not None
@@ -200,22 +209,19 @@ class _Source:
         if isinstance(items[0], tuple | list) and not _is_labelled_tensor(items[0]):
             return default_collate(items)
         pairs = [_split(self._label, item) for item in items]
-        rows = _joined(self._label, [_tensor(self._label, x) for x, _ in pairs], torch.stack)
+        rows = [_tensor(self._label, x) for x, _ in pairs]
+        _check_shapes(self._label, rows)
         labels = [label for _, label in pairs]
-        return rows, labels if all(label is not None for label in labels) else None
+        return torch.stack(rows), labels if all(label is not None for label in labels) else None
 
 
-def _joined(
-    label: str, rows: Sequence[Tensor], join: Callable[[Sequence[Tensor]], Tensor]
-) -> Tensor:
-    """Join samples, which must have the same shape."""
-    first = 1 if join is torch.cat else 0
-    shapes = list(dict.fromkeys(tuple(row.shape[first:]) for row in rows))
+def _check_shapes(label: str, samples: Sequence[Tensor]) -> None:
+    """Raise unless all samples have the same shape."""
+    shapes = list(dict.fromkeys(tuple(sample.shape) for sample in samples))
     if len(shapes) > 1:
         raise RequestError(
             f"{label} yields samples of shapes {shapes[0]} and {shapes[1]}, expected one"
         )
-    return join(rows)
 
 
 def make_dataset(label: str, items: Items, classes: int, preprocessing: str) -> Dataset:
@@ -284,12 +290,14 @@ def _split(label: str, batch: Any) -> tuple[Any, Any]:
             raise RequestError(f"{label} yields empty tuples, expected (inputs, label)")
         inputs = _split(label, batch[0])[0] if isinstance(batch[0], Mapping) else batch[0]
         labels = [part for part in batch[1:] if _is_scalar(part) or is_identifier(part)]
-        return inputs, next(iter(labels or batch[1:]), None)
+        rest: Sequence[Any] = labels or batch[1:]
+        return inputs, rest[0] if rest else None
     parts = output_parts(batch)
-    labels = next((parts.pop(key) for key in LABEL_KEYS if key in parts), None)
+    key = next((name for name in LABEL_KEYS if name in parts), "")
+    label_part = parts.pop(key, None)
     tensors = [part for part in parts.values() if isinstance(part, Tensor | np.ndarray)]
     inputs = [tensor for tensor in tensors if not is_identifier(tensor)] or tensors or [batch]
-    return inputs[0], labels
+    return inputs[0], label_part
 
 
 def _converted(value: Any) -> Any:

@@ -136,9 +136,20 @@ def test_places_of_functional_calls_have_a_line(before):
     comparison = compare_runs(before, Run(before.manifest, records, Path("runs/other")))
     console = Console(width=120, file=io.StringIO())
     comparison.print(console)
-    for text in (console.file.getvalue(), comparison.markdown()):
-        assert f"{name} (net.py:7)" in text
+    assert f"functional calls: {name} at net.py:7" in console.file.getvalue()
+    assert f"{name} (net.py:7)" in comparison.markdown()
     assert name in set(comparison.frame()["place"])
+
+
+def test_two_checkpoints_are_compared_fact_by_fact():
+    first = make_run(1)
+    facts = {"weights": "epoch=5.ckpt", "weights_hash": "other"}
+    records = [replace(r, subject=replace(r.subject, **facts)) for r in first.records]
+    second = Run({**first.manifest, **Manifest().of_records(records)}, records, Path("runs/other"))
+    comparison = compare_runs(first, second)
+    names = [name for name, _, _ in comparison.explanations]
+    assert names == ["weights", "the network: weights hash"]
+    assert all("epoch 5" in d.subject for d in comparison.differences)
 
 
 def test_runs_without_replicates_have_no_errors(before):
