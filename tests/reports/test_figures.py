@@ -22,7 +22,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError, one_line
-from nlbench.reports.figures import Source, draw_measure
+from nlbench.reports.figures import FigureData, draw_measure
 from nlbench.reports.notebook_figure import PAGE_WIDTH, laid_out
 from nlbench.reports.panels import MAX_SERIES, ecdf
 from nlbench.reports.svg import to_svg
@@ -49,7 +49,7 @@ def marks_of(axes, label):
 
 
 def figure_of(table, measures, name):
-    source = Source(Scores(labelled(table), measures), measures)
+    source = FigureData(Scores(labelled(table), measures), measures)
     return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(figure, source, name))
 
 
