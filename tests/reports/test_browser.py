@@ -400,7 +400,7 @@ def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
     assert "affinity vs. cka" in page.locator("#scatter").inner_text()
     page.click("[data-agree=pearson]")
     eight.wait()
-    assert "one mark per site" in page.locator("#scatter").inner_text()
+    assert "one mark per activation" in page.locator("#scatter").inner_text()
 
 
 @pytest.mark.parametrize("width", [360, 390, 900, 1440, 2560])
