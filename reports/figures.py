@@ -100,11 +100,7 @@ class FigureData:
 
     def is_chosen(self, *labels: str) -> bool:
         """Return True if one of the labels of a network was chosen."""
-        return not self.names or any(
-            label == name or fnmatch.fnmatchcase(label, name)
-            for label in labels
-            for name in self.names
-        )
+        return not self.names or any(_matches(name, *labels) for name in self.names)
 
     def rows(self, measures: Sequence[str]) -> list[Row]:
         """Return the chosen networks, the most nonlinear first."""
@@ -116,8 +112,10 @@ class FigureData:
         ]
 
     def subjects(self) -> list[TableSubject]:
-        """Return the chosen subjects, in the order of the run."""
-        return [s for s in self.scores.subjects if self.is_chosen(s.label, s.model)]
+        """Return the chosen subjects, in the order of the names, else of the run."""
+        chosen = [s for s in self.scores.subjects if self.is_chosen(s.label, s.model)]
+        named = [s for name in self.names for s in chosen if _matches(name, s.label, s.model)]
+        return list(dict.fromkeys(named)) or chosen
 
     def cells(self, measure: str) -> list[tuple[str, TableCell]]:
         """Return the label and cell of each chosen network with values at places."""
@@ -130,6 +128,10 @@ class FigureData:
     def site_measure(self) -> str:
         """Return the chosen measure, by default the first one of sites that has values."""
         return site_measure(self.scores, self.measures, self.measure)
+
+
+def _matches(name: str, *labels: str) -> bool:
+    return any(label == name or fnmatch.fnmatchcase(label, name) for label in labels)
 
 
 def check_measure_name(name: str, scores: Scores) -> None:

@@ -292,6 +292,10 @@ def test_two_networks_are_compared_place_by_place(made_run) -> None:
     figure = made_run.figure("compare", subject=[first, second])
     differences = [text.get_text() for text in figure.axes[0].texts]
     assert len(differences) == len(figure.axes[0].get_yticklabels())
+    for order in ([first, second], [second, first]):
+        figure = made_run.figure("compare", subject=order)
+        legend = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert [label.split(" · ")[0] for label in legend] == order
     with pytest.raises(RequestError, match="3 networks; expected two"):
         made_run.figure("compare")
     with_itself = made_run.figure("compare", subject=first, other=made_run, measure="r2")
