@@ -87,7 +87,8 @@ def pack(run: Run) -> Path:
 def leaderboard_run(folder: Path = FOLDER) -> Run:
     """Return the cells of all recorded runs as one run.
 
-    Failed cells, such as those that took too long, are left out.
+    Failed cells, such as those that took too long, are left out, and so is when and where the runs
+    were merged: the same runs make the same page.
 
     Raises
     ------
@@ -103,12 +104,13 @@ def leaderboard_run(folder: Path = FOLDER) -> Run:
                 tar.extractall(unpacked, filter="data")
         runs = sorted(path.parent for path in Path(unpacked).glob("*/manifest.json"))
         merged = merge_runs(runs, Path(unpacked, "leaderboard"))
-    about = merged.manifest["measures"]
+    facts = {name: value for name, value in merged.manifest.items() if name != "merged"}
+    about = facts["measures"]
     order = [name for name in ORDER if name in about] + [n for n in about if n not in ORDER]
     return replace(
         merged,
         records=[r for r in merged.records if r.result.status != "failed"],
-        manifest={**merged.manifest, "measures": {name: about[name] for name in order}},
+        manifest={**facts, "measures": {name: about[name] for name in order}},
     )
 
 

@@ -1,7 +1,7 @@
 """Take the pictures of the page that README and docs show, in both themes.
 
 The build of the site takes them anew where the page has changed, if playwright and Chromium are
-there. The page of networks is the leaderboard's, that of one network is vgg8's.
+there. The pages show networks of the leaderboard.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.util
 import io
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from leaderboard import leaderboard_run
 from PIL import Image, PngImagePlugin
 
 from nlbench.reports.page import render_page
+from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
 
 HERE = Path(__file__).parent
@@ -31,7 +33,11 @@ PICTURES = {
     "report-single": ("single", "body", ".cite"),
 }
 """Page, first and last element of each picture."""
-SINGLE = ("vgg8", "trained", ("affinity", "absdev"))
+NETWORKS = (
+    *(f"torchvision/{name}" for name in ("resnet18", "mobilenet_v2", "vgg16", "convnext_tiny")),
+    *("vgg8", "zoo/mtcnn-rnet", "zoo/crepe-tiny"),
+)
+READY = "!document.querySelector('#multi') || document.querySelector('#multi figure')"
 
 
 def renew() -> None:
@@ -39,7 +45,13 @@ def renew() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None or importlib.util.find_spec("playwright") is None:
         return
-    pages = {"networks": render_page(leaderboard_run()), "single": render_page(single_run())}
+    run = leaderboard_run()
+    single = part(run, ("vgg8",), ("affinity", "absdev"), ("trained",))
+    networks = part(run, NETWORKS, ("affinity", "cka", "nlc", "pathlength"))
+    pages = {
+        "networks": render_page(networks, title="Eight networks"),
+        "single": render_page(single),
+    }
     hashes = {name: hashlib.sha256(html.encode()).hexdigest() for name, html in pages.items()}
     outdated = {
         name: picture
@@ -60,17 +72,21 @@ def renew() -> None:
         browser.close()
 
 
-def single_run() -> Run:
-    """Return the cells of the page of one network."""
-    run = leaderboard_run()
-    model, weights, measures = SINGLE
+def part(
+    run: Run,
+    models: Sequence[str],
+    measures: Sequence[str],
+    weights: Sequence[str] = ("init", "trained"),
+) -> Run:
+    """Return the cells of some networks and measures."""
     records = [
         r
         for r in run.records
-        if (r.subject.model, r.subject.weights) == (model, weights) and r.measure.name in measures
+        if r.subject.model in models and r.subject.weights in weights and r.measure.name in measures
     ]
-    kept = {name: run.manifest["measures"][name] for name in measures}
-    return replace(run, records=records, manifest={**run.manifest, "measures": kept})
+    facts = dict(Manifest.from_dict(run.manifest).of_records(records))
+    about = {name: facts["measures"][name] for name in measures}
+    return replace(run, records=records, manifest={**facts, "measures": about})
 
 
 def files_of(name: str) -> dict[str, Path]:
@@ -90,7 +106,7 @@ def opened(browser: Any, page: Path, theme: str) -> Any:
     """Open a page and draw all of its figures."""
     view = browser.new_page(viewport={"width": WIDTH, "height": 800}, color_scheme=theme)
     view.goto(page.as_uri())
-    view.wait_for_timeout(400)
+    view.wait_for_function(READY)
     view.evaluate(DRAWN)
     return view
 

@@ -57,7 +57,7 @@ _PANEL_WIDTH = 1.05  # inches of a measure's panel in a board, at least
 
 
 @dataclass(frozen=True)
-class Source:
+class FigureData:
     """What figures are drawn from: a run's scores, and the chosen networks and measure.
 
     Parameters
@@ -81,7 +81,7 @@ class Source:
         run: Run,
         names: str | Sequence[str] | None = None,
         measure: str | None = None,
-    ) -> Source:
+    ) -> FigureData:
         """Read a run; raise if the measure or a network is unknown."""
         scores, measures = read_run(run)
         chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
@@ -100,11 +100,7 @@ class Source:
 
     def is_chosen(self, *labels: str) -> bool:
         """Return True if one of the labels of a network was chosen."""
-        return not self.names or any(
-            label == name or fnmatch.fnmatchcase(label, name)
-            for label in labels
-            for name in self.names
-        )
+        return not self.names or any(_matches(name, *labels) for name in self.names)
 
     def rows(self, measures: Sequence[str]) -> list[Row]:
         """Return the chosen networks, the most nonlinear first."""
@@ -116,8 +112,10 @@ class Source:
         ]
 
     def subjects(self) -> list[TableSubject]:
-        """Return the chosen subjects, in the order of the run."""
-        return [s for s in self.scores.subjects if self.is_chosen(s.label, s.model)]
+        """Return the chosen subjects, in the order of the names, else of the run."""
+        chosen = [s for s in self.scores.subjects if self.is_chosen(s.label, s.model)]
+        named = [s for name in self.names for s in chosen if _matches(name, s.label, s.model)]
+        return list(dict.fromkeys(named)) or chosen
 
     def cells(self, measure: str) -> list[tuple[str, TableCell]]:
         """Return the label and cell of each chosen network with values at places."""
@@ -130,6 +128,10 @@ class Source:
     def site_measure(self) -> str:
         """Return the chosen measure, by default the first one of sites that has values."""
         return site_measure(self.scores, self.measures, self.measure)
+
+
+def _matches(name: str, *labels: str) -> bool:
+    return any(label == name or fnmatch.fnmatchcase(label, name) for label in labels)
 
 
 def check_measure_name(name: str, scores: Scores) -> None:
@@ -176,7 +178,7 @@ def paper_figure(
     inches = WIDTHS.get(width) if isinstance(width, str) else float(width)
     if inches is None or not 1 <= inches <= 40:
         raise RequestError(f"width: expected column, text or inches from 1 to 40, got '{width}'")
-    source = Source.of(run, subject, measure)
+    source = FigureData.of(run, subject, measure)
     if form == "compare":
         difference, names, info = _difference(source, run, other)
         _check_rows(difference.places, "places")
@@ -191,7 +193,7 @@ def _check_rows(rows: Sequence[object], noun: str) -> None:
         )
 
 
-def _strip(figure: Figure, source: Source, axes: Axes | None = None) -> float:
+def _strip(figure: Figure, source: FigureData, axes: Axes | None = None) -> float:
     """Draw a strip per network, coloured by score, and return the figure's height."""
     name = source.site_measure()
     info = source.info(name)
@@ -221,7 +223,7 @@ def _draw_key(
     bar.set_label(f"{name}: darker is {'more nonlinear' if sense_of(info) else 'more'}")
 
 
-def draw_measure(figure: Figure, source: Source, name: str, axes: Axes | None = None) -> float:
+def draw_measure(figure: Figure, source: FigureData, name: str, axes: Axes | None = None) -> float:
     """Draw a measure's value at each place, and return the figure's height."""
     info = source.info(name)
     cells = _labelled_cells(source, name)
@@ -242,7 +244,7 @@ def draw_measure(figure: Figure, source: Source, name: str, axes: Axes | None = 
     return height + 0.16 * math.ceil(len(labels) / columns)
 
 
-def _labelled_cells(source: Source, name: str) -> LabelledCells:
+def _labelled_cells(source: FigureData, name: str) -> LabelledCells:
     """Return the cells of the chosen subjects with values; a subject's index is its colour."""
     subjects = source.subjects()
     if len(subjects) > MAX_SERIES:
@@ -263,11 +265,11 @@ def _names_height(axes: Axes) -> float:
     return 0.07 * max((len(label.get_text()) for label in rotated), default=0)
 
 
-def _signature(figure: Figure, source: Source) -> float:
+def _signature(figure: Figure, source: FigureData) -> float:
     return draw_measure(figure, source, source.site_measure())
 
 
-def _board(figure: Figure, source: Source) -> float:
+def _board(figure: Figure, source: FigureData) -> float:
     """Draw networks by measures, as many as fit the width; return the figure's height."""
     directed = compared_measures(source.measures, source.scores.measures)
     directed = [name for name in directed if not has_relative(name, source.measures)]
@@ -290,7 +292,7 @@ def _board(figure: Figure, source: Source) -> float:
 
 
 def _difference(
-    source: Source, run: Run, other: Run | None
+    source: FigureData, run: Run, other: Run | None
 ) -> tuple[Difference, tuple[str, str], Mapping[str, Any]]:
     """Return the difference to draw: of two networks, or of one network in two runs."""
     if other is not None:
@@ -317,7 +319,7 @@ def _difference(
     return difference, (subjects[0].label, subjects[1].label), source.info(name)
 
 
-def _path(figure: Figure, source: Source) -> float:
+def _path(figure: Figure, source: FigureData) -> float:
     """Draw the outputs along one path; return the figure's height."""
     chosen = [s for s in source.subjects() if s.identity in source.drawings]
     if not chosen:
@@ -346,7 +348,7 @@ def page_exports(
 
     They are what `paper_figure` draws for the same networks, as far as there is something to draw.
     """
-    source = Source(scores, measures, drawings)
+    source = FigureData(scores, measures, drawings)
     exports = {}
     for form, draw in _DRAWINGS.items():
         try:
@@ -357,7 +359,7 @@ def page_exports(
     return exports
 
 
-def _draw(draw: Callable[[Figure, Source], float], source: Source, figure: Figure) -> float:
+def _draw(draw: Callable[[Figure, FigureData], float], source: FigureData, figure: Figure) -> float:
     return draw(figure, source)
 
 
@@ -370,7 +372,7 @@ def path_drawings(run: Run) -> dict[tuple[str, str, str, int], Mapping[str, Any]
     return drawings
 
 
-_DRAWINGS: dict[str, Callable[[Figure, Source], float]] = {
+_DRAWINGS: dict[str, Callable[[Figure, FigureData], float]] = {
     "strip": _strip,
     "signature": _signature,
     "board": _board,
@@ -386,7 +388,7 @@ def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None)
     nlbench.RequestError
         If no site has a value.
     """
-    source = Source.of(run, measure=measure)
+    source = FigureData.of(run, measure=measure)
     return _into(ax, lambda figure: _strip(figure, source, ax))
 
 
@@ -398,7 +400,7 @@ def plot_of(run: Run, measure: str, ax: Axes | None = None) -> Figure:
     nlbench.RequestError
         If the run has no value of the measure or too many subjects.
     """
-    source = Source.of(run, measure=measure)
+    source = FigureData.of(run, measure=measure)
     return _into(ax, lambda figure: draw_measure(figure, source, measure, ax))
 
 

@@ -9,7 +9,7 @@ import screenshots
 from leaderboard import leaderboard_run
 from sphinx.application import Sphinx
 
-from nlbench.reports.figures import Source
+from nlbench.reports.figures import FigureData
 from nlbench.reports.panels import RAMP
 from nlbench.reports.population import colour_scale
 from nlbench.reports.single import strip_fields
@@ -19,7 +19,7 @@ NETWORK = "vgg8 · trained · digits"
 
 def write_strip(app: Sphinx) -> None:
     """Write the strip of a network; each field leads to the network on the leaderboard."""
-    source = Source.of(leaderboard_run(), NETWORK)
+    source = FigureData.of(leaderboard_run(), NETWORK)
     ((label, cell),) = source.cells("affinity")
     fields = strip_fields(
         cell, colour_scale("affinity", source.info("affinity"), cell.place_values)

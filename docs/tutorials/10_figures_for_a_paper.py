@@ -3,8 +3,8 @@ Figures for a paper
 ===================
 
 Every run has five figures in the size that a paper needs: text of 8 points, one column (3.25
-inches) or the whole text (6.75 inches) wide, in colours and marks that are distinct for colour-blind
-readers and in print without colour. None needs editing or scaling.
+inches) or the whole text (6.75 inches) wide, in colours and marks that are distinct for
+colour-blind readers and in print without colour. None needs editing or scaling.
 """
 
 import nlbench

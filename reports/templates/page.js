@@ -863,9 +863,9 @@ function drawLines() {
 }
 
 /* ---- One network ---- */
-const fold = (title, ...parts) => h("details", {class: "fold"}, h("summary", {}, title), parts);
+const fold = (title, ...parts) => h("details", {class: "fold"}, h("summary", {}, title), parts.flat());
 /* A part of a network's panel: on a page of one network, where its values stand above, it is folded. */
-const section = (title, ...parts) => (D.single ? fold(title, ...parts) : h("div", {}, h("h3", {}, title), parts));
+const section = (title, ...parts) => (D.single ? fold(title, ...parts) : h("div", {}, h("h3", {}, title), parts.flat()));
 function drawSubject() {
   const holder = $("#subject");
   if (!changed("subject", "subject", "strip")) return;

@@ -400,7 +400,7 @@ def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
     assert "affinity vs. cka" in page.locator("#scatter").inner_text()
     page.click("[data-agree=pearson]")
     eight.wait()
-    assert "one mark per site" in page.locator("#scatter").inner_text()
+    assert "one mark per activation" in page.locator("#scatter").inner_text()
 
 
 @pytest.mark.parametrize("width", [360, 390, 900, 1440, 2560])
@@ -547,6 +547,19 @@ def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
     cited = seen.page.locator("#cite-text").inner_text()
     assert "affinity" in cited
     assert "nlbench 0.1.0" in cited
+    # Each value stands once until a part is opened.
+    place = sites[0].place
+    assert place not in seen.page.locator("#subject").inner_text()
+    seen.page.evaluate("$$('details').forEach(one => { one.open = true; })")
+    opened = seen.page.locator("#subject").inner_text()
+    assert place in opened
+    assert "[object" not in opened
+    assert seen.page.locator("#subject .tools").count() >= 1
+    assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+    with seen.page.expect_download() as saved:
+        seen.page.get_by_role("button", name="signature of", exact=False).first.click()
+    content = Path(saved.value.path()).read_bytes()
+    assert content == run.figure("signature", format="svg").to_bytes()
     assert seen.said == []
     seen.context.close()
 

@@ -22,7 +22,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError, one_line
-from nlbench.reports.figures import Source, draw_measure
+from nlbench.reports.figures import FigureData, draw_measure
 from nlbench.reports.notebook_figure import PAGE_WIDTH, laid_out
 from nlbench.reports.panels import MAX_SERIES, ecdf
 from nlbench.reports.svg import to_svg
@@ -49,7 +49,7 @@ def marks_of(axes, label):
 
 
 def figure_of(table, measures, name):
-    source = Source(Scores(labelled(table), measures), measures)
+    source = FigureData(Scores(labelled(table), measures), measures)
     return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(figure, source, name))
 
 
@@ -292,6 +292,10 @@ def test_two_networks_are_compared_place_by_place(made_run) -> None:
     figure = made_run.figure("compare", subject=[first, second])
     differences = [text.get_text() for text in figure.axes[0].texts]
     assert len(differences) == len(figure.axes[0].get_yticklabels())
+    for order in ([first, second], [second, first]):
+        figure = made_run.figure("compare", subject=order)
+        legend = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert [label.split(" · ")[0] for label in legend] == order
     with pytest.raises(RequestError, match="3 networks; expected two"):
         made_run.figure("compare")
     with_itself = made_run.figure("compare", subject=first, other=made_run, measure="r2")
