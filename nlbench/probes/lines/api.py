@@ -224,7 +224,7 @@ class _Tracer:
                 self.recorded = record_network(self._model, points[0], self._dtype, self._memory)
             elif len(points) == 1:
                 raise
-            for segment in points.split(1):
+            for segment in torch.split(points, 1):
                 yield from self._trace_together(segment)
             return
         yield from traces

@@ -226,7 +226,7 @@ class _OutputParts:
         if segments == 1:
             return [columns]
         # Copies, since a view of one trace would keep the memory of all traces alive.
-        parts = [torch.split_with_sizes_copy(column, counts) for column in columns]
+        parts = [[part.clone() for part in torch.split(column, counts)] for column in columns]
         return list(zip(*parts, strict=True))
 
     def _concatenate_recent(self) -> None:

@@ -170,8 +170,9 @@ class MeasuredStep:
         differences = torch.stack(
             [(x - other).abs_() / size for other, size in zip(others, self.sizes, strict=True)]
         )
-        grouped = differences.unflatten(1, (-1, self.group))
-        largest = grouped.amax([0, 2, *range(4, grouped.ndim)], keepdim=True)[0]
+        grouped = differences.reshape(len(others), -1, self.group, *x.shape[1:])
+        axes = [0, 2, *range(4, grouped.ndim)]
+        largest: Tensor = grouped.amax(axes, keepdim=True)[0]
         return largest.expand(-1, self.group, *largest.shape[2:]).flatten(0, 1)
 
 

@@ -169,6 +169,7 @@ def unit_crossings(
     # Tolerances are computed for the few units whose sign changes only.
     is_above = (margin > 0)[:, None].flatten(1)
     interval, unit = (is_above[:-1] ^ is_above[1:]).nonzero().unbind(1)
+    error = error.expand(len(margin), *error.shape[1:])
     flat, errors = (x[:, None].flatten(1) for x in (margin, error))
     # Errors are often shared by positions, so they are not expanded.
     place = unit
