@@ -48,8 +48,8 @@ FOLDS = 5
 MIN_RELATIVE_SPREAD = 1e-5
 
 # Ratio of the smallest to the largest singular value above which normal equations replace the
-# singular value decomposition. Their error, at most ε / ratio² of the output's norm, is orthogonal to
-# the residual, so that it enters R² by its square: 1e-12 at most.
+# singular value decomposition. Their error, at most ε / ratio² of the output's norm, is orthogonal
+# to the residual, so that it enters R² by its square: 1e-12 at most.
 MIN_CHOLESKY_SPREAD = 1e-5
 
 # Each fold of a stream has its own moments, and is predicted from those of all others, so memory

@@ -225,10 +225,10 @@ class Substitution(Measure):
     --------
     >>> import nlbench
     >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(1, 1))
-    >>> x = torch.tensor([-3.0, -1.0, 1.0, 3.0]).repeat_interleave(2)[:, None]
+    >>> x = torch.linspace(-1, 1, 2001)[:, None]
     >>> run = nlbench.evaluate(network, x, ["substitution"], labels=x)
-    >>> round(run["substitution"].summary["value"], 6)
-    0.166667
+    >>> round(run["substitution"].summary["value"], 1)  # of the variance 5/48, 1/48 remains
+    0.2
     """
 
     name: ClassVar[str] = "substitution"

@@ -32,7 +32,15 @@ from .leaderboard import Measures, sense_of
 from .manifest import flatten, settings_of
 from .relative import has_relative, with_relative
 from .tables import Scores, TableCell, TableSubject
-from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text, plus_minus, range_noun
+from .text import (
+    ERROR_LEGEND,
+    count,
+    functional_calls,
+    percentage,
+    place_text,
+    plus_minus,
+    range_noun,
+)
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run

@@ -14,7 +14,6 @@ import torch
 from hostile import write_plugin
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import nlbench
 from nlbench.cli.app import main
@@ -380,7 +379,7 @@ INPUTS = [
     (torch.zeros(3, 4), torch.ones(3, 4).long()), {"a": torch.zeros(3, 4), "b": torch.zeros(3)},
     [torch.zeros(3, 4), torch.zeros(3, 5)], [(torch.zeros(3, 4), torch.zeros(2))],
     [(torch.zeros(3, 4), torch.zeros(3), torch.zeros(3))], np.zeros((3, 4)), [np.zeros((3, 4))],
-    (np.zeros((3, 4)),), {"x": np.zeros((3, 4))}, TensorDataset(torch.zeros(3, 4)),
+    (np.zeros((3, 4)),), {"x": np.zeros((3, 4))},
     pd.DataFrame({"x": [1.0]}), [[1.0, 2.0]], [torch.zeros(3, 4), None], nn.Linear(4, 2),
 ]  # fmt: skip
 
