@@ -48,8 +48,8 @@ FOLDS = 5
 MIN_RELATIVE_SPREAD = 1e-5
 
 # Ratio of the smallest to the largest singular value above which normal equations replace the
-# singular value decomposition. Their error, at most ε / ratio² of the output's norm, is orthogonal to
-# the residual, so that it enters R² by its square: 1e-12 at most.
+# singular value decomposition. Their error, at most ε / ratio² of the output's norm, is orthogonal
+# to the residual, so that it enters R² by its square: 1e-12 at most.
 MIN_CHOLESKY_SPREAD = 1e-5
 
 # Each fold of a stream has its own moments, and is predicted from those of all others, so memory
@@ -69,9 +69,9 @@ def r2_score(
     """Compute the coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² for each output column, averaged over those that vary. The
-    fit has an intercept, and uses a singular value decomposition of centred float64 data, so that
-    inputs may be constant or linearly dependent. Directions within rounding error of the inputs'
-    original dtype are dropped.
+    fit has an intercept, and uses a singular value decomposition of centred float64 data unless the
+    inputs are well-conditioned, so that they may be constant or linearly dependent. Directions within
+    rounding error of the inputs' original dtype are dropped.
 
     Parameters
     ----------
