@@ -70,8 +70,8 @@ def r2_score(
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² for each output column, averaged over those that vary. The
     fit has an intercept, and uses a singular value decomposition of centred float64 data unless the
-    inputs are well-conditioned, so that they may be constant or linearly dependent. Directions within
-    rounding error of the inputs' original dtype are dropped.
+    inputs are well-conditioned, so that they may be constant or linearly dependent. Directions
+    within rounding error of the inputs' original dtype are dropped.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from nlbench.introspection.autodiff import is_differentiated
@@ -99,9 +100,6 @@ def _match(a: Tensor, b: Tensor, precision: float) -> Tensor:
         excess, diagonal, allowed=allowed
     ):
         return identity
-    # It takes a third of a second to import, and is rarely needed.
-    from scipy.optimize import linear_sum_assignment
-
     del excess  # As large as the costs.
     # The optimum is the same for any potentials; the solver's time is not.
     cost -= column_potentials(a, b, cost)
