@@ -66,10 +66,11 @@ def pattern_kernel(x: Samples) -> Tensor:
 
 
 def _kernel(on: Tensor) -> Tensor:
-    kernel = torch.zeros(len(on), len(on), dtype=torch.float64)
+    on = on.cpu() if on.device.type == "mps" else on  # MPS has no double precision.
+    kernel = torch.zeros(len(on), len(on), dtype=torch.float64, device=on.device)
     for part in torch.split(on, MAX_EXACT_UNITS, 1):
         signs = part.to(torch.float32).mul_(2).sub_(1)
-        kernel += outer_products(signs, signs).cpu()
+        kernel += outer_products(signs, signs)
     return (kernel + on.shape[1]) / 2
 
 

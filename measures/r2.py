@@ -69,9 +69,9 @@ def r2_score(
     """Compute the coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² for each output column, averaged over those that vary. The
-    fit has an intercept, and uses a singular value decomposition of centred float64 data, so that
-    inputs may be constant or linearly dependent. Directions within rounding error of the inputs'
-    original dtype are dropped.
+    fit has an intercept, and uses a singular value decomposition of centred float64 data unless the
+    inputs are well-conditioned, so that they may be constant or linearly dependent. Directions
+    within rounding error of the inputs' original dtype are dropped.
 
     Parameters
     ----------

@@ -81,11 +81,11 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> spearman([1, 2, 3, 4], [2, 4, 6, 8]).text
     '1.00 (too few for an interval)'
     """
-    from scipy.stats import spearmanr
-
     x, y = _pairs(x, y)
     if not _varies(x, y):
         return _undefined(len(x))
+    from scipy.stats import spearmanr
+
     value, n = float(spearmanr(x, y).statistic), len(x)
     freedom = n - 3 if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / (n * (n**2 - 1)))
@@ -108,11 +108,11 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
     0.3333
     """
-    from scipy.stats import kendalltau
-
     x, y = _pairs(x, y)
     if not _varies(x, y):
         return _undefined(len(x))
+    from scipy.stats import kendalltau
+
     value, n = float(kendalltau(x, y).statistic), len(x)
     freedom = n - 4 if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, 0.437, freedom, 2 / (n * (n - 1)))

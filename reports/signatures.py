@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.cluster.hierarchy import leaves_list, linkage
-from scipy.spatial.distance import squareform
 
 from .leaderboard import Row
 from .tables import Scores
@@ -89,6 +87,10 @@ def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
 def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
     """Compute the distances and the dendrogram of at least two signatures."""
     distances = dtw_distances(signatures)
+    # Imported here, since pages of a single network don't need it.
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
     merges = linkage(squareform(distances, checks=False), "average", optimal_ordering=True)
     order = tuple(int(leaf) for leaf in leaves_list(merges))
     return SignatureComparison(distances, merges, order)

@@ -27,7 +27,7 @@ DEFAULT_MEMORY_FRACTION = 0.5
 CPU_BATCH_BYTES = 256 * 2**20
 """Memory for a batch on the CPU if no limit is given: larger batches take longer, since the system
 zeroes their memory (benchmarks/batches_on_the_cpu.py)."""
-MIN_LIMITED = 2**16
+MIN_LIMITED = 2**18
 """Number of elements in a batch below which it isn't worth estimating its memory by default."""
 OVERHEAD_BYTES = 32 * 2**20
 """Memory for allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""

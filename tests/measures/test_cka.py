@@ -257,3 +257,20 @@ def test_spread_below_rounding_of_the_type_is_constant(settings):
     assert value.reason.startswith("constant output")
     wide = read(CKA(**settings), [(x.double(), torch.sigmoid(x.double()))])
     assert wide.summary["value"] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e3, 1e6])
+def test_offsets_do_not_show_with_few_samples(offset):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(20, 90, generator=generator, dtype=torch.float64)
+    y = x.relu()
+    expected = linear_cka(x, y).item()
+    assert linear_cka(x + offset, y - offset).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("unit", [2.0**-400, 2.0**-100, 2.0**100, 2.0**400])
+def test_units_do_not_overflow_with_few_samples(unit):
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(20, 90, generator=generator, dtype=torch.float64)
+    expected = linear_cka(x, x.abs()).item()
+    assert linear_cka(x * unit, x.abs() / unit).item() == pytest.approx(expected, rel=1e-12)

@@ -93,3 +93,11 @@ def test_too_few_samples_or_units_are_undefined():
 def test_nan_is_refused():
     with pytest.raises(NotFinite):
         pattern_kernel(torch.tensor([[math.nan]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32])
+def test_parts_of_many_units_add_up(dtype, monkeypatch):
+    x = torch.randint(-2, 3, (9, 50), generator=torch.Generator().manual_seed(3)).to(dtype)
+    expected = ((x > 0)[:, None] == (x > 0)[None]).sum(2).double()
+    monkeypatch.setattr("nlbench.measures.naswot.MAX_EXACT_UNITS", 7)
+    assert torch.equal(pattern_kernel(x), expected)

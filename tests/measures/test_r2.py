@@ -336,3 +336,31 @@ def test_streams_fit_no_direction_that_rounding_may_fill(kind, strength):
         assert result([(rounded, y)], kind=kind).summary["value"] == pytest.approx(value, abs=1e-3)
     else:
         assert value == pytest.approx(r2_score(expected, y, kind=kind).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-2, 1e-4, 1e-9])
+def test_normal_equations_and_decomposition_agree(smallest, monkeypatch):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(200, 6, generator=generator, dtype=torch.float64)
+    x[:, 5] = x[:, 4] + smallest * x[:, 5]
+    y = torch.cat([x.relu(), 3 * x[:, :2] + 1], 1)
+    expected = r2_score(x, y, kind="adjusted").item()
+    monkeypatch.setattr("nlbench.measures.r2.MIN_CHOLESKY_SPREAD", math.inf)
+    assert r2_score(x, y, kind="adjusted").item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1e-120, 1e-30, 1e30, 1e120])
+def test_extreme_columns_count_as_much_as_others(unit):
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(100, 4, generator=generator, dtype=torch.float64)
+    expected = r2_score(x, x.abs()).item()
+    units = torch.tensor([1.0, unit, 1.0, 1.0], dtype=torch.float64)
+    assert r2_score(x * units, x.abs() * units).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_copies_are_counted_where_one_column_repeats():
+    x = torch.arange(12.0).repeat_interleave(2)[:, None] % 3
+    x = torch.cat([x, torch.arange(24.0)[:, None]], 1)
+    assert r2_score(x, x**2, kind="adjusted") < r2_score(x, x**2)
+    with pytest.raises(Undefined, match="distinct"):
+        r2_score(x[:3].repeat(8, 1), x[:3].repeat(8, 1) ** 2)
