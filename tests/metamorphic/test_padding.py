@@ -46,6 +46,49 @@ def test_every_form_of_a_mask_selects_the_tokens(form, side, axes):
     assert torch.equal(selected[0].valid, tokens)
 
 
+def pairs(tokens, kind):
+    """Return which position attends to which, (n, q, t)."""
+    t = tokens.shape[1]
+    keys = tokens[:, None].expand(-1, t, -1)
+    if kind.startswith("causal"):
+        keys = keys & torch.ones(t, t).tril().bool()
+    if kind == "window":
+        near = torch.ones(t, t).tril() - torch.ones(t, t).tril(-2)
+        keys = keys & near.bool()
+    if kind in ("outer", "outer filled"):
+        keys = keys & tokens[..., None]
+    if kind.endswith("filled"):  # No row may be empty.
+        keys = keys | ~keys.any(2, keepdim=True)
+    return keys
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "kind", ["keys", "causal", "window", "outer", "outer filled", "causal filled"]
+)
+def test_masks_of_pairs_select_the_tokens(kind, form, side, axes):
+    tokens = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
+    tokens = tokens.flip(1) if side == "left" else tokens
+    mask = FORMS[form](pairs(tokens, kind))
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, 3)
+    mask = mask if axes == 3 else mask[:, None]
+    selected = selector._mask({"attention_mask": 1}, (None, mask), {})
+    assert torch.equal(selected, tokens)
+
+
+@pytest.mark.parametrize("kind", ["keys", "causal", "window"])
+def test_masks_of_pairs_without_padding_leave_nothing_out(kind):
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, 3)
+    mask = pairs(torch.ones(3, 5).bool(), kind)[:, None]
+    assert selector._mask({"attention_mask": 1}, (None, mask), {}) is None
+    biases = torch.where(mask, -torch.rand(3, 1, 5, 5), -1e4)
+    assert selector._mask({"attention_mask": 1}, (None, biases), {}) is None
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_mask_without_padding_leaves_nothing_out(value):
     selector = PositionSelector(RowPolicy())
