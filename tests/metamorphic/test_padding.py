@@ -9,6 +9,7 @@ from torch import nn
 import nlbench
 from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
+from nlbench.registry import expand, load
 
 
 class Block(nn.Module):
@@ -151,3 +152,30 @@ def test_substitution_of_padded_samples_is_that_of_their_tokens():
         )
         values = [run["substitution"].values[0].statistics for run in (padded, short)]
         assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+SITE_MEASURES = [
+    name
+    for name in expand("measures", ["*"])
+    if load("measures", name).probe == "sites" and name != "influence"
+]
+
+
+def site_results(filler, as_pairs, settings):
+    x, mask = ragged_batch(filler)
+    mask = mask[:, None, None].expand(-1, 1, 6, -1) if as_pairs else mask
+    run = nlbench.evaluate(
+        Reader(), (x, mask.to(x.dtype)), SITE_MEASURES, settings=settings, errors="none"
+    )
+    return {record.measure.name: record.result for record in run.records}
+
+
+@pytest.mark.parametrize("as_pairs", [False, True], ids=["2 axes", "4 axes"])
+@pytest.mark.parametrize("settings", [{}, {"sites.rows": "tokens"}], ids=str)
+def test_no_measure_of_sites_depends_on_what_stands_in_padding(settings, as_pairs):
+    expected, found = (site_results(filler, as_pairs, settings) for filler in (0.0, 50.0))
+    assert sum(result.status == "ok" for result in expected.values()) > 5
+    for name, result in expected.items():
+        other = found[name]
+        assert (other.status, other.n) == (result.status, result.n), name
+        assert other.summary == pytest.approx(result.summary, rel=1e-5, abs=1e-7), name
