@@ -92,19 +92,17 @@ def squared_jacobian_norms(
 def _norms(
     function: Callable[[Tensor], Tensor], inputs: Tensor, seeds: Tensor, directions: int
 ) -> Tensor:
+    from nlbench.probes.function import input_gradient
+
     with torch.enable_grad():
         x = inputs.detach().clone().requires_grad_()
         outputs = function(x)
-        if not outputs.requires_grad:
-            raise Undefined("the output does not depend on the input, or is detached from it")
         k = outputs.shape[1]
         count = min(directions, k)
         # NaN if an output is not finite, since its derivative may be zero.
         total = 0 * outputs.detach().cpu().double().sum(1)
         for index, direction in enumerate(_directions(k, count, seeds), 1):
-            (product,) = torch.autograd.grad(
-                outputs, x, direction.to(outputs), retain_graph=index < count
-            )
+            product = input_gradient(outputs, x, direction.to(outputs), retain_graph=index < count)
             total += product.flatten(1).cpu().double().square().sum(1)
     return total * (k / count)
 

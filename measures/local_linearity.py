@@ -101,15 +101,14 @@ def gradient_signs(
     >>> gradient_signs(lambda x: x @ torch.tensor([[2.0], [-3.0]]), torch.ones(1, 2))
     tensor([[ 1., -1.]])
     """
+    from nlbench.probes.function import input_gradient
+
     sizes = microbatch_sizes(len(inputs), limit or len(inputs))
     signs = []
     for part in torch.split(inputs, sizes):
         with torch.enable_grad():
             x = part.detach().clone().requires_grad_()
-            largest = function(x).amax(1).sum()
-            if not largest.requires_grad:
-                raise Undefined("the output does not depend on the input, or is detached from it")
-            (gradient,) = torch.autograd.grad(largest, x)
+            gradient = input_gradient(function(x).amax(1).sum(), x)
         signs.append(gradient.sign())
     return torch.cat(signs)
 

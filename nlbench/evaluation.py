@@ -10,12 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.execution.machine import Machine
 from nlbench.execution.subject_passes import records_of
 from nlbench.introspection.exclusive import one_measurement
@@ -63,7 +64,7 @@ def evaluate(
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     measures: str | Sequence[str | type[Measure]],
     *,
-    labels: Tensor | bool | str | None = None,
+    labels: Tensor | Sequence[int] | bool | str | None = None,
     settings: Settings | None = None,
     name: str | None = None,
     progress: Progress | None = None,
@@ -93,7 +94,7 @@ def evaluate(
         all be integers.
     measures : sequence of str or Measure class
         Registered names, globs or measure classes; or a string of comma-separated names.
-    labels : tensor of shape (n,), bool or str, optional
+    labels : tensor of shape (n,), array, list, bool or str, optional
         Labels for samples in memory. For a loader: True if the last element of a batch contains
         labels, False if there are no labels, or the key of the labels in a mapping. By default, a
         pair is (inputs, labels) if the model takes one argument, and an error otherwise. A third
@@ -174,7 +175,7 @@ def _evaluate(
     model: nn.Module,
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     measures: str | Sequence[str | type[Measure]],
-    labels: Tensor | bool | str | None,
+    labels: Tensor | Sequence[int] | bool | str | None,
     settings: Settings | None,
     name: str | None,
     progress: Progress | None,
@@ -188,7 +189,7 @@ def _evaluate(
     output = OutputChoice(settings.pop("model.output", ""))  # type: ignore[arg-type]
     probe_options = resolve_settings(loaded, settings).probes.items()
     stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
-    samples = _read_samples(model, inputs, labels, stored)
+    samples = _read_samples(model, inputs, _as_labels(labels), stored)
     is_divisible = _is_divisible(model, samples, output)
     if is_divisible:
         samples = samples.in_random_order()
@@ -354,6 +355,18 @@ def _is_divisible(model: nn.Module, samples: _Samples, output: OutputChoice) -> 
     except Exception:  # For example, an edge of a graph may lead to a node that is left out.
         return False
     return all(torch.allclose(alone, together, 1e-4, 1e-6) for alone, together in pairs)
+
+
+def _as_labels(labels: object) -> Tensor | bool | str | None:
+    """Return labels as a tensor, unless they say where a loader's labels are."""
+    if labels is None or isinstance(labels, Tensor | bool | str):
+        return labels
+    try:
+        return torch.as_tensor(np.asarray(labels))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(
+            f"labels: {shorten(labels)}, expected the index of a class for each sample"
+        ) from error
 
 
 def _read_samples(

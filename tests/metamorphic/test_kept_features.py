@@ -51,3 +51,34 @@ def test_substitution_does_not_depend_on_where_a_feature_is_kept(way):
     assert [v.place for v in kept] == [v.place for v in passed]
     for one, other in zip(kept, passed, strict=True):
         assert one.statistics["value"] == pytest.approx(other.statistics["value"], rel=1e-4)
+
+
+MEASURES = [
+    "affinity",
+    "r2",
+    "cka",
+    "norm",
+    "nlc",
+    "affine-residual",
+    "absdev",
+    "density",
+    "accuracy",
+]
+
+
+def results(way):
+    x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    settings = {"lines.number": 1}
+    run = nlbench.evaluate(
+        Kept(way).eval(), x, MEASURES, labels=torch.arange(32) % 4, settings=settings, errors="none"
+    )
+    return {record.measure.name: record.result for record in run.records}
+
+
+def test_measures_do_not_depend_on_where_a_feature_is_kept():
+    expected = results("passed")
+    for way in ("attribute", "hook"):
+        for name, result in results(way).items():
+            plain = expected[name]
+            assert result.status == plain.status, (way, name, result.reason)
+            assert result.summary == pytest.approx(plain.summary, rel=1e-4, abs=1e-7), (way, name)

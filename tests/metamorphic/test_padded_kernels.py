@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nlbench import evaluate
 from nlbench.probes.lines import trace_segment
 
 
@@ -104,3 +105,31 @@ def test_pooling_windows_that_meet_only_padding_are_the_identity():
     pooled = [[nn.AvgPool2d(5, 1, 2, count_include_pad=False), conv, relu] for conv, relu in layers]
     network = nn.Sequential(*(layer for block in pooled for layer in block))
     assert_same_trace(network, plain, torch.randn(2, 8, 1, 1, dtype=torch.float64))
+
+
+def test_no_measure_depends_on_kernels_padded_with_zeros():
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(64, 3),
+    )  # fmt: skip
+    padded = deepcopy(plain)
+    for index in (0, 2):
+        layer = plain[index]
+        wide = nn.Conv2d(layer.in_channels, 4, 5, padding=2)
+        inner = (5 - layer.kernel_size[0]) // 2
+        wide.weight.data.zero_()
+        wide.weight.data[:, :, inner:-inner, inner:-inner] = layer.weight.data
+        wide.bias.data = layer.bias.data.clone()
+        padded[index] = wide
+    x = torch.randn(24, 2, 4, 4)
+    settings = {"lines.number": 1, "lines.paths": "pairs"}
+    expected, found = (
+        evaluate(m, x, "*", labels=torch.arange(24) % 3, settings=settings, errors="none")
+        for m in (plain.eval(), padded.eval())
+    )
+    for record, other in zip(expected.records, found.records, strict=True):
+        name = record.measure.name
+        assert other.result.status == record.result.status, (name, other.result.reason)
+        summary = pytest.approx(record.result.summary, rel=1e-4, abs=1e-6)
+        assert other.result.summary == summary, name

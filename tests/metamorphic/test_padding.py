@@ -9,6 +9,7 @@ from torch import nn
 import nlbench
 from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
+from nlbench.registry import expand, load
 
 
 class Block(nn.Module):
@@ -44,6 +45,49 @@ def test_every_form_of_a_mask_selects_the_tokens(form, side, axes):
     with selector.hooked(block):
         block(torch.zeros(3, 4, 3), attention_mask=mask if axes == 2 else mask[:, None, None])
     assert torch.equal(selected[0].valid, tokens)
+
+
+def pairs(tokens, kind):
+    """Return which position attends to which, (n, q, t)."""
+    t = tokens.shape[1]
+    keys = tokens[:, None].expand(-1, t, -1)
+    if kind.startswith("causal"):
+        keys = keys & torch.ones(t, t).tril().bool()
+    if kind == "window":
+        near = torch.ones(t, t).tril() - torch.ones(t, t).tril(-2)
+        keys = keys & near.bool()
+    if kind in ("outer", "outer filled"):
+        keys = keys & tokens[..., None]
+    if kind.endswith("filled"):  # No row may be empty.
+        keys = keys | ~keys.any(2, keepdim=True)
+    return keys
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "kind", ["keys", "causal", "window", "outer", "outer filled", "causal filled"]
+)
+def test_masks_of_pairs_select_the_tokens(kind, form, side, axes):
+    tokens = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
+    tokens = tokens.flip(1) if side == "left" else tokens
+    mask = FORMS[form](pairs(tokens, kind))
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, 3)
+    mask = mask if axes == 3 else mask[:, None]
+    selected = selector._mask({"attention_mask": 1}, (None, mask), {})
+    assert torch.equal(selected, tokens)
+
+
+@pytest.mark.parametrize("kind", ["keys", "causal", "window"])
+def test_masks_of_pairs_without_padding_leave_nothing_out(kind):
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, 3)
+    mask = pairs(torch.ones(3, 5).bool(), kind)[:, None]
+    assert selector._mask({"attention_mask": 1}, (None, mask), {}) is None
+    biases = torch.where(mask, -torch.rand(3, 1, 5, 5), -1e4)
+    assert selector._mask({"attention_mask": 1}, (None, biases), {}) is None
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -108,3 +152,30 @@ def test_substitution_of_padded_samples_is_that_of_their_tokens():
         )
         values = [run["substitution"].values[0].statistics for run in (padded, short)]
         assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+SITE_MEASURES = [
+    name
+    for name in expand("measures", ["*"])
+    if load("measures", name).probe == "sites" and name != "influence"
+]
+
+
+def site_results(filler, as_pairs, settings):
+    x, mask = ragged_batch(filler)
+    mask = mask[:, None, None].expand(-1, 1, 6, -1) if as_pairs else mask
+    run = nlbench.evaluate(
+        Reader(), (x, mask.to(x.dtype)), SITE_MEASURES, settings=settings, errors="none"
+    )
+    return {record.measure.name: record.result for record in run.records}
+
+
+@pytest.mark.parametrize("as_pairs", [False, True], ids=["2 axes", "4 axes"])
+@pytest.mark.parametrize("settings", [{}, {"sites.rows": "tokens"}], ids=str)
+def test_no_measure_of_sites_depends_on_what_stands_in_padding(settings, as_pairs):
+    expected, found = (site_results(filler, as_pairs, settings) for filler in (0.0, 50.0))
+    assert sum(result.status == "ok" for result in expected.values()) > 5
+    for name, result in expected.items():
+        other = found[name]
+        assert (other.status, other.n) == (result.status, result.n), name
+        assert other.summary == pytest.approx(result.summary, rel=1e-5, abs=1e-7), name

@@ -382,3 +382,18 @@ def test_scripted_model_is_measured_as_a_function_only():
     expected = eager["affine-residual"].summary["value"]
     assert scripted["affine-residual"].summary["value"] == pytest.approx(expected, rel=1e-6)
     assert "for others pass the module it was made from" in scripted["linearity"].reason
+
+
+@pytest.mark.parametrize("convert", [list, tuple, np.array])
+def test_labels_are_any_sequence_of_classes(convert):
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), torch.randn(12, 4)
+    labels = [0, 1, 2] * 4
+    expected = nlbench.evaluate(model, x, ["accuracy"], labels=torch.tensor(labels))
+    found = nlbench.evaluate(model, x, ["accuracy"], labels=convert(labels))
+    assert found["accuracy"].summary == expected["accuracy"].summary
+
+
+def test_labels_that_are_no_numbers_are_refused():
+    with pytest.raises(RequestError, match="labels: "):
+        nlbench.evaluate(nn.Linear(4, 3), torch.randn(2, 4), ["accuracy"], labels=["a", "b"])

@@ -11,6 +11,7 @@ from .probe import FUNCTION as FUNCTION
 if TYPE_CHECKING:
     # Runs are planned without PyTorch, which these modules import.
     from .derivatives import directional_derivative as directional_derivative
+    from .derivatives import input_gradient as input_gradient
     from .observation import FunctionBatch as FunctionBatch
     from .observation import observe_function as observe_function
 

@@ -89,6 +89,32 @@ def directional_derivative(
     return result
 
 
+def input_gradient(
+    outputs: Tensor, inputs: Tensor, vector: Tensor | None = None, *, retain_graph: bool = False
+) -> Tensor:
+    """Compute the gradient of outputs, or their product with a vector, with respect to inputs.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If PyTorch knows no dependence of the outputs on the inputs.
+
+    Examples
+    --------
+    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> input_gradient(x.square().sum(), x)
+    tensor([2., 4.])
+    """
+    gradient = None
+    if outputs.requires_grad:
+        (gradient,) = torch.autograd.grad(
+            outputs, inputs, vector, retain_graph=retain_graph, allow_unused=True
+        )
+    if gradient is None:
+        raise Undefined("the output does not depend on the input, or is detached from it")
+    return gradient
+
+
 def check_derivative(
     function: Callable[[Tensor], Tensor], inputs: Tensor, *, mode: DerivativeMode
 ) -> None:
@@ -155,7 +181,7 @@ def _is_wrong(
     else:
         with torch.enable_grad():
             x = points.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(function(x), x, weights)
+            gradient = input_gradient(function(x), x, weights)
         derivative = (gradient * directions).flatten(1).sum(1)
     differences = torch.stack([(weights * (above - below)).sum(1) for above, below in ends])
     differences = differences / (2 * steps[:, None])

@@ -27,6 +27,8 @@ _MASKS = {
     "src_key_padding_mask": True,
     "tgt_key_padding_mask": True,
 }
+MAX_ADDED_MASK = -1e3
+"""Entries of an added mask of pairs up to which they mask; larger ones are biases."""
 # A module with masks for two sequences passes each mask to one of its parts.
 _TWO_SEQUENCES = ({"decoder_attention_mask"}, {"src_key_padding_mask", "tgt_key_padding_mask"})
 
@@ -121,8 +123,13 @@ class PositionSelector:
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
-            if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1:3] == (1, 1):
-                value = value[:, 0, 0]
+            if isinstance(value, Tensor) and value.ndim in (3, 4) and len(value) == self.samples:
+                value = value[:, 0] if value.ndim == 4 and value.shape[1] == 1 else value
+                if value.ndim == 3 and value.shape[1] > 1:
+                    is_token = _attended_positions(_allowed(value, _MASKS[name]))
+                    is_informative = bool(is_token.any()) and not bool(is_token.all())
+                    return is_token if is_informative else None
+                value = value[:, 0] if value.ndim == 3 else value
             if isinstance(value, Tensor) and value.ndim == 2 and len(value) == self.samples:
                 # A mask with negative entries is added to attention scores.
                 is_added = value.is_floating_point() and bool((value < 0).any())
@@ -264,6 +271,37 @@ class FoldedRows:
         else:
             unfolded = tensor.reshape(positions, self.samples, *tensor.shape[1:]).transpose(0, 1)
         return unfolded, max(axis, 1) + 1, ""
+
+
+def _allowed(value: Tensor, marks_padding: bool) -> Tensor:
+    """Return True where a mask of pairs of positions lets one attend to the other.
+
+    A mask with negative entries is added to attention scores, of which it may contain biases.
+    """
+    if value.is_floating_point() and bool((value < 0).any()):
+        return value > MAX_ADDED_MASK
+    return value == 0 if marks_padding else value != 0
+
+
+def _attended_positions(allowed: Tensor) -> Tensor:
+    """Return True for the positions (n, t) to which some position attends, given pairs (n, q, t).
+
+    Queries that may attend to every position are ignored if others may not: some libraries write
+    such rows for padding, whose softmax would otherwise have no entries. The last query of a causal
+    mask is one of the others.
+
+    Examples
+    --------
+    >>> _attended_positions(torch.tensor([[[0, 0, 0], [0, 1, 0], [0, 1, 1]]]).bool()).tolist()
+    [[False, True, True]]
+    >>> _attended_positions(torch.ones(1, 3, 3).tril().bool()).tolist()
+    [[True, True, True]]
+    """
+    is_full = allowed.all(2)
+    partial = allowed & ~is_full[..., None]
+    is_causal = ~partial.triu(1).flatten(1).any(1)
+    partial[:, -1] |= allowed[:, -1] & is_causal[:, None]
+    return partial.any(1) | is_full.all(1)[:, None]
 
 
 def _mask_names(module: nn.Module) -> Mapping[str, int | None]:

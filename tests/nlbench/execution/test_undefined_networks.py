@@ -111,3 +111,17 @@ def test_measures_of_every_probe_remark_what_is_no_function_of_a_sample(network,
         else:
             assert "call" not in run[name].reason
             assert "batch" not in run[name].reason
+
+
+class WithoutGradient(Layers):
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.act(self.first(x))
+        return self.last(h)
+
+
+def test_network_detached_from_its_input_has_no_gradient():
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+    result = nlbench.evaluate(WithoutGradient().eval(), x, ["geometric-complexity"])
+    assert result["geometric-complexity"].status == "undefined"
+    assert "detached" in result["geometric-complexity"].reason
