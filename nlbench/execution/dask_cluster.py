@@ -78,12 +78,18 @@ def measure_on_cluster(
 
 def _stop(client: Any, futures: Sequence[Any]) -> None:
     """Cancel a run's tasks and stop its idle workers."""
-    # Dask leaves behind coroutines that write to closed connections; asyncio would print their
-    # errors.
-    client.loop.asyncio_loop.set_exception_handler(lambda loop, context: None)
+    _ignore_errors(client.loop)
     client.cancel(futures)
     client.run(end_idle_workers)
 
+
+def _ignore_errors(loop: Any) -> None:
+    """Print no errors of coroutines that Dask leaves behind to write to closed connections."""
+    loop.asyncio_loop.set_exception_handler(lambda loop, context: None)
+
+
+WORKER_PRELOAD = "import logging; logging.disable()"
+"""Code that the workers of a local cluster run first. Only Dask logs in them."""
 
 CONNECT_SECONDS = 10.0
 """Time limit for connecting to the scheduler of a user's cluster."""
@@ -194,7 +200,14 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                         dashboard_address="127.0.0.1:0",
                         # Dask would log cancelled tasks; other errors are raised here.
                         silence_logs=logging.CRITICAL,
+                        # A worker that is stopped in the middle of a task logs closed connections,
+                        # also after Dask has ended its own silence.
+                        preload=[WORKER_PRELOAD, *config.get("distributed.worker.preload")],
                     )
+                # The loop of its scheduler and nannies, which is not the client's.
+                _ignore_errors(cluster.loop)
+                # If it stops too late, Dask would wait again at exit, and print an error.
+                cluster.shutdown_on_close = False
                 stack.enter_context(cluster)
                 address = cluster.scheduler_address
             # A local scheduler is running, but on a busy machine it may respond late.

@@ -107,8 +107,10 @@ def plain_results(kind):
 
 def measure(model):
     x = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
-    settings = {"lines.number": 2}
-    run = evaluate(model, x, "*", labels=torch.arange(24) % 3, settings=settings, name="network")
+    few = {"samples": 4, "traced": 1, "directions": 2}
+    settings = {"lines.number": 2} | {f"local-complexity.{name}": few[name] for name in few}
+    labels = torch.arange(24) % 3
+    run = evaluate(model, x, "*", labels=labels, settings=settings, name="network", errors="none")
     return {record.measure.name: record.result for record in run.records}
 
 

@@ -6,21 +6,12 @@ import sys
 
 import pytest
 import torch
+from distributions import METADATA, entry_point, write_distribution
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
 from nlbench.execution.machine import describe_environment
 from nlbench.registry import Family
-
-
-class Dist:
-    def __init__(self, name, version="1.0"):
-        self.name, self.version = name, version
-
-
-def point(name, value, dist, group="nlbench.measures"):
-    entry = importlib.metadata.EntryPoint(name, value, group)
-    return entry._for(Dist(dist))
 
 
 @pytest.fixture
@@ -77,14 +68,17 @@ def test_an_unknown_name_suggests_the_nearest():
 
 
 def test_a_name_like_no_other_gets_the_list(plugins):
-    plugins.append(point("alpha", "nowhere:x", "somebody"))
+    plugins.append(entry_point("alpha", "nowhere:x", "somebody"))
     with pytest.raises(RequestError, match="available: alpha"):
         registry.load("measures", "zzzzzz")
 
 
 def test_name_conflict_of_plugins_names_both(plugins):
-    plugins += [point("same", "json:dumps", "first-plugin"), point("same", "json:loads", "second")]
-    plugins.append(point("fine", "json:dumps", "first-plugin"))
+    plugins += [
+        entry_point("same", "json:dumps", "first-plugin"),
+        entry_point("same", "json:loads", "second"),
+    ]
+    plugins.append(entry_point("fine", "json:dumps", "first-plugin"))
     with pytest.raises(PluginError) as caught:
         registry.load("measures", "same")
     assert "first-plugin" in str(caught.value)
@@ -93,7 +87,10 @@ def test_name_conflict_of_plugins_names_both(plugins):
 
 
 def test_distribution_found_twice_counts_once(plugins):
-    plugins += [point("one", "json:dumps", "plugin"), point("one", "json:dumps", "plugin")]
+    plugins += [
+        entry_point("one", "json:dumps", "plugin"),
+        entry_point("one", "json:dumps", "plugin"),
+    ]
     assert registry.load("measures", "one")
 
 
@@ -105,7 +102,10 @@ def test_broken_plugin_is_named_alone(plugins, tmp_path, monkeypatch, body):
     name = f"broken_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
-    plugins += [point("bad", f"{name}:x", "bad-plugin"), point("good", "json:dumps", "good-plugin")]
+    plugins += [
+        entry_point("bad", f"{name}:x", "bad-plugin"),
+        entry_point("good", "json:dumps", "good-plugin"),
+    ]
     with pytest.raises(PluginError, match=r"measure 'bad' .*bad-plugin.*can't be loaded"):
         registry.load("measures", "bad")
     assert registry.load("measures", "good")
@@ -113,7 +113,7 @@ def test_broken_plugin_is_named_alone(plugins, tmp_path, monkeypatch, body):
 
 
 def test_a_plugin_that_misses_its_object_is_named(plugins):
-    plugins.append(point("gone", "json:no_such_thing", "plugin"))
+    plugins.append(entry_point("gone", "json:no_such_thing", "plugin"))
     with pytest.raises(PluginError, match="no_such_thing"):
         registry.load("measures", "gone")
 
@@ -151,7 +151,7 @@ class CostlyZoo(Zoo):
 
 
 def family(kind, name="zoo/*", dist="zoo-plugin"):
-    entry = point(name, f"{__name__}:{kind.__name__}", dist, "nlbench.models")
+    entry = entry_point(name, f"{__name__}:{kind.__name__}", dist, "models")
     return entry
 
 
@@ -168,7 +168,7 @@ def loaded(monkeypatch):
 
 
 def test_family_members_are_listed_found_and_described(plugins, loaded):
-    plugins += [family(Zoo), point("vgg", "json:dumps", "other", "nlbench.models")]
+    plugins += [family(Zoo), entry_point("vgg", "json:dumps", "other", "models")]
     known = registry.entries("models")
     assert list(known) == ["vgg", "zoo/ape", "zoo/bee"]
     assert registry.load("models", "zoo/bee")() == "bee"
@@ -185,14 +185,14 @@ def test_unlisted_member_can_be_requested(plugins, loaded):
 
 
 def test_globs_match_members_only_after_a_slash(plugins, loaded):
-    plugins += [family(Zoo), point("ant", "json:dumps", "other", "nlbench.models")]
+    plugins += [family(Zoo), entry_point("ant", "json:dumps", "other", "models")]
     assert registry.expand("models", ["*"]) == ["ant"]
     assert registry.expand("models", ["zoo/*"]) == ["zoo/ape", "zoo/bee"]
     assert registry.expand("models", ["*/a*", "a*"]) == ["zoo/ape", "ant"]
 
 
 def test_costly_family_is_listed_only_by_name(plugins, loaded, monkeypatch):
-    plugins += [family(CostlyZoo), point("ant", "json:dumps", "other", "nlbench.models")]
+    plugins += [family(CostlyZoo), entry_point("ant", "json:dumps", "other", "models")]
     assert registry.expand("models", ["zoo/b*"]) == ["zoo/bee"]
 
     def names(self):
@@ -204,7 +204,7 @@ def test_costly_family_is_listed_only_by_name(plugins, loaded, monkeypatch):
 
 
 def test_name_conflict_with_family_member_names_both(plugins, loaded):
-    plugins += [family(Zoo), point("zoo/ape", "json:dumps", "rival", "nlbench.models")]
+    plugins += [family(Zoo), entry_point("zoo/ape", "json:dumps", "rival", "models")]
     with pytest.raises(PluginError, match=r"'zoo/ape' is claimed by rival .* and zoo-plugin"):
         registry.load("models", "zoo/ape")
     assert registry.load("models", "zoo/bee")() == "bee"
@@ -219,8 +219,8 @@ def test_family_conflict_names_both(plugins, loaded):
 
 def test_broken_family_is_named_when_used(plugins):
     plugins += [
-        point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "nlbench.models"),
-        point("fine", "json:dumps", "good-plugin", "nlbench.models"),
+        entry_point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "models"),
+        entry_point("fine", "json:dumps", "good-plugin", "models"),
     ]
     assert list(registry.entries("models")) == ["fine"]
     assert registry.families("models")["broken"].family is None
@@ -251,10 +251,7 @@ def test_requesting_one_timm_name_lists_no_others():
 def test_distribution_installed_at_runtime_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "late" not in registry.entries("measures")
-    info = tmp_path / "late_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[nlbench.measures]\nlate = late_plugin:late\n")
+    write_distribution(tmp_path, "late-plugin", {"measures": ["late = late_plugin:late"]})
     assert registry.entries("measures")["late"].providers == ("late-plugin 1.0",)
 
 
@@ -267,23 +264,15 @@ def test_installed_packages_are_read_once_per_path(monkeypatch):
     assert not calls
 
 
-def installed(place, name, text, metadata="Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n"):
-    info = place / f"{name}-1.0.dist-info"
-    info.mkdir()
-    if metadata:
-        (info / "METADATA").write_text(metadata.format(name))
-    (info / "entry_points.txt").write_bytes(text)
-
-
 @pytest.mark.parametrize(
     "text",
     [b"[nlbench.measures]\nno equals sign\n", b"[nlbench.measures]\nx = \xff\n"],
     ids=["no equals sign", "not UTF-8"],
 )
-@pytest.mark.parametrize("metadata", ["Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n", ""])
+@pytest.mark.parametrize("metadata", [METADATA, ""])
 def test_unreadable_entry_points_hide_no_others(tmp_path, monkeypatch, text, metadata):
-    installed(tmp_path, "crooked", text, metadata)
-    installed(tmp_path, "straight", b"[nlbench.measures]\nfine = json:dumps\n")
+    write_distribution(tmp_path, "crooked", text, metadata)
+    write_distribution(tmp_path, "straight", b"[nlbench.measures]\nfine = json:dumps\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     known = registry.entries("measures")
     assert {"fine", "affinity", "r2"} <= known.keys()
@@ -295,7 +284,7 @@ def test_unreadable_entry_points_hide_no_others(tmp_path, monkeypatch, text, met
 @pytest.mark.parametrize("value", [":::", "a b", "1:2:3", "mod:ob ject", "[x]"])
 def test_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch, value):
     text = f"[nlbench.measures]\nodd = {value}\n[nlbench.models]\nodd/* = {value}\n"
-    installed(tmp_path, "crooked", text.encode())
+    write_distribution(tmp_path, "crooked", text.encode())
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = registry.entries("measures")["odd"]
     assert registry.describe(entry) == ""
@@ -310,7 +299,7 @@ def test_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch, 
 def test_first_of_two_equal_packages_counts(tmp_path, monkeypatch):
     for place, text in (("old", b"[nlbench.measures]\ngone = json:dumps\n"), ("new", b"")):
         (tmp_path / place).mkdir()
-        installed(tmp_path / place, "twice", text)
+        write_distribution(tmp_path / place, "twice", text)
         monkeypatch.syspath_prepend(str(tmp_path / place))
     assert "gone" not in registry.entries("measures")
 
@@ -318,7 +307,7 @@ def test_first_of_two_equal_packages_counts(tmp_path, monkeypatch):
 def test_spelling_variants_of_a_package_are_one(tmp_path, monkeypatch):
     for name in ("my_pkg", "my.pkg"):
         (tmp_path / name).mkdir()
-        installed(tmp_path / name, name, b"[nlbench.measures]\nmine = json:dumps\n")
+        write_distribution(tmp_path / name, name, b"[nlbench.measures]\nmine = json:dumps\n")
         monkeypatch.syspath_prepend(str(tmp_path / name))
     assert len(registry.entries("measures")["mine"].providers) == 1
 
@@ -334,7 +323,7 @@ def test_eggs_are_packages_each(tmp_path, monkeypatch):
 
 
 def test_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch):
-    installed(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
+    write_distribution(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "nameless" in registry.entries("measures")["mine"].providers[0]
     assert "nameless-1.0" in describe_environment(torch.device("cpu"))["plugins"]
@@ -345,8 +334,8 @@ def test_loading_a_name_imports_and_lists_no_family(plugins, loaded, monkeypatch
         raise AssertionError("listed")
 
     monkeypatch.setattr(Zoo, "names", names)
-    plugins += [family(Zoo), point("vgg", "json:dumps", "other", "nlbench.models")]
-    plugins += [point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "nlbench.models")]
+    plugins += [family(Zoo), entry_point("vgg", "json:dumps", "other", "models")]
+    plugins += [entry_point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "models")]
     assert registry.load("models", "vgg")
     assert registry.find("models", "vgg").name == "vgg"
     assert registry.expand("models", ["vgg"]) == ["vgg"]

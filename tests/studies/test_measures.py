@@ -1,15 +1,13 @@
 """The benchmark of measures: verdicts follow from cells, and a plugin's measure is judged."""
 
-import importlib.metadata
 import math
 import statistics
-import sys
 from dataclasses import replace
 
 import pytest
+from distributions import add_entry_point
 
 import nlbench
-from nlbench import registry
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.store.run import Run
@@ -184,29 +182,13 @@ def test_published_claims_are_judged_by_cells(made):
     assert claim([0, 1, 2, 3, 4], 1)[0] is True  # 120 orders of one network are equally likely.
 
 
-class Theirs:
-    """What a stranger's package would be called."""
-
-    name, version = "theirs", "1.0"
-
-
 def test_plugin_measure_is_put_on_a_ladder(tmp_path, monkeypatch):
     @nlbench.site_measure(bounds=(0, math.inf), more_means="more nonlinear")
     def mine(x, y):
         """Mean change, in units of the input's spread."""
         return ((y - x).abs().mean() / x.std()).item()
 
-    # As an installed package's entry point would have it.
-    listed, here = registry.entry_points, sys.modules[__name__]
-    monkeypatch.setattr(here, "mine", mine, raising=False)
-    monkeypatch.setitem(sys.modules, "a_strangers_plugin", here)
-    own = importlib.metadata.EntryPoint("mine", "a_strangers_plugin:mine", "nlbench.measures")
-    own = own._for(Theirs())
-    monkeypatch.setattr(
-        registry,
-        "entry_points",
-        lambda group: [*listed(group=group), *([own] if group == own.group else [])],
-    )
+    add_entry_point(monkeypatch, "mine", mine)
     short = {"gelu": replace(LADDERS["gelu"], rungs=LADDERS["gelu"].rungs[::2])}
     monkeypatch.setattr(study, "LADDERS", short)
     monkeypatch.setattr(

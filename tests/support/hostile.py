@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from distributions import METADATA, write_distribution
+
 CODE = '''
 import os
 import random
@@ -160,14 +162,7 @@ def write_plugin(folder, code=CODE, measures=MEASURES, models=MODELS, name="host
     folder = Path(folder)
     module = f"nlbench_{name}"
     (folder / f"{module}.py").write_text(code)
-    info = folder / f"{module}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nlbench-{name}\nVersion: 1.0\n")
     groups = {"measures": measures, "models": models}
-    (info / "entry_points.txt").write_text(
-        "".join(
-            f"[nlbench.{group}]\n" + "".join(f"{n} = {module}:{n}\n" for n in names)
-            for group, names in groups.items()
-        )
-    )
+    lines = {group: [f"{n} = {module}:{n}" for n in names] for group, names in groups.items()}
+    write_distribution(folder, module, lines, METADATA.replace("{}", f"nlbench-{name}"))
     return folder

@@ -261,7 +261,9 @@ def test_run_on_the_gpu_agrees_with_the_cpu(tmp_path):
     settings = {**FEW_LINES, "lines.radius": 0.5, "lines.budget": 0, "lines.evaluations": 64}
     few = {"samples": 2, "traced": 1, "directions": 2}
     settings |= {f"local-complexity.{name}": value for name, value in few.items()}
-    request = Request(("*",), ("vgg8",), samples=12, data=("digits",), settings=settings)
+    request = Request(
+        ("*",), ("vgg8",), samples=12, data=("digits",), settings=settings, errors="none"
+    )
     on_cpu = run(request, tmp_path / "cpu")
     with PretendCuda():
         on_gpu = run(replace(request, device="cuda"), tmp_path / "cuda")

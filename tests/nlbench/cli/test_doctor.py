@@ -2,6 +2,7 @@ import json
 import sys
 
 import pytest
+from distributions import write_distribution
 from hostile import write_plugin
 
 from nlbench.cli.app import main
@@ -68,10 +69,7 @@ def test_defects_of_plugins_are_broken_with_their_names(tmp_path, monkeypatch):
         "bent": "[nlbench.measures]\nodd = a b\n[nlbench.models]\nzoo/* = no_such_module:Zoo\n"
         "[nlbench.datasets]\nlost = no_such_module:lost\n",
     }.items():
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(text)
+        write_distribution(tmp_path, name, text)
     monkeypatch.syspath_prepend(str(tmp_path))
     broken = {f.what: f.detail for f in diagnose() if f.state == "broken"}
     assert "crooked" in broken["entry points"]

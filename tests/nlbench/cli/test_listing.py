@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from distributions import write_distribution
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
@@ -166,10 +167,7 @@ def test_operations_are_listed_with_their_facts():
 
 
 def test_malformed_entry_point_is_a_note(tmp_path, monkeypatch):
-    info = tmp_path / "crooked-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: crooked\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[nlbench.measures]\nodd = a b\n")
+    write_distribution(tmp_path, "crooked", {"measures": ["odd = a b"]})
     monkeypatch.syspath_prepend(str(tmp_path))
     result = CliRunner().invoke(app, ["list", "measures"])
     assert result.exit_code == 2

@@ -1,6 +1,7 @@
 import asyncio
 import errno
 import gc
+import logging
 import os
 import signal
 import socket
@@ -200,6 +201,8 @@ def test_a_cluster_of_this_machine_accepts_only_its_own_client(tmp_path, monkeyp
         address = client.scheduler.address
         assert address.startswith("tls://127.0.0.1:")
         assert client.submit(os.getpid).result() != os.getpid()
+        is_enabled = client.submit(logging.getLogger("asyncio").isEnabledFor, logging.CRITICAL)
+        assert not is_enabled.result()
         keys = [distributed.Security(), distributed.Security.temporary()]
         for place, security in zip((address.replace("tls", "tcp"), address), keys, strict=True):
             with pytest.raises((OSError, RuntimeError)):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from distributions import write_distribution
 from hostile import write_plugin
 
 import nlbench
@@ -65,10 +66,7 @@ def save(file, shift):
 
 def distribution(folder, name, body, group, object_):
     """Write the entry point of a module that is there or is written here."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[nlbench.{group}]\n{object_} = {name}:{object_}\n")
+    write_distribution(folder, name, {group: [f"{object_} = {name}:{object_}"]})
     if body:
         (folder / f"{name}.py").write_text(body)
 

@@ -35,7 +35,7 @@ def test_segments_inside_a_boundary_have_no_breakpoints(weights, scale):
     net = nn.Sequential(nn.Linear(len(weights), 1, bias=False), nn.ReLU()).double()
     with torch.no_grad():
         net[0].weight.copy_(scale * torch.tensor([list(weights)], dtype=torch.float64))
-    for a, b in np.random.default_rng(1).uniform(-1, 1, (9, 2)):
+    for a, b in np.random.default_rng(1).uniform(-1, 1, (3, 2)):
         start, end = torch.full((len(weights),), a), torch.full((len(weights),), b)
         assert trace_segment(net, start, end).crossings == 0
 
@@ -45,7 +45,10 @@ def test_other_instruction_sets_give_the_same_traces(variables):
     files = [HERE, HERE.with_name("test_api.py"), HERE.with_name("test_verification.py")]
     files.append(HERE.parent / "exact" / "test_trace.py")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-p", "no:xdist", "-k", "not instruction_sets_give", *map(str, files)]
+    # Left out: tests of errors, memory and chunks, and slow ones whose kind faster ones have.
+    others = "instruction_sets_give or refused or memory or limit or batched or lazily or options"
+    others += " or observations or of_vgg8_found or random_network_is_exactly"
+    command += ["-p", "no:xdist", "-k", f"not ({others})", *map(str, files)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
