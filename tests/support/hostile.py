@@ -1,5 +1,6 @@
 """A plugin whose measures and models fail in various ways, as a distribution."""
 
+import sys
 from pathlib import Path
 
 from distributions import METADATA, write_distribution
@@ -161,6 +162,8 @@ def write_plugin(folder, code=CODE, measures=MEASURES, models=MODELS, name="host
     """Write the distribution to a folder, which must be on the Python path."""
     folder = Path(folder)
     module = f"nlbench_{name}"
+    # Other tests of this process may have imported it from another folder.
+    sys.modules.pop(module, None)
     (folder / f"{module}.py").write_text(code)
     groups = {"measures": measures, "models": models}
     lines = {group: [f"{n} = {module}:{n}" for n in names] for group, names in groups.items()}
