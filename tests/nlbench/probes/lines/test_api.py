@@ -263,7 +263,8 @@ def test_observations_name_path_and_segment():
     assert all(isinstance(observation, TracedSegment) for observation in observations)
     last = trace_segment(mlp(3), paths[1, 2], paths[1, 3])
     assert isinstance(last, SegmentTrace)
-    assert torch.equal(observations[-1].trace.values, last.values)
+    values = observations[-1].trace.values
+    torch.testing.assert_close(values, last.values, rtol=1e-12, atol=1e-12)
 
 
 def test_paths_without_a_segment_are_refused():
