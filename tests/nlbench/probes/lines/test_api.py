@@ -428,3 +428,16 @@ def test_defaults_are_those_of_the_probes_options(function):
     assert shared
     for name in shared:
         assert parameters[name].default == LINES.options[name].default
+
+
+def test_segments_before_one_that_fails_are_traced():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).double()
+    with torch.no_grad():
+        net[0].weight.fill_(10.0)
+    starts, ends = torch.randn(2, 3, 3, dtype=torch.float64)
+    ends[2] = torch.finfo(torch.float64).max
+    traces = trace_segments(net, starts, ends)
+    assert next(traces).regions > 0
+    assert next(traces).regions > 0
+    with pytest.raises(NotFinite):
+        next(traces)
