@@ -240,6 +240,8 @@ def _concatenate(parts: Sequence[_Part]) -> _Part:
 
 
 def _is_finite(x: Tensor) -> bool:
+    if x.is_cuda:
+        return bool(torch.isfinite(x).all())
     # Two reductions are ten times as fast as `isfinite` on a CPU.
     return not x.numel() or (math.isfinite(float(x.amax())) and math.isfinite(float(x.amin())))
 

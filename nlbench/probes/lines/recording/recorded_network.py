@@ -193,7 +193,7 @@ class _StateReader:
 
     def _read_items(self, items: Mapping[Any, Any]) -> tuple[Any, ...]:
         return tuple(
-            (self._read(name), self._read(value))
+            (name if type(name) is str else self._read(name), self._read(value))
             for name, value in items.items()
             if name != "_modules"
         )

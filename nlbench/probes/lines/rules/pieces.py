@@ -166,11 +166,19 @@ def unit_crossings(
     interval, unit, fraction : tensor of shape (m,)
         The unit is an index into the flattened margins of a point.
     """
-    # Tolerances are computed for the few units whose sign changes only.
+    flat = margin[:, None].flatten(1)
     is_above = (margin > 0)[:, None].flatten(1)
+    if margin.is_cuda:
+        # Synchronising takes longer than comparing all units.
+        is_known = (margin.abs() > tolerance(error))[:, None].flatten(1)
+        changes_sign = (is_above[:-1] ^ is_above[1:]) & is_known[:-1] & is_known[1:]
+        interval, unit = changes_sign.nonzero().unbind(1)
+        left, right = flat[interval, unit].double(), flat[interval + 1, unit].double()
+        return interval, unit, left / (left - right)
+    # Tolerances are computed for the few units whose sign changes only.
     interval, unit = (is_above[:-1] ^ is_above[1:]).nonzero().unbind(1)
     error = error.expand(len(margin), *error.shape[1:])
-    flat, errors = (x[:, None].flatten(1) for x in (margin, error))
+    errors = error[:, None].flatten(1)
     # Errors are often shared by positions, so they are not expanded.
     place = unit
     if errors.shape[1] != flat.shape[1]:

@@ -263,7 +263,8 @@ def test_observations_name_path_and_segment():
     assert all(isinstance(observation, TracedSegment) for observation in observations)
     last = trace_segment(mlp(3), paths[1, 2], paths[1, 3])
     assert isinstance(last, SegmentTrace)
-    assert torch.equal(observations[-1].trace.values, last.values)
+    values = observations[-1].trace.values
+    torch.testing.assert_close(values, last.values, rtol=1e-12, atol=1e-12)
 
 
 def test_paths_without_a_segment_are_refused():
@@ -427,3 +428,16 @@ def test_defaults_are_those_of_the_probes_options(function):
     assert shared
     for name in shared:
         assert parameters[name].default == LINES.options[name].default
+
+
+def test_segments_before_one_that_fails_are_traced():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).double()
+    with torch.no_grad():
+        net[0].weight.fill_(10.0)
+    starts, ends = torch.randn(2, 3, 3, dtype=torch.float64)
+    ends[2] = torch.finfo(torch.float64).max
+    traces = trace_segments(net, starts, ends)
+    assert next(traces).regions > 0
+    assert next(traces).regions > 0
+    with pytest.raises(NotFinite):
+        next(traces)

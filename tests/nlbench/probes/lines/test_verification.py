@@ -152,3 +152,29 @@ def test_a_unit_within_rounding_of_its_kink_has_no_side(x, bound, is_refused):
             compare()
     else:
         compare()
+
+
+def without_last_breakpoint(trace):
+    kept = [*range(trace.regions - 1), trace.regions]
+    return replace(trace, t=trace.t[kept], values=trace.values[kept], origins=trace.origins[kept])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda trace: replace(trace, values=1.001 * trace.values), without_last_breakpoint],
+)
+def test_traces_are_checked_together(wrong, monkeypatch):
+    program, net, points, trace = traced()
+    ends = torch.stack([points, points.flip(0), points])
+    traces = [trace, trace_program(program, *points.flip(0)), trace]
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "check_trace", None)  # None is checked alone.
+        check.check_traces(program, net, ends, traces, batch_points=96)
+    with pytest.raises(UnsupportedOperation):
+        check.check_traces(program, net, ends, [*traces[:2], wrong(trace)], batch_points=96)
+
+
+def test_traces_of_a_network_without_batches_are_checked_alone():
+    program, net, points, trace = traced()
+    alone = Functional(lambda x: net(x) if len(x) == 1 else net(x.unsqueeze(7)))
+    check.check_traces(program, alone, torch.stack([points] * 2), [trace] * 2)
