@@ -25,13 +25,13 @@ check: $(VENV)/.installed
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml
 	cd $(VENV) && bin/lint-imports --config ../pyproject.toml
 
-# All studies, each in its quick version, anew. Most of the time is that of `measures`, which shares
-# no network with the others: with --jobs=2 it runs next to them, each part on one core.
-studies: quick-benchmark quick-studies
+# All studies, each in its quick version, anew. `measures` shares no network with the others: with
+# --jobs=2 it runs next to them, each part on one core. The longer part comes first.
+studies: quick-studies quick-benchmark
 
-quick-benchmark: STUDIES = 'measures'
 quick-studies: STUDIES = '[!m]*'
-quick-benchmark quick-studies: $(VENV)/.installed
+quick-benchmark: STUDIES = 'measures'
+quick-studies quick-benchmark: $(VENV)/.installed
 	rm -rf $(VENV)/$@
 	$(BIN)/nlbench study $(STUDIES) --quick --workers 1 --progress none --out $(VENV)/$@
 

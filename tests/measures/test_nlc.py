@@ -119,7 +119,8 @@ def test_stream_is_ratio_of_sums_over_batches():
     spreads = [float(net(batch).detach().var(0).sum()) for batch in batches]
     expected = math.sqrt(np.average(np.square(single), weights=spreads))
     assert result.summary["value"] == pytest.approx(expected, rel=1e-9)
-    assert abs(expected - np.mean(single)) > 0.1
+    # The mean of the batches is another number.
+    assert abs(expected - np.mean(single)) > 0.01
 
 
 @pytest.mark.parametrize("n", range(3, 10))
