@@ -245,7 +245,10 @@ class Substitution(Measure):
             choices=("auto", "loss", "kl", "squared"),
         ),
         "tolerance": Option(
-            0.01, "largest cost of a map that counts as sufficient, for degree", minimum=0
+            0.01,
+            "largest cost of a map that counts as sufficient, for degree",
+            minimum=0,
+            maximum=1e9,
         ),
     }
 

@@ -275,7 +275,8 @@ def _observe_once(
     out_of_memory = False
     try:
         with restored_thread_state(changes):
-            dependence = "" if probe.needs_function else _dependence(subject, device)
+            if probe.runs_samples and not probe.needs_function:
+                dependence = _dependence(subject, device)
             facts = probe.observe(
                 ProbePass(subject.model, subject, settings, feeds, resources, step)
             )

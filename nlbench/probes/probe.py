@@ -185,6 +185,8 @@ class Probe(ABC):
     needs_function : bool
         True if the probe raises where the network is no function of each sample; for any other
         probe, results have a remark.
+    runs_samples : bool
+        False if the network is not run on samples, so that noise in it changes nothing.
 
     Examples
     --------
@@ -206,6 +208,7 @@ class Probe(ABC):
     follows: ClassVar[Mapping[str, str]] = {}
     shows_on_cpu: ClassVar[bool] = False
     needs_function: ClassVar[bool] = False
+    runs_samples: ClassVar[bool] = True
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
         """Return the number of steps of an observation, for progress."""

@@ -13,6 +13,7 @@ class Graph(LazyProbe):
     """The probe `graph`."""
 
     name = "graph"
+    runs_samples = False
     description = "the channel graph from input to output"
     home = "nlbench.probes.graph.observation"
     options: ClassVar[Mapping[str, Option]] = {

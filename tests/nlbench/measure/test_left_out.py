@@ -11,6 +11,7 @@ from nlbench.conformance.replicates import check_replicates
 from nlbench.conformance.trial import Trial, relu_network
 from nlbench.conformance.trial import samples as trial_samples
 from nlbench.errors import Undefined
+from nlbench.evaluation import SEED
 from nlbench.execution.probe_pass import observe
 from nlbench.measure import site_measure
 from nlbench.measure.replicates import GROUPS, group_index
@@ -19,6 +20,7 @@ from nlbench.plugin_loading import load_measure, load_probe
 from nlbench.probes.function import FunctionBatch
 from nlbench.probes.probe import Resources
 from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.samples import sample_order
 from nlbench.subjects.subject import Subject
 
 N = 80
@@ -183,7 +185,11 @@ def test_tokens_are_left_out_by_sequence(name):
 
 def test_copies_of_a_sample_are_left_out_together():
     repeated = samples().repeat(2, 1)
-    groups = group_index(torch.arange(N)).repeat(2)
+    ranks = torch.empty(N, dtype=torch.long)
+    index = before_drawing(torch.arange(2 * N))
+    drawn = index[sample_order(repeated[index], SEED)]
+    ranks[drawn[:N] % N] = torch.arange(N)
+    groups = group_index(ranks).repeat(2)
     result = evaluate("cka", repeated)
     others = [evaluate("cka", repeated[groups != g], "none") for g in range(GROUPS)]
     assert_replicates_are(result, others)

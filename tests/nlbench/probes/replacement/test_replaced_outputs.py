@@ -318,7 +318,8 @@ def test_batch_that_skips_a_place_is_undefined():
             return x.relu() if bool(x.sum() > 0) else x
 
     model = nn.Sequential(nn.Identity(), Sometimes(), nn.Tanh())
-    inputs = before_drawing(torch.cat([torch.ones(8, 2), -torch.ones(8, 2)]))
+    positive = torch.arange(1.0, 17.0).reshape(8, 2)
+    inputs = before_drawing(torch.cat([positive, -positive]))
     run = nlbench.evaluate(model, inputs, ["substitution"], settings={"replacement.batch": 4})
     assert run["substitution"].status == "undefined"
     assert "relu" in run["substitution"].reason
