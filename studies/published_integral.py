@@ -112,7 +112,9 @@ class AbsdevAsPublished(Measure):
         if trace.method == "quadrature":
             raise Undefined("the integral needs regions, which a smooth network does not have")
         if trace.method == "refined":
-            sums = dict(zip(("value", "error"), estimate_as_published(trace), strict=True))
+            sums = dict(
+                zip(("value", "numerical_error"), estimate_as_published(trace), strict=True)
+            )
         else:
             shares = trace.length * _shares(trace.t, trace.values)
             sums = {"value": shares.sum(0), "shortened": shares[:-1].sum(0)}

@@ -80,7 +80,7 @@ def test_estimated_paths_have_errors():
 
     paths = {"paths": "random", "number": 2, "anchors": 2}
     estimated = measured(network().float(), method="refined", **paths).values[0].statistics
-    assert set(estimated) == {"value", "error"}
+    assert set(estimated) == {"value", "numerical_error"}
     exact = measured(network().float(), method="exact", **paths).values[0].statistics
     assert set(exact) == {"value", "shortened"}
     smooth = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
