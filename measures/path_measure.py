@@ -75,7 +75,8 @@ class Method:
             remark += f", which missed about {missed:,} boundaries"
         remark += _stated_error(result.values)
         short = int(self.notes.get("segments_short_of_tolerance", 0))
-        if short:
+        # A segment may fall short in another measure's numbers only.
+        if short and not _relative_error(result.values) <= self.notes["tolerance"]:
             target = format_percent(self.notes["tolerance"])
             remark += f", above the target of {target} on {short} of {result.n} segments"
         return remark
@@ -83,13 +84,24 @@ class Method:
 
 def _stated_error(paths: Sequence[Value]) -> str:
     """Describe the largest stated error of paths, relative to their values unless one is 0."""
+    relative = _relative_error(paths)
+    if math.isfinite(relative):
+        return f", relative error ≤ {format_percent(relative)}"
+    errors = [error for error, _ in _errors_and_values(paths)]
+    return f", error ≤ {_rounded_up(max(errors))}" if errors else ""
+
+
+def _relative_error(paths: Sequence[Value]) -> float:
+    """Return the largest stated error of a path relative to its value; NaN if one is 0 or none."""
+    pairs = _errors_and_values(paths)
+    if not pairs or any(value == 0 for _, value in pairs):
+        return math.nan
+    return max(error / value for error, value in pairs)
+
+
+def _errors_and_values(paths: Sequence[Value]) -> list[tuple[float, float]]:
     numbers = [path.statistics for path in paths if path.status == "ok"]
-    pairs = [(x["numerical_error"], abs(x["value"])) for x in numbers if "numerical_error" in x]
-    if not pairs:
-        return ""
-    if all(value > 0 for _, value in pairs):
-        return f", relative error ≤ {format_percent(max(error / value for error, value in pairs))}"
-    return f", error ≤ {_rounded_up(max(error for error, _ in pairs))}"
+    return [(x["numerical_error"], abs(x["value"])) for x in numbers if "numerical_error" in x]
 
 
 def format_percent(fraction: float) -> str:

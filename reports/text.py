@@ -195,6 +195,10 @@ def _exponent(value: float, error: float, signed: bool) -> str:
     return f"({texts[0]} ± {texts[1]})e{power:+03d}".replace("e-", "e−")
 
 
+MAX_RANGE_DECIMALS = 4
+"""Digits after the decimal point up to which the ends of a range have no exponent."""
+
+
 def range_text(values: Iterable[float], decimals: int | None = None) -> str:
     """Format the range of values, or return an empty text if none is finite.
 
@@ -202,11 +206,16 @@ def range_text(values: Iterable[float], decimals: int | None = None) -> str:
     --------
     >>> range_text([0.95, 0.55, 0.7]), range_text([-0.5, 2.0]), range_text([0.25])
     ('0.55–0.95', '−0.50 to 2.00', '0.25')
+    >>> range_text([0.004, 0.01])
+    '0.004–0.010'
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
     decimals = short_decimals(finite) if decimals is None else decimals
+    if decimals is not None:
+        while decimals < MAX_RANGE_DECIMALS and any(v and not round(v, decimals) for v in finite):
+            decimals += 1
     ends = number(min(finite), decimals), number(max(finite), decimals)
     if ends[0] == ends[1]:
         return ends[0]
