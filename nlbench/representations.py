@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,17 +242,17 @@ def similarity(
     """
     first = _facts(run, subject)
     second = first
+    second_run = other or run
     if other is not None or against is not None:
-        second = _facts(other or run, against)
+        second = _facts(second_run, against)
     if first.sample_hash != second.sample_hash:
         raise RequestError(
             f"{_label(first)} and {_label(second)} were measured on different samples"
         )
     options = {**_SITE_OPTIONS, **_site_options(run)}
-    features = [
-        _features(_load(facts, device), options)
-        for facts in ((first,) if second is first else (first, second))
-    ]
+    features = [_features(_load(run, first, device), options)]
+    if second is not first:
+        features.append(_features(_load(second_run, second, device), options))
     rows = min(len(next(iter(side.features.values()))) for side in features)
     cut = [{place: values[:rows] for place, values in side.features.items()} for side in features]
     return cka_matrix(
@@ -285,7 +286,7 @@ def _site_options(run: Run) -> dict[str, Any]:
     return {name: recorded[name] for name in _SITE_OPTIONS if name in recorded}
 
 
-def _load(facts: SubjectFacts, device: str) -> Subject:
+def _load(run: Run, facts: SubjectFacts, device: str) -> Subject:
     """Load a recorded subject, and verify its weights and samples."""
     from nlbench.execution.devices import resolve_device
     from nlbench.subjects.load import load_subject
@@ -300,13 +301,27 @@ def _load(facts: SubjectFacts, device: str) -> Subject:
         options=tuple(sorted((facts.data_options or {}).items())),
         arguments=tuple(sorted((facts.arguments or {}).items())),
     )
-    subject = load_subject(spec, resolve_device(device))
+    subject = load_subject(_with_path(spec, run), resolve_device(device))
     for what in ("weights_hash", "sample_hash"):
         recorded = getattr(facts, what)
         if recorded and recorded != getattr(subject.facts, what):
             noun = "weights" if what == "weights_hash" else "samples"
             raise RequestError(f"{_label(facts)}: its {noun} have changed since they were recorded")
     return subject
+
+
+def _with_path(spec: SubjectSpec, run: Run) -> SubjectSpec:
+    """Replace a checkpoint's label, which is recorded, by its path, which was requested."""
+    from nlbench.subjects.weights_choice import FRESH_WEIGHTS, choose_weights
+
+    if spec.weights in (*FRESH_WEIGHTS, "trained"):
+        return spec
+    for path in (run.manifest.get("request") or {}).get("weights") or ():
+        requested = replace(spec, weights=str(path))
+        with suppress(RequestError):
+            if choose_weights(requested).label == spec.weights:
+                return requested
+    return spec
 
 
 @dataclass(frozen=True)

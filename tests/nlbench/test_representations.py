@@ -12,6 +12,8 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.cka import linear_cka
 from nlbench.representations import cka_matrix
+from nlbench.subjects.load import load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -136,9 +138,6 @@ def test_run_compares_its_networks(run, tmp_path):
 
 
 def test_values_are_those_of_hooks(run):
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
-
     subject = load_subject(SubjectSpec("vgg8", "trained", "digits", 0, 48), torch.device("cpu"))
     outputs = []
     relus = [module for module in subject.model.modules() if isinstance(module, nn.ReLU)]
@@ -149,6 +148,24 @@ def test_values_are_those_of_hooks(run):
     means = [y.double().flatten(2).mean(2) if y.ndim > 2 else y.double() for y in outputs]
     expected = cka_matrix({str(index): value for index, value in enumerate(means)})
     np.testing.assert_allclose(run.similarity(subject="trained").values, expected.values, atol=1e-5)
+
+
+def test_checkpoints_are_found_by_the_path_of_the_request(tmp_path):
+    paths = [tmp_path / "ck" / f"epoch={epoch}.pt" for epoch in (0, 1)]
+    paths[0].parent.mkdir()
+    for epoch, path in enumerate(paths):
+        torch.manual_seed(epoch)
+        model = load_subject(
+            SubjectSpec("vgg8", "init", "digits", epoch, 4), torch.device("cpu")
+        ).model
+        torch.save(model.state_dict(), path)
+    request = nlbench.Request(
+        ("norm",), ("vgg8",), ("digits",), weights=tuple(map(str, paths)), samples=16
+    )
+    run = nlbench.run(request, tmp_path / "run")
+    similarity = run.similarity(subject="epoch=0.pt", against="epoch=1.pt")
+    assert similarity.values.shape == (7, 7)
+    assert similarity.values[0, 0] < 1
 
 
 def test_unknown_networks_are_refused(run):
