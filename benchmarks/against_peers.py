@@ -388,7 +388,10 @@ def compare(row: Row, peers: Peers, threads: int, repeats: int) -> Timing:
 
 
 def main_job(repeats: int) -> dict[str, float]:
-    """Run the main job in new processes; return the medians of processor and clock time."""
+    """Run the main job in new processes.
+
+    Return the medians of processor and clock time.
+    """
     script = Path(sys.executable).with_name("nlbench")
     arguments = ["run", "--measures", "affinity,absdev", "--model", "vgg8", "--progress", "none"]
     times: list[tuple[float, float]] = []

@@ -127,7 +127,10 @@ def default_float64() -> Iterator[None]:
 
 
 def load(name: str, folder: Path | None = None) -> ModuleType | None:
-    """Import a package, from a folder if one is given; None if it is missing."""
+    """Import a package, from a folder if one is given.
+
+    Return None if it is missing.
+    """
     if folder is not None:
         sys.path.insert(0, str(folder))
     try:

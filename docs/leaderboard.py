@@ -70,7 +70,10 @@ def record(names: Sequence[str] = ()) -> None:
 
 
 def pack(run: Run) -> Path:
-    """Pack a run's folder, less what can be made from its records; the same bytes each time."""
+    """Pack a run's folder, less what can be made from its records.
+
+    The bytes are the same each time.
+    """
     assert run.path is not None
     FOLDER.mkdir(exist_ok=True)
     file = FOLDER / f"{run.path.name}.tar.xz"

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.errors import NotFinite, Undefined
+from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option, OptionValue
 
+from .statistics.sample_mean import sample_mean
 from .statistics.sample_seeds import sample_seeds
 
 if TYPE_CHECKING:
@@ -216,12 +216,4 @@ class GeometricComplexity(Measure):
 
     def compute(self) -> Result:
         """Return the mean over all samples."""
-        if not self._batches:
-            raise Undefined("no samples")
-        norms = torch.cat(self._batches)
-        replicates: tuple[float, ...] = ()
-        if self.replicated:
-            array = norms.numpy()
-            replicates = without_each_group(self._groups.array, lambda kept: array[kept].mean())
-        summary = {"value": norms.mean().item()}
-        return Result(summary, n=len(norms), replicates=replicates)
+        return sample_mean(self._batches, self._groups if self.replicated else None)

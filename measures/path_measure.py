@@ -92,7 +92,10 @@ def _stated_error(paths: Sequence[Value]) -> str:
 
 
 def _relative_error(paths: Sequence[Value]) -> float:
-    """Return the largest stated error of a path relative to its value; NaN if one is 0 or none."""
+    """Return the largest stated error of a path relative to its value.
+
+    Return NaN if a value is 0 or there is none.
+    """
     pairs = _errors_and_values(paths)
     if not pairs or any(value == 0 for _, value in pairs):
         return math.nan

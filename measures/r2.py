@@ -136,7 +136,10 @@ def r2_score(
 
 
 def _count_distinct(x: PreparedSamples, y: PreparedSamples, kind: str) -> int:
-    """Count the distinct samples; for the ordinary R², a lower bound that is enough may do."""
+    """Count the distinct samples.
+
+    For the ordinary R², a lower bound that is enough may do.
+    """
     count = len(torch.unique(x.values[:, 0]))
     if count == len(x) or (kind == "ordinary" and count > x.shape[1] + 1):
         return count

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.errors import Undefined
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option, OptionValue
 
 from .geometric_complexity import squared_jacobian_norms
+from .statistics.sample_mean import sample_mean
 from .statistics.sample_seeds import random_signs, sample_seeds
 
 if TYPE_CHECKING:
@@ -177,10 +176,4 @@ class Rugosity(Measure):
 
     def compute(self) -> Result:
         """Return the mean over all samples."""
-        if not self._changes:
-            raise Undefined("no samples")
-        changes = torch.cat(self._changes).numpy()
-        replicates: tuple[float, ...] = ()
-        if self.replicated:
-            replicates = without_each_group(self._groups.array, lambda kept: changes[kept].mean())
-        return Result({"value": changes.mean().item()}, n=len(changes), replicates=replicates)
+        return sample_mean(self._changes, self._groups if self.replicated else None)

@@ -157,7 +157,10 @@ def cka_matrix(
 
 
 def _stack(features: Any) -> Tensor:
-    """Return the Gram matrices (P, n, n) of centred features, with trace 1; 0 if constant."""
+    """Return the Gram matrices (P, n, n) of centred features, with trace 1.
+
+    The matrix of constant features is 0.
+    """
     import torch
 
     grams = []

@@ -444,7 +444,9 @@ class Comparison:
         }
 
     def write(self, output: Path) -> Path:
-        """Write the comparison in the format given by the file's suffix; replace an existing file.
+        """Write the comparison in the format given by the file's suffix.
+
+        An existing file is replaced.
 
         Raises
         ------

@@ -55,7 +55,9 @@ def formula(measure: str, version: str) -> str:
 
 
 def drawn_formula(latex: str, prefix: str) -> Markup:
-    """Draw a formula as an SVG element in the colour of the text; as LaTeX if it can't be drawn.
+    """Draw a formula as an SVG element in the colour of the text.
+
+    Return LaTeX if it can't be drawn.
 
     Parameters
     ----------

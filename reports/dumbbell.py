@@ -64,7 +64,10 @@ def dumbbell_figure(
 def dumbbell_markup(
     difference: Difference, names: tuple[str, str], info: Mapping[str, Any], prefix: str
 ) -> Markup:
-    """Return the figure as SVG in the page's colours; all ids begin with `prefix`."""
+    """Return the figure as SVG in the page's colours.
+
+    All ids begin with `prefix`.
+    """
     title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
     svg = to_svg(dumbbell_figure(difference, names, info), prefix=prefix, title=title)
     return Markup('<div class="dumbbell">{}</div>').format(Markup(in_page_colours(svg)))

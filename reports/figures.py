@@ -82,7 +82,10 @@ class FigureData:
         names: str | Sequence[str] | None = None,
         measure: str | None = None,
     ) -> FigureData:
-        """Read a run; raise if the measure or a network is unknown."""
+        """Read a run.
+
+        Raise if the measure or a network is unknown.
+        """
         scores, measures = read_run(run)
         chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
         source = cls(scores, measures, path_drawings(run), chosen, measure)
@@ -165,7 +168,9 @@ def paper_figure(
     width: str | float = "column",
     format: str = "pdf",
 ) -> NotebookFigure:
-    """Draw a figure in the size at which it stands in a paper; see `nlbench.Run.figure`.
+    """Draw a figure in the size at which it stands in a paper.
+
+    See `nlbench.Run.figure`.
 
     Raises
     ------
@@ -245,7 +250,10 @@ def draw_measure(figure: Figure, source: FigureData, name: str, axes: Axes | Non
 
 
 def _labelled_cells(source: FigureData, name: str) -> LabelledCells:
-    """Return the cells of the chosen subjects with values; a subject's index is its colour."""
+    """Return the cells of the chosen subjects with values.
+
+    A subject's index is its colour.
+    """
     subjects = source.subjects()
     if len(subjects) > MAX_SERIES:
         raise RequestError(f"{len(subjects)} subjects in one figure; expected at most {MAX_SERIES}")
@@ -270,7 +278,10 @@ def _signature(figure: Figure, source: FigureData) -> float:
 
 
 def _board(figure: Figure, source: FigureData) -> float:
-    """Draw networks by measures, as many as fit the width; return the figure's height."""
+    """Draw networks by measures, as many as fit the width.
+
+    Return the figure's height.
+    """
     directed = compared_measures(source.measures, source.scores.measures)
     directed = [name for name in directed if not has_relative(name, source.measures)]
     names = [source.measure] if source.measure else directed
@@ -320,7 +331,10 @@ def _difference(
 
 
 def _path(figure: Figure, source: FigureData) -> float:
-    """Draw the outputs along one path; return the figure's height."""
+    """Draw the outputs along one path.
+
+    Return the figure's height.
+    """
     chosen = [s for s in source.subjects() if s.identity in source.drawings]
     if not chosen:
         raise RequestError("no path was recorded; expected a run with a measure of lines")
@@ -381,7 +395,9 @@ _DRAWINGS: dict[str, Callable[[Figure, FigureData], float]] = {
 
 
 def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
-    """Plot each network as a strip along its depth; see `nlbench.Run.fingerprint`.
+    """Plot each network as a strip along its depth.
+
+    See `nlbench.Run.fingerprint`.
 
     Raises
     ------

@@ -89,7 +89,10 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def draw_signature(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) -> str:
-    """Plot one marker per site and subject with its interval; return the measure's axis."""
+    """Plot one marker per site and subject with its interval.
+
+    Return the measure's axis.
+    """
     hollow: Counter[int] = Counter()
     for index, (label, cell) in cells.items():
         depth = np.arange(1, len(cell.places) + 1)

@@ -104,7 +104,10 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
 
 
 def as_element(svg: bytes, *, prefix: str, title: str) -> str:
-    """Convert a file that matplotlib wrote to an SVG element of a page; see `to_svg`."""
+    """Convert a file that matplotlib wrote to an SVG element of a page.
+
+    See `to_svg`.
+    """
     root = ET.fromstring(svg)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)

@@ -18,7 +18,10 @@ NETWORK = "vgg8 · trained · digits"
 
 
 def write_strip(app: Sphinx) -> None:
-    """Write the strip of a network; each field leads to the network on the leaderboard."""
+    """Write the strip of a network.
+
+    Each field leads to the network on the leaderboard.
+    """
     source = FigureData.of(leaderboard_run(), NETWORK)
     ((label, cell),) = source.cells("affinity")
     fields = strip_fields(

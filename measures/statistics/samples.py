@@ -50,7 +50,9 @@ def as_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_samples(values: Tensor, name: str) -> None:
-    """Validate samples (n, d); see `as_samples` for the errors.
+    """Validate samples (n, d).
+
+    See `as_samples` for the errors.
 
     Examples
     --------

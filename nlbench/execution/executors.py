@@ -70,7 +70,10 @@ def _measure(
 def _measure_serially(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | UnmeasuredCells]:
-    """Measure units in this process; after a subject that changes it, in new processes."""
+    """Measure units in this process.
+
+    After a subject that changes it, measure the rest in new processes.
+    """
     unit_runner = UnitRunner(threads=pool.threads)
     monitor = ProgressMonitor(progress)
     remaining = deque(units)

@@ -312,7 +312,9 @@ def _observe_once(
 
 
 def _dependence(subject: Subject, device: torch.device) -> str:
-    """Describe why a model's outputs are no function of their own sample; empty if they are.
+    """Describe why a model's outputs are no function of their own sample.
+
+    Return an empty text if they are.
 
     A model that can't be run on some of the samples is not checked.
     """

@@ -88,7 +88,9 @@ def check_is_function(
 
 
 def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
-    """Describe why results are no function of their own sample; empty if they are.
+    """Describe why results are no function of their own sample.
+
+    Return an empty text if they are.
 
     The samples are run twice as one batch, and the first and the last of them with a copy of
     themselves only.

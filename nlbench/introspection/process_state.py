@@ -94,7 +94,10 @@ class Changes(list[str]):
                 _SHARED.foreign_changes += 1
 
     def add_foreign(self, names: Iterable[tuple[str, bool]]) -> None:
-        """Add names of what is no setting; see `foreign_changes`."""
+        """Add names of what is no setting.
+
+        See `foreign_changes`.
+        """
         for name, is_restored in names:
             _SHARED.foreign_changes += 1
             self.add([(name, is_restored)])
@@ -186,7 +189,10 @@ class _Snapshot:
         self.kernels = _kernels()
 
     def restore_settings(self) -> Iterator[tuple[str, bool]]:
-        """Restore settings; yield the names of what changed, with False if it still differs."""
+        """Restore settings.
+
+        Yield the names of what changed, with False if it still differs.
+        """
         yield from _restore(_SETTINGS, self._settings)
         yield from ((name, True) for name in self._restore_environment())
         if self._folder and _working_directory() != self._folder:

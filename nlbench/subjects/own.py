@@ -262,7 +262,9 @@ def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
 
 
 def output_function(choice: str) -> Callable[[Any], Any] | None:
-    """Return the function that a choice of the model's output refers to; None for a name.
+    """Return the function that a choice of the model's output refers to.
+
+    Return None for a name.
 
     Raises
     ------

@@ -279,7 +279,10 @@ class PathShares:
 
     @property
     def mean(self) -> Correlation:
-        """Mean over pairs; the interval is over networks, not paths."""
+        """Mean over pairs.
+
+        The interval is over networks, not paths.
+        """
         return network_share(self.fractions, self.networks)
 
 

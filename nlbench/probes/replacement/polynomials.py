@@ -47,7 +47,9 @@ class PolynomialMap:
     radius: Tensor
 
     def __call__(self, x: Tensor, channel_axis: int) -> Tensor:
-        """Apply the map to a tensor of any layout; computed in float64.
+        """Apply the map to a tensor of any layout.
+
+        It is computed in float64.
 
         Examples
         --------
@@ -135,7 +137,10 @@ class PolynomialFit:
 
 
 def _range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the middle and the radius (d,) of each channel's range; a constant's radius is 1."""
+    """Return the middle and the radius (d,) of each channel's range.
+
+    A constant's radius is 1.
+    """
     n = len(x)
     low, high = (
         x.kthvalue(min(n, max(1, round(q * (n - 1)) + 1)), dim=0).values for q in QUANTILES

@@ -159,7 +159,10 @@ def capture(
 
 
 def _unmeasurable(tensor: Tensor) -> str:
-    """Return the reason why a tensor has no rows of real numbers; empty if it has."""
+    """Return the reason why a tensor has no rows of real numbers.
+
+    Return an empty text if it has.
+    """
     if tensor.is_complex():
         kind = str(tensor.dtype).removeprefix("torch.")
         return f"its values are complex numbers ({kind}), expected real numbers"

@@ -149,7 +149,10 @@ class _ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> _ModelState | None:
-        """Copy a model's state; None if it is unknown or large."""
+        """Copy a model's state.
+
+        Return None if it is unknown or large.
+        """
         with contextlib.suppress(_UnknownStateError):
             reader = _StateReader()
             structure = reader.read_modules(model)
