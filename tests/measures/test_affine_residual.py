@@ -138,13 +138,13 @@ def test_the_measure_is_the_function_of_all_batches():
 
 
 def test_the_standard_error_is_the_spread_over_draws():
-    x = torch.randn(60, 500, 1, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(40, 300, 1, generator=torch.Generator().manual_seed(2))
     results = [
         nlbench.evaluate(nn.ReLU(), sample, "affine-residual")["affine-residual"].numbers
         for sample in x
     ]
     spread = np.std([result["value"] for result in results])
-    assert np.mean([result["error"] for result in results]) == pytest.approx(spread, rel=0.2)
+    assert np.mean([result["error"] for result in results]) == pytest.approx(spread, rel=0.25)
 
 
 def test_undefined_and_refused_samples():

@@ -38,7 +38,7 @@ def test_random_networks_without_biases_have_their_closed_form():
     for fan_in, width in itertools.pairwise(sizes):
         model.extend([nn.Linear(fan_in, width, bias=False), nn.ReLU()])
     lengths = []
-    for _ in range(50):
+    for _ in range(25):
         with torch.no_grad():
             for layer in model[::2]:
                 layer.weight.normal_(0, math.sqrt(2 / layer.in_features), generator=generator)
@@ -50,7 +50,7 @@ def test_random_networks_without_biases_have_their_closed_form():
         site = torch.tensor([length[str(2 * index + 1)] for length in lengths])
         error = site.std() / math.sqrt(len(site))
         assert abs(site.mean() - expected) < 4 * error
-        assert error < 0.15 * expected
+        assert error < 0.2 * expected
 
 
 @pytest.mark.parametrize("is_site_last", [True, False])

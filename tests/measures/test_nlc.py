@@ -135,7 +135,7 @@ def test_pairs_are_distinct(n):
 
 def test_standard_error_is_the_spread_over_repeated_draws():
     values, errors = [], []
-    for seed in range(150):
+    for seed in range(80):
         result = read(nn.Sequential(nn.Tanh()), [3 * normal(seed, 100, 2)], directions=2)
         values.append(result.summary["value"])
         errors.append(result.error)
@@ -146,7 +146,7 @@ def test_standard_error_is_the_spread_over_repeated_draws():
 def test_stated_error_covers_the_value_of_many_draws(n):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3)).double()
-    results = [read(network, [normal(seed, n, 5)]) for seed in range(150)]
+    results = [read(network, [normal(seed, n, 5)]) for seed in range(80)]
     values = np.array([result.summary["value"] for result in results])
     intervals = np.array([interval(r.summary["value"], r.replicates) for r in results])
     center = values.mean()
