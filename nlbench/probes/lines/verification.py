@@ -238,7 +238,7 @@ class _Checks:
         for points in torch.split(t, max(1, self._batch_points), 1):
             for computed in walk(self._program, self._inputs(points)):
                 site = computed.step.site
-                if computed.step.rule.bend is not None:
+                if computed.step.rule.pieces is not None:
                     error = self._largest(computed.bounds)
                     noise = error * noise_of(computed.output.dtype)
                     size = torch.stack([noise, self._largest(list(map(peak, computed.inputs)))])
