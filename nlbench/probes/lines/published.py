@@ -213,7 +213,7 @@ def _move(
         return _move_maxima(pieces, inputs, rates, bounds)
     if isinstance(pieces, Ranks):
         return _move_ranks(pieces, inputs, rates, bounds)
-    if step.rule.bend is not None:
+    if step.rule.pieces is not None:
         raise step.refusal("its breakpoints can't be predicted from a point")
     return *_jvp(step.rule.apply, inputs, rates), []
 

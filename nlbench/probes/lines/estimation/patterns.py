@@ -21,7 +21,7 @@ from torch import Tensor
 from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Ranks
 from nlbench.probes.lines.rules.rounding import peak
 
-from .bits import pack, popcount
+from .bits import equal, greater, pack, popcount
 
 RELATIVE_ROUNDING = {
     torch.float64: 4 * torch.finfo(torch.float64).eps,
@@ -59,14 +59,15 @@ class Margins:
     @cached_property
     def state(self) -> Tensor:
         """Units above and units below the kink, packed into (P, 2, W)."""
-        above, below = self.values > self.kink + self.noise, self.values < self.kink - self.noise
+        above = greater(self.values, self.kink + self.noise)
+        below = greater(self.kink - self.noise, self.values)
         return torch.stack([pack(above), pack(below)], 1)
 
     @property
     def resting(self) -> Tensor:
         """Units exactly on the kink, packed into (P, W)."""
-        equal = self.values == self.kink
-        return pack(equal if self.is_coarse is None else equal & ~self.is_coarse)
+        is_equal = equal(self.values, self.kink)
+        return pack(is_equal if self.is_coarse is None else is_equal & ~self.is_coarse)
 
     def changes(self, other: Tensor) -> Tensor:
         """Count the units on a different side than in the states `other` (P, 2, W): (P,)."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines.recording.program import Program, ProgramStep, run_program, walk_measured
 from nlbench.probes.lines.recording.recorder import record_program
-from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Pieces
+from nlbench.probes.lines.rules.pieces import Kinks, KnownPieces, MaxGroups
 from nlbench.probes.lines.rules.rounding import peak
 
 from .patterns import Margins, Windows, margins_of
@@ -59,7 +59,7 @@ class PiecewiseNetwork:
     Parameters
     ----------
     program : Program
-    pieces : mapping of int to Pieces
+    pieces : mapping of int to KnownPieces
         Keyed by the index of the value that a step computes.
     resting_values : tensor
         Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
@@ -73,7 +73,7 @@ class PiecewiseNetwork:
     """
 
     program: Program
-    pieces: dict[int, Pieces]
+    pieces: dict[int, KnownPieces]
     resting_values: Tensor
     use_direct: bool
     may_coincide: bool = True
@@ -194,14 +194,14 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
     ('1',)
     """
     program = record_program(network, example.clone())
-    pieces = {}
+    pieces: dict[int, KnownPieces] = {}
     for step in program.steps:
-        if step.rule.bend is not None:
-            if step.rule.pieces is None:
-                raise UnknownPieces(
-                    step.operation, step.place, "the pieces of its units can't be distinguished"
-                )
+        if isinstance(step.rule.pieces, KnownPieces):
             pieces[step.output] = step.rule.pieces
+        elif step.rule.pieces is not None:
+            raise UnknownPieces(
+                step.operation, step.place, "the pieces of its units can't be distinguished"
+            )
     use_direct = example.dtype == torch.float32 or example.device.type != "cpu"
     kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.thresholds} | {0.0}
     signed = sorted({sign * c for c in kinks for sign in (1, -1)})
@@ -209,7 +209,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
     return PiecewiseNetwork(program, pieces, resting, use_direct, _may_coincide(program, pieces))
 
 
-def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:
+def _may_coincide(program: Program, pieces: Mapping[int, KnownPieces]) -> bool:
     shapes = {0: program.shape} | {step.output: step.shape for step in program.steps}
     behind_average = False
     for step in program.steps:

@@ -261,11 +261,11 @@ def _advance(
             return None
         step = program.steps[index]
         # The breakpoints of a chunk's first step have already been inserted.
-        if step.rule.bend is not None and index != chunk.step:
+        if step.rule.pieces is not None and index != chunk.step:
             x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
             if not all(map(_is_finite, b)):
                 raise NotFinite(f"the input of {step.site} is not finite on the segment")
-            interval, fraction = step.rule.bend(x, b)
+            interval, fraction = step.rule.pieces.bend(x, b)
             x, b = [], []
             if len(interval):
                 min_gap = MIN_BREAKPOINT_GAP[tensors[step.inputs[0]].dtype]

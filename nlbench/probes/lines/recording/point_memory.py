@@ -169,9 +169,9 @@ def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
             new = sum(storage.nbytes() for key, storage in storages.items() if key not in old)
             constants += max(0, live.now - before - new)
             peak_bytes = live.peak - before
-            if step.rule.bend is not None and points > 1 and all(n.isfinite().all() for n in b):
+            if step.rule.pieces is not None and points > 1 and all(n.isfinite().all() for n in b):
                 live.restart()
-                step.rule.bend(x, b)
+                step.rule.pieces.bend(x, b)
                 peak_bytes = max(peak_bytes, live.peak - before)
             step_bytes[step.output] = -(-max(0, peak_bytes - new) // points)
             bound_bytes[step.output] = -(-bound.nbytes // points)
@@ -199,7 +199,7 @@ def _total(
         alive[step.output] = output + bound_bytes.get(step.output, 0)
         after = sum(alive.values())
         workspace = itemsize * step.rule.workspace
-        if step.rule.bend is not None:
+        if step.rule.pieces is not None:
             waiting += before
             # Signs and copies of the output, or the values that new points are interpolated from.
             workspace += max(2 * output, 2 * largest)

@@ -429,7 +429,7 @@ class Recorder(DispatchMode):
     def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
         value, shape = len(self.steps) + 1, tuple(output.shape[1:])
         self.steps.append(ProgramStep(name, self._names.place, tuple(inputs), value, rule, shape))
-        self._sites.append(self._site(name) if rule.bend else None)
+        self._sites.append(self._site(name) if rule.pieces else None)
         self._bind(output, value)
 
     def _bind(self, tensor: Tensor, value: int) -> None:

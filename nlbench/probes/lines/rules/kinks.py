@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,33 +14,9 @@ from torch.autograd import forward_ad
 
 from nlbench.introspection.operations import Operation, line_rule
 
-from .pieces import Crossings, Kinks, unit_crossings
+from .pieces import Kinks
 from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, nonzero, scaled
-from .rule import Input, NotAffine, OutputFunction, RecordedCall, Rule, check_only_first_traced
-
-
-def kinked_units(apply: OutputFunction, bound: Bound, kinks: Kinks) -> Rule:
-    """Create the rule for units that bend where their value crosses a kink.
-
-    Parameters
-    ----------
-    apply, bound : callable
-        See `Rule`.
-    kinks : Kinks
-        The values are affine in the inputs, with slope 1, -1 or 0 in the first input.
-    """
-
-    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        error = kinks.error(inputs, bounds)
-        intervals, fractions = [], []
-        for threshold, margin in zip(kinks.thresholds, kinks.distances(inputs), strict=True):
-            tolerance = partial(kinks.tolerance, threshold=threshold)
-            interval, _, fraction = unit_crossings(margin, error, tolerance)
-            intervals.append(interval)
-            fractions.append(fraction)
-        return torch.cat(intervals), torch.cat(fractions)
-
-    return Rule(apply, bound, bend, pieces=kinks)
+from .rule import Input, NotAffine, RecordedCall, Rule, check_only_first_traced
 
 
 def kinked_function(
@@ -71,7 +46,7 @@ def kinked_function(
         result: Tensor = call.apply([x])
         return result
 
-    return replace(kinked_units(call.apply, _slope_bound(kinks, slopes), pieces), snap=snap)
+    return Rule(call.apply, _slope_bound(kinks, slopes), pieces, snap)
 
 
 def _magnitude(slope: Tensor | float) -> Tensor | float:

@@ -3,12 +3,18 @@
 Three classes cover all operations: units with kinks, groups whose maximum is the output, and groups
 that are sorted. Values within rounding error count as zero. A unit that is zero at a point can only
 bend at that point, and a segment that lies in a unit's boundary has no crossings.
+
+Where the inputs are affine, a maximum is the upper envelope of lines. It bends where another line
+becomes the largest; `overtakes` finds these positions.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +23,16 @@ from .rounding import noise_of
 
 Crossings = tuple[Tensor, Tensor]
 """Positions between points: index (m,) of the point to the left, and fraction (m,) in (0, 1)."""
+
+
+class Pieces(Protocol):
+    """Pieces of the units of an operation."""
+
+    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        """Return where the output bends if the inputs are affine between neighbouring points."""
+
+    def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,17 @@ class Kinks:
         """Return the magnitudes below which distances from a threshold count as zero."""
         return noise_of(error.dtype) * (error + abs(threshold) if threshold else error)
 
+    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        """Return the crossings of all thresholds."""
+        error = self.error(inputs, bounds)
+        intervals, fractions = [], []
+        for threshold, margin in zip(self.thresholds, self.distances(inputs), strict=True):
+            tolerance = functools.partial(self.tolerance, threshold=threshold)
+            interval, _, fraction = unit_crossings(margin, error, tolerance)
+            intervals.append(interval)
+            fractions.append(fraction)
+        return torch.cat(intervals), torch.cat(fractions)
+
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
         pairs = list(zip(self.distances(inputs), self.tolerances(inputs, bounds), strict=True))
@@ -63,31 +90,106 @@ class Kinks:
 
 @dataclass(frozen=True)
 class MaxGroups:
-    """Groups of units whose maximum is the output.
+    """Windows of units whose maximum is the output.
 
     Parameters
     ----------
-    argmax : callable
-        Maps the inputs at P points to the position of the largest member of each group, int64
-        (P, rows, groups), and the values (P, rows, positions) that it indexes.
-    members : callable
-        Maps the inputs at P points to the members (P, rows, groups, members) of each group. It is
-        also applied to rates of change.
-    tied : callable
-        Maps the inputs and their bounds to a mask of the members that may be the largest, the
-        members, and the tolerance for their distances from the largest, broadcastable to them.
+    lines : callable
+        Maps the input at P points to its values or their negatives, (P, ..., positions). It is also
+        applied to rates of change and to error bounds.
+    windows_on : callable
+        Returns the positions in each window, (windows, members), on a device.
     output : callable
-        Maps the maxima, (P, rows, groups), to the call's output.
+        Maps the maxima, (P, rows, windows), to the call's output.
+    pooled_axes : int
+        Number of last axes that pooling flattens into positions; 0 for other maxima.
+    fast_argmax : callable, optional
+        Faster implementation of `argmax`.
     """
 
-    argmax: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
-    members: Callable[[Sequence[Tensor]], Tensor]
-    tied: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Tensor, Tensor]]
+    lines: Callable[[Tensor], Tensor]
+    windows_on: Callable[[torch.device], Tensor]
     output: Callable[[Tensor], Tensor]
+    pooled_axes: int = 0
+    fast_argmax: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def argmax(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the position of each window's largest member, and the values that it indexes.
+
+        The shapes are (P, rows, windows), int64, and (P, rows, positions).
+        """
+        if self.fast_argmax is not None:
+            return self.fast_argmax(inputs[0])
+        x = self.lines(inputs[0])
+        x = x.reshape(len(x), -1, x.shape[-1])
+        windows = self.windows_on(x.device)
+        first = x[:, :, windows].argmax(-1, keepdim=True)
+        return windows.expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
+
+    def members(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the members of each window, (P, rows, windows, members)."""
+        return self._members(self.lines(inputs[0]))
+
+    def tied(
+        self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the largest members of each window, including ties.
+
+        Returns
+        -------
+        top : bool tensor of shape (P, rows, windows, members)
+        members : tensor of shape (P, rows, windows, members)
+        noise : tensor, broadcastable to `members`
+            Noise of each member's distance from the largest: the larger of their noises.
+        """
+        x = inputs[0]
+        noise = self._members(noise_of(x.dtype) * self._line_bounds(x, bounds[0]))
+        members = self.members(inputs)
+        if noise.shape[-1] > 1:
+            largest = members.argmax(-1, keepdim=True)
+            noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
+        return members >= members.amax(-1, keepdim=True) - noise, members, noise
+
+    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        """Return where the largest member of a window changes."""
+        top, members, _ = self.tied(inputs, bounds)
+        top, members = top.flatten(1, 2), members.flatten(1, 2)
+        # A member that is largest at both points is also largest between them: a maximum is convex.
+        changed = ~(top[:-1] & top[1:]).any(-1)
+        interval, window = changed.nonzero().unbind(1)
+        fraction, line = overtakes(
+            members[interval, window],
+            members[interval + 1, window],
+            top[interval, window],
+            top[interval + 1, window],
+        )
+        return interval[line], fraction
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
         return self.tied(inputs, bounds)[0].movedim(-1, 0)
+
+    def bound(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        """Return the output's error bound, that of the largest member of each window."""
+        errors = self._line_bounds(inputs[0], bounds[0])
+        if errors.shape[-1] == 1 and bounds[0].ndim == output.ndim:
+            return bounds[0]
+        members = self.members(inputs)
+        values = self._members(errors).expand_as(members)
+        largest = values.gather(-1, members.argmax(-1, keepdim=True)).squeeze(-1)
+        return self.output(largest).abs()
+
+    def _line_bounds(self, x: Tensor, bound: Tensor) -> Tensor:
+        """Return the bounds in the layout of the lines, one per channel or per position."""
+        axes = self.pooled_axes
+        if axes and bound.ndim == x.ndim and all(size == 1 for size in bound.shape[-axes:]):
+            return bound.flatten(-axes)
+        return self.lines(bound.expand_as(x)).abs()
+
+    def _members(self, lines: Tensor) -> Tensor:
+        """Return the window members (P, rows, windows, members); 1 × 1 for a single position."""
+        x = lines.reshape(len(lines), -1, lines.shape[-1])
+        return x[..., None] if x.shape[-1] == 1 else x[:, :, self.windows_on(x.device)]
 
 
 @dataclass(frozen=True)
@@ -109,18 +211,54 @@ class Ranks:
     ranks: Sequence[int]
     output: Callable[[Tensor], Tensor] = lambda by_rank: by_rank
 
+    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        """Return where two units swap ranks and a rank in the output is one of theirs."""
+        x, error = self.groups(inputs), self._noise(inputs, bounds)
+        size = x.shape[-1]
+        first, second = _pairs(size, x.device)
+        margin = x[..., first] - x[..., second]
+        uncertain = torch.hypot(error[..., first], error[..., second])
+        interval, unit, fraction = unit_crossings(margin, uncertain)
+        group, pair = unit // len(first), unit % len(first)
+        left, right = x[interval, group], x[interval + 1, group]
+        end_error = torch.maximum(error[interval, group], error[interval + 1, group])
+        lines = torch.stack([first[pair], second[pair]], 1)
+        used = torch.zeros(size + 1, dtype=torch.int64)
+        used[1:].index_fill_(0, torch.tensor(self.ranks, dtype=torch.int64), 1)
+        used = used.cumsum(0).to(x.device)
+        bends, fraction = _rank_changes(left, right, end_error, lines, fraction, used)
+        return interval[bends], fraction[bends]
+
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         """Return a mask of the units that may have each rank, (units, P, groups, ranks)."""
-        x = self.groups(inputs)
-        error = self.groups([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
-        error = noise_of(x.dtype) * error
-        owner = x.argsort(dim=-1, descending=True, stable=True)[..., self.ranks]
+        x, error = self.groups(inputs), self._noise(inputs, bounds)
+        owner = self._owners(x)
         distance = (x[..., None, :] - x.gather(-1, owner)[..., None]).abs()
         near = distance <= error[..., None, :] + error.gather(-1, owner)[..., None]
         return near.movedim(-1, 0)
 
+    def bound(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        """Return the output's error bound, that of the unit at each rank."""
+        error = self.groups([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
+        return self.output(error.gather(-1, self._owners(self.groups(inputs))))
 
-Pieces = Kinks | MaxGroups | Ranks
+    def _owners(self, x: Tensor) -> Tensor:
+        """Return the unit at each rank in the output, (P, groups, ranks)."""
+        return x.argsort(dim=-1, descending=True, stable=True)[..., self.ranks]
+
+    def _noise(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        error = self.groups([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
+        return noise_of(error.dtype) * error
+
+
+KnownPieces = Kinks | MaxGroups | Ranks
+"""Pieces that estimates and adaptive traces distinguish."""
+
+
+@functools.cache
+def _pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    first, second = torch.combinations(torch.arange(size), 2).to(device).unbind(1)
+    return first, second
 
 
 def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
@@ -194,3 +332,139 @@ def unit_crossings(
         interval, unit, left, right = (x[known] for x in (interval, unit, left, right))
     left, right = left.double(), right.double()
     return interval, unit, left / (left - right)
+
+
+def _rank_changes(
+    left: Tensor, right: Tensor, error: Tensor, pair: Tensor, fraction: Tensor, used: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Find the crossings of two lines that change which line is at a rank in the output.
+
+    Where several lines meet at a point, lines with smaller slopes rank above a given line before
+    the point, and lines with larger slopes after it. Lines that coincide share their ranks.
+
+    Parameters
+    ----------
+    left, right : tensor of shape (m, k)
+        Values at 0 and at 1 of the k lines around each crossing.
+    error : tensor of shape (m, k)
+        Noise of the values.
+    pair : int64 tensor of shape (m, 2)
+        The two lines that cross.
+    fraction : float64 tensor of shape (m,)
+        Position of the crossing.
+    used : int64 tensor of shape (k + 1,)
+        Number of output ranks that are less than 0, 1, …, k.
+
+    Returns
+    -------
+    bends : bool tensor of shape (m,)
+        True where the output bends.
+    fraction : float64 tensor of shape (m,)
+        Position of the crossing, equal for all pairs of lines that meet at one point.
+    """
+    at = torch.lerp(left, right, fraction[:, None].to(left.dtype))
+    slope = right - left
+    level = at.gather(1, pair).mean(1, keepdim=True)
+    rise = slope.gather(1, pair).diff(dim=1).abs()
+    # The uncertainty of the position is the noise of both lines over their difference in slope.
+    noise = error + error.gather(1, pair).sum(1, keepdim=True)
+    off = (slope - slope.gather(1, pair[:, :1])).abs()
+    tied = (at - level).abs() <= noise * (1 + off / rise)
+    tied.scatter_(1, pair, True)
+    above = ((at > level) & ~tied).sum(1)
+    bends = torch.zeros_like(above, dtype=torch.bool)
+    for line in pair.unbind(1):
+        rates = slope.gather(1, line[:, None])
+        equal = 2 * (error + error.gather(1, line[:, None]))
+        smaller = (tied & (slope < rates - equal)).sum(1)
+        larger = (tied & (slope > rates + equal)).sum(1)
+        coinciding = tied.sum(1) - smaller - larger
+        before, after = above + smaller, above + larger
+        # Check for a used rank that the line has before the crossing but not after it.
+        common = torch.maximum(before, after)
+        common_end = torch.maximum(torch.minimum(before, after) + coinciding, common)
+        bends |= used[before + coinciding] - used[before] > used[common_end] - used[common]
+    lowest = slope.masked_fill(~tied, math.inf).argmin(1, keepdim=True)
+    steepest = slope.masked_fill(~tied, -math.inf).argmax(1, keepdim=True)
+    start, end = (
+        (x.gather(1, lowest) - x.gather(1, steepest)).squeeze(1).double() for x in (left, right)
+    )
+    return bends, start / (start - end)
+
+
+def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Find where the upper envelopes of lines on [0, 1] bend.
+
+    Parameters
+    ----------
+    left, right : tensor of shape (n, k)
+        Values at 0 and at 1 of k lines, for each of n envelopes.
+    first, last : bool tensor of shape (n, k)
+        Lines that count as the largest at 0 and at 1.
+
+    Returns
+    -------
+    fraction : tensor of shape (m,)
+        Positions in [0, 1] where an envelope bends.
+    envelope : tensor of shape (m,)
+        Index of the envelope.
+
+    Examples
+    --------
+    >>> left, right = torch.tensor([[1.0, 0.75, 0.0]]), torch.tensor([[0.0, 0.75, 1.0]])
+    >>> overtakes(left, right, left == 1, right == 1)[0]
+    tensor([0.2500, 0.7500])
+    """
+    slope = right - left
+    current = slope.masked_fill(~first, -math.inf).argmax(-1, keepdim=True)
+    position = torch.zeros_like(left[:, :1])
+    row = torch.arange(len(left), device=left.device)
+    if left.is_cuda and 1 < left.shape[1] <= MAX_GPU_LINES:
+        return _overtakes_on_gpu(left, slope, last, current)
+    bends: list[tuple[Tensor, Tensor]] = []
+    while True:
+        active = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
+        left, slope, last = left[active], slope[active], last[active]
+        current, position, row = current[active], position[active], row[active]
+        if not len(row):
+            break
+        current, position = _next(left, slope, current, position)
+        inside = (position.squeeze(1) < 1).nonzero().squeeze(1)
+        left, slope, last = left[inside], slope[inside], last[inside]
+        current, position, row = current[inside], position[inside], row[inside]
+        bends.append((position.squeeze(1), row))
+    if not bends:
+        return left.new_zeros(0), row
+    return torch.cat([fraction for fraction, _ in bends]), torch.cat([row for _, row in bends])
+
+
+MAX_GPU_LINES = 16
+"""Maximum number of lines for which a GPU follows all envelopes to the end, since dropping finished
+ones would require a synchronisation at each bend."""
+
+
+def _overtakes_on_gpu(
+    left: Tensor, slope: Tensor, last: Tensor, current: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute `overtakes` with one synchronisation; k lines have fewer than k bends."""
+    position = torch.zeros_like(left[:, :1])
+    active = ~last.gather(1, current).squeeze(1)
+    positions, bends = [], []
+    for _ in range(left.shape[1] - 1):
+        current, position = _next(left, slope, current, position)
+        active &= position.squeeze(1) < 1
+        positions.append(position.squeeze(1))
+        bends.append(active)
+        active = active & ~last.gather(1, current).squeeze(1)
+    step, row = torch.stack(bends).nonzero().unbind(1)
+    return torch.stack(positions)[step, row], row
+
+
+def _next(left: Tensor, slope: Tensor, current: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the line that overtakes the current one next, and the position."""
+    rise = slope - slope.gather(1, current)
+    gap = left.gather(1, current) - left
+    meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)
+    position = meeting.amin(-1, keepdim=True)
+    steepest = slope.masked_fill(meeting > position, -math.inf)
+    return steepest.argmax(-1, keepdim=True), position

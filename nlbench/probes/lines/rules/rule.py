@@ -16,11 +16,10 @@ from torch import Tensor
 
 from nlbench.introspection.pytree import tree_iter
 
-from .pieces import Crossings, Pieces
+from .pieces import Pieces
 from .rounding import Bound
 
 OutputFunction = Callable[[Sequence[Tensor]], Tensor]
-CrossingFunction = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
 SnapFunction = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
@@ -89,30 +88,26 @@ class Rule:
         Maps the inputs at P points, each (P, ...), to the output there.
     bound : callable
         Maps inputs, their bounds and the output to the output's bound.
-    bend : callable, optional
-        Maps inputs and their bounds to the positions where the output bends, given that the inputs
-        are affine between neighbouring points. None if the call is affine.
+    pieces : Pieces, optional
+        Pieces of the units, and where they bend. None if the call is affine.
     snap : callable, optional
         Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
         it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign
         of that rounding error would determine the pieces of the next layer.
     workspace : int
-        Elements per point that `apply` or `bend` need in addition to inputs and output.
+        Elements per point that `apply` or `pieces.bend` need in addition to inputs and output.
     reserve : int
         Elements that they need regardless of the number of points.
-    pieces : Kinks, MaxGroups or Ranks, optional
-        Pieces of the units, for estimates, samples and checks; None if unknown.
     direct : callable, optional
         PyTorch's own call, if `apply` is an implementation for float64 on a CPU.
     """
 
     apply: OutputFunction
     bound: Bound
-    bend: CrossingFunction | None = None
+    pieces: Pieces | None = None
     snap: SnapFunction | None = None
     workspace: int = 0
     reserve: int = 0
-    pieces: Pieces | None = None
     direct: OutputFunction | None = None
 
 

@@ -3,7 +3,6 @@
 import gc
 import weakref
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +30,7 @@ def traced(seed=0):
 def test_a_correct_trace_passes():
     program, net, points, trace = traced()
     assert trace.crossings > 2
-    check.check_trace(program, net, points, trace)
+    check.check_traces(program, net, points[None], [trace])
 
 
 def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
@@ -44,14 +43,15 @@ def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
     empty = trace_program(blind, *points)
     assert empty.crossings == 0
     with pytest.raises(UnsupportedOperation, match=r"not reproduce|crosses a boundary"):
-        check.check_trace(blind, net, points, empty)
+        check.check_traces(blind, net, points[None], [empty])
     # Also where the values reveal nothing.
     ends = replace(trace, t=trace.t[[0, -1]], values=trace.values[[0, -1]])
     ends = replace(ends, origins=trace.origins[[0, -1]])
     flat = Functional(lambda x: 0 * net(x))
     flat_program = record_checked_program(flat, points)
+    ends = replace(ends, values=0 * ends.values)
     with pytest.raises(UnsupportedOperation, match=r"relu .*crosses a boundary that is missing"):
-        check.check_trace(flat_program, flat, points, replace(ends, values=0 * ends.values))
+        check.check_traces(flat_program, flat, points[None], [ends])
 
 
 def test_a_spurious_breakpoint_is_refused():
@@ -67,7 +67,7 @@ def test_a_spurious_breakpoint_is_refused():
         origins=torch.cat([trace.origins[: i + 1], trace.origins[1:2], trace.origins[i + 1 :]]),
     )
     with pytest.raises(UnsupportedOperation, match="a traced breakpoint is not one"):
-        check.check_trace(program, net, points, more)
+        check.check_traces(program, net, points[None], [more])
 
 
 def test_sampling_uses_no_bounds():
@@ -126,7 +126,7 @@ def test_checked_points_are_limited(limit, monkeypatch):
     program, net, points, trace = traced(2)
     monkeypatch.setattr(check, "walk", counted(walk, 1))
     monkeypatch.setattr(check, "walk_measured", counted(walk_measured, 2))
-    check.check_trace(program, net, points, trace, batch_points=limit)
+    check.check_traces(program, net, points[None], [trace], batch_points=limit)
     assert max(sizes) <= max(4, limit)  # A pair of points, and its copy.
     assert len(sizes) > 2 or limit == 64
 
@@ -143,15 +143,10 @@ def test_checked_points_are_limited(limit, monkeypatch):
 )
 def test_a_unit_within_rounding_of_its_kink_has_no_side(x, bound, is_refused):
     x = torch.tensor(x, dtype=torch.float64)
-    step = SimpleNamespace(site="relu", refusal=ValueError)
-    bounds = [torch.full_like(x, bound)]
-    computed = SimpleNamespace(step=step, inputs=[x], bounds=bounds, output=x)
-    compare = partial(check._compare, computed, Kinks(lambda inputs: inputs[0]), [""])
-    if is_refused:
-        with pytest.raises(ValueError, match="missing in the trace"):
-            compare()
-    else:
-        compare()
+    computed = SimpleNamespace(inputs=[x], bounds=[torch.full_like(x, bound)])
+    is_inside = torch.ones(2, dtype=torch.bool)
+    is_apart = check._are_apart(computed, Kinks(lambda inputs: inputs[0]), is_inside)
+    assert is_apart.tolist() == [is_refused]
 
 
 def without_last_breakpoint(trace):
@@ -167,9 +162,12 @@ def test_traces_are_checked_together(wrong, monkeypatch):
     program, net, points, trace = traced()
     ends = torch.stack([points, points.flip(0), points])
     traces = [trace, trace_program(program, *points.flip(0)), trace]
+    run = check._run_together
     with monkeypatch.context() as patch:
-        patch.setattr(check, "check_trace", None)  # None is checked alone.
+        networks = []
+        patch.setattr(check, "_run_together", lambda *call: networks.append(call) or run(*call))
         check.check_traces(program, net, ends, traces, batch_points=96)
+    assert len(networks) == 1
     with pytest.raises(UnsupportedOperation):
         check.check_traces(program, net, ends, [*traces[:2], wrong(trace)], batch_points=96)
 

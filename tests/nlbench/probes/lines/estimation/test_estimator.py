@@ -402,17 +402,26 @@ def test_units_equal_only_where_off_are_not_copies():
     assert abs(estimate.crossings - trace.crossings) <= estimate.error
 
 
-def test_auto_traces_operations_without_pieces():
+class OwnPieces:
+    """Pieces that are none of the known kinds."""
+
+    def __init__(self, pieces):
+        self.bend = pieces.bend
+        self.possible = pieces.possible
+
+
+def test_auto_traces_operations_with_unknown_pieces():
     name = "nlbench_refined_tests::uncounted"
 
     @torch.library.custom_op(name, mutates_args=())
     def uncounted(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(abs(x.detach().numpy()))
 
-    def without_pieces(call):
-        return replace(kinked_function((0.0,), call, (1.0, 1.0)), pieces=None)
+    def with_own_pieces(call):
+        rule = kinked_function((0.0,), call, (1.0, 1.0))
+        return replace(rule, pieces=OwnPieces(rule.pieces))
 
-    nlbench.register_op(uncounted, line=without_pieces)
+    nlbench.register_op(uncounted, line=with_own_pieces)
     network = nn.Sequential(nn.Linear(3, 8), Functional(lambda x: uncounted(x)))
     path = 4 * torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     (observation,) = observe_paths(network, path, method="auto", budget=1)

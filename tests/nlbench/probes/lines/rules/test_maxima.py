@@ -9,13 +9,9 @@ from torch import nn
 
 from nlbench.introspection.operations import known
 from nlbench.probes.lines import trace_segment
-from nlbench.probes.lines.rules.maxima import (
-    overtakes,
-    pooling_windows,
-    window_leaders,
-    window_overtakes,
-    window_tops,
-)
+from nlbench.probes.lines.rules.maxima import pooling_windows
+from nlbench.probes.lines.rules.pieces import MaxGroups, overtakes
+from nlbench.probes.lines.rules.rounding import noise_of
 from nlbench.probes.lines.rules.rule import Input, RecordedCall
 
 
@@ -74,12 +70,17 @@ def test_pooling_windows_have_the_maxima_of_pooling(pool):
     assert torch.equal(x.flatten(2)[..., windows].amax(-1), expected.flatten(2))
 
 
+def groups_of_three():
+    windows = torch.tensor([[0, 1, 2]])
+    return MaxGroups(lambda x: x, lambda device: windows, lambda maxima: maxima)
+
+
 def test_a_member_far_below_the_others_does_not_blur_them():
     x = torch.tensor([[[1.0, 0.0, -1e30]], [[0.0, 1.0, -1e30]]], dtype=torch.float64)
-    windows, noise = torch.tensor([[0, 1, 2]]), 1e-15 * x.abs()
-    interval, fraction = window_overtakes(x, windows, noise)
+    groups = groups_of_three()
+    interval, fraction = groups.bend([x], [x.abs()])
     assert (interval.tolist(), fraction.tolist()) == ([0], [0.5])
-    assert window_tops(x, windows, x.abs()).tolist() == [[[1.0]], [[1.0]]]
+    assert groups.bound([x], [x.abs()], x).tolist() == [[[1.0]], [[1.0]]]
 
 
 ORDER_STATISTICS = {
@@ -195,11 +196,11 @@ def test_lines_that_are_equal_but_for_rounding_share_their_ranks():
 
 def test_the_noise_of_a_distance_is_the_larger_of_two():
     x = torch.tensor([[[1.0, 0.9, 0.0]]], dtype=torch.float64)
-    windows = torch.tensor([[0, 1, 2]])
     for noisy in (0, 1):
-        noise = torch.zeros_like(x)
-        noise[..., noisy] = 0.2
-        assert window_leaders(x, windows, noise)[0].flatten().tolist() == [True, True, False]
+        bound = torch.zeros_like(x)
+        bound[..., noisy] = 0.2 / noise_of(x.dtype)
+        tied, _, _ = groups_of_three().tied([x], [bound])
+        assert tied.flatten().tolist() == [True, True, False]
 
 
 def test_windows_are_side_by_side_unless_a_stride_is_given():
