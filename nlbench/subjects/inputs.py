@@ -65,34 +65,6 @@ class Arguments:
                 f"{len(args) + len(kwargs)} arguments"
             )
 
-    @property
-    def first_axes(self) -> list[int]:
-        """Different lengths of the tensors that have axes, in order."""
-        return self.first_axes_of(lambda tensor: True)
-
-    def first_axes_of(self, condition: Callable[[Tensor], bool]) -> list[int]:
-        """Return the different lengths of some of the tensors that have axes."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
-        return list(dict.fromkeys(len(tensor) for tensor in tensors if condition(tensor)))
-
-    def select_samples(self, length: int) -> Arguments:
-        """Return a copy in which tensors of a length hold samples, and others don't."""
-        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
-        marked = [
-            _Whole(leaf) if isinstance(leaf, Tensor) and leaf.shape[:1] != (length,) else leaf
-            for leaf in leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(marked, spec)
-        return Arguments(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A tensor whose first axis doesn't hold samples."""
-
-    tensor: Tensor
-
 
 @dataclass(frozen=True)
 class _Leaf:
@@ -132,6 +104,8 @@ class ArgumentLayout:
         Structure of the pair of positional and keyword arguments.
     leaves : tuple of _Leaf
         Tensors with samples, and constants, which are the same for all batches.
+    length : int, optional
+        Length of the tensors that hold samples, if others don't.
 
     Examples
     --------
@@ -144,9 +118,10 @@ class ArgumentLayout:
 
     spec: Any
     leaves: tuple[_Leaf, ...]
+    length: int | None = None
 
     @classmethod
-    def of(cls, arguments: Arguments) -> ArgumentLayout:
+    def of(cls, arguments: Arguments, length: int | None = None) -> ArgumentLayout:
         """Derive the layout from a batch.
 
         Raises
@@ -155,16 +130,15 @@ class ArgumentLayout:
             If the batch has no tensor, or its tensors can't be packed because their lengths or
             floating-point dtypes differ.
         """
-        spec, leaves, tensors = _flatten(arguments)
+        spec, leaves, tensors = _flatten(arguments, length)
         if not tensors:
             raise RequestError("inputs: arguments without a tensor, expected at least one")
-        names = [leaf.name for leaf in leaves if leaf.shape is not None]
-        for name, tensor in zip(names, tensors, strict=True):
-            if tensor.ndim == 0 or (tensor.ndim < 2 and len(tensors) == 1):
-                raise RequestError(
-                    f"inputs{name} have shape {tuple(tensor.shape)}, expected (n, ...) with n at "
-                    "least 1"
-                )
+        if tensors[0].ndim == 0 or (tensors[0].ndim < 2 and len(tensors) == 1):
+            name = next(leaf.name for leaf in leaves if leaf.shape is not None)
+            raise RequestError(
+                f"inputs{name} have shape {tuple(tensors[0].shape)}, expected (n, ...) with n at "
+                "least 1"
+            )
         lengths = [len(tensor) for tensor in tensors]
         if len(set(lengths)) > 1:
             raise RequestError(
@@ -173,17 +147,17 @@ class ArgumentLayout:
                 "a list of batches), and nlbench.Arguments(*args, samples=(True, False)) names "
                 "tensors that hold no samples"
             )
-        dtypes = [tensor.dtype for tensor in tensors]
-        floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
-        is_mixed = len(set(dtypes)) > 1 and any(dtype.is_complex for dtype in floats)
+        dtypes = {tensor.dtype: None for tensor in tensors}
+        floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+        is_mixed = len(dtypes) > 1 and any(dtype.is_complex for dtype in floats)
         if len(floats) > 1 or is_mixed:
-            kinds = _list_text(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            kinds = _list_text(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
             raise RequestError(
                 f"inputs: arguments of {kinds}; several are packed into one tensor, so all floats "
                 "must have the same real dtype; convert them, or wrap the model in a module that "
                 "takes only one of them"
             )
-        return cls(spec, tuple(leaves))
+        return cls(spec, tuple(leaves), length)
 
     @property
     def is_one_tensor(self) -> bool:
@@ -193,7 +167,8 @@ class ArgumentLayout:
     @property
     def names(self) -> list[str]:
         """Places of the arguments."""
-        return _names(self.leaves)
+        names = [leaf.name.removeprefix("[").removesuffix("]") for leaf in self.leaves]
+        return [name.strip("'") for name in names] or ["none"]
 
     @property
     def whole_tensors(self) -> dict[str, Tensor]:
@@ -205,12 +180,8 @@ class ArgumentLayout:
         }
 
     @property
-    def _sampled(self) -> list[_Leaf]:
-        return [leaf for leaf in self.leaves if leaf.shape is not None]
-
-    @property
     def _packed_dtype(self) -> torch.dtype:
-        dtypes = [leaf.dtype for leaf in self._sampled]
+        dtypes = [leaf.dtype for leaf in self.leaves if leaf.shape is not None]
         all_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         return dtypes[0] if all_floats else torch.int64
 
@@ -225,34 +196,31 @@ class ArgumentLayout:
         nlbench.RequestError
             If the arguments differ from those of the first batch.
         """
-        spec, leaves, tensors = _flatten(arguments)
+        spec, leaves, tensors = _flatten(arguments, self.length)
         if spec != self.spec or not all(map(_Leaf.is_like, self.leaves, leaves)):
-            first, later = _list_text(_names(self.leaves)), _list_text(_names(leaves))
+            first = _list_text(self.names)
+            later = _list_text(ArgumentLayout(spec, tuple(leaves)).names)
             raise RequestError(
                 f"inputs: the loader yields batches with different arguments: {first}, then {later}"
             )
-        shapes = [
-            (first.shape, leaf.shape) for first, leaf in zip(self.leaves, leaves, strict=True)
-        ]
-        if any(first != later for first, later in shapes):
-            different = sorted({shape for pair in shapes for shape in pair if shape is not None})
+        pairs = [(a.shape, b.shape) for a, b in zip(self.leaves, leaves, strict=True)]
+        different = [pair for pair in pairs if pair[0] != pair[1]]
+        if different:
             raise RequestError(
-                f"inputs: the loader yields samples of shapes {different}, expected one; pad "
-                "sequences to the same length in all batches and pass a mask, as "
+                f"inputs: the loader yields samples of shapes {sorted(different[0])}, expected "  # type: ignore[type-var]
+                "one; pad sequences to the same length in all batches and pass a mask, as "
                 "tokenizer(texts, padding='max_length', max_length=N, truncation=True) does"
             )
         if len(tensors) == 1:
             return tensors[0]
         dtype = self._packed_dtype
-        flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
-        if dtype == torch.int64:
-            flat = [
-                part.contiguous().view(_BITS[part.dtype.itemsize])
-                if part.dtype.is_floating_point
-                else part
-                for part in flat
-            ]
-        return torch.cat([part.to(dtype) for part in flat], 1)
+        parts = []
+        for tensor in tensors:
+            part = tensor.reshape(len(tensor), -1)
+            if dtype == torch.int64 and part.is_floating_point():
+                part = part.contiguous().view(_BITS[part.dtype.itemsize])
+            parts.append(part.to(dtype))
+        return torch.cat(parts, 1)
 
     def unpack(
         self, packed: Tensor, dtype: torch.dtype | None = None
@@ -268,7 +236,7 @@ class ArgumentLayout:
         """
         values: list[Any] = []
         start = 0
-        is_alone = len(self._sampled) == 1
+        is_alone = sum(leaf.shape is not None for leaf in self.leaves) == 1
         for leaf in self.leaves:
             if leaf.shape is None:
                 values.append(_constant_like(leaf.constant, packed, dtype))
@@ -352,11 +320,12 @@ class BatchReader:
         self._guesses_labels = guesses_labels
         self._model = model
         self._signature = _signature(model)
-        self._max_arguments, self._keywords = _parameters(self._signature)
-        self._has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        self.arguments: ArgumentLayout | None = None
+        parameters = self._signature.parameters.values()
+        is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+        self._max_arguments = None if is_variadic else len(parameters)
+        self._keywords = frozenset(p.name for p in parameters)
         # Set by the first batch.
-        self._length: int | None = None
+        self.arguments: ArgumentLayout | None = None
         self._mapping_keys: list[str] | None = None
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
@@ -375,12 +344,7 @@ class BatchReader:
         arguments = self._call_arguments(values)
         if self.arguments is None:
             self._check_argument_count(arguments)
-            if arguments.samples is None and len(arguments.first_axes) > 1:
-                self._length = self._sample_count(arguments)
-        if self._length is not None:
-            arguments = arguments.select_samples(self._length)
-        if self.arguments is None:
-            self.arguments = ArgumentLayout.of(arguments)
+            self.arguments = ArgumentLayout.of(arguments, self._sample_count(arguments))
         inputs = self.arguments.pack(arguments)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
@@ -399,9 +363,9 @@ class BatchReader:
             return Arguments(*batch)  # type: ignore[misc]
         keywords = {str(name): value for name, value in batch.items()}
         taken = {n: v for n, v in keywords.items() if n in self._keywords or not is_identifier(v)}
-        if _binds(self._signature, (), taken):
+        if self._takes(**taken):
             return Arguments(**taken)
-        if _binds(self._signature, (), keywords) or not _binds(self._signature, (batch,), {}):
+        if self._takes(**keywords) or not self._takes(batch):
             return Arguments(**keywords)
         # A model of one argument takes the mapping itself, or its only tensor next to identifiers.
         others = {name: value for name, value in batch.items() if not is_identifier(value)}
@@ -413,19 +377,32 @@ class BatchReader:
             return Arguments({name: batch.get(name) for name in self._mapping_keys})
         return Arguments(*others.values()) if len(others) == 1 else Arguments(**keywords)
 
+    def _takes(self, *args: Any, **kwargs: Any) -> bool:
+        """Return True if a call with these arguments has the signature."""
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return self._signature is not _ANY_SIGNATURE
+
     def _sample_count(self, arguments: Arguments) -> int | None:
-        """Return the length of the arguments that hold samples, or None if it isn't known.
+        """Return the length of the arguments that hold samples, where their lengths differ.
 
         It is that of the model's output, or of the floats if the output has another length, such as
-        one row for each of several graphs.
+        one row for each of several graphs. None if it isn't known.
         """
+        leaves = pytree.tree_leaves((arguments.args, arguments.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
+        lengths = {len(tensor) for tensor in tensors}
+        if arguments.samples is not None or len(lengths) < 2:
+            return None
         output = self._run(arguments)
         if not isinstance(output, Tensor):
             return None
-        if output.ndim and len(output) in arguments.first_axes:
+        if output.ndim and len(output) in lengths:
             return len(output)
-        lengths = arguments.first_axes_of(torch.is_floating_point)
-        return lengths[0] if len(lengths) == 1 else None
+        lengths = {len(tensor) for tensor in tensors if tensor.is_floating_point()}
+        return lengths.pop() if len(lengths) == 1 else None
 
     def _run(self, arguments: Arguments) -> object:
         """Return the model's output for a batch, or None if the model refuses it."""
@@ -444,7 +421,7 @@ class BatchReader:
                 preserve_attributes(self._model),
                 preserve_rng_state(device),
             ):
-                return tensor_of_output(self._model, (), self._model(*args, **kwargs))
+                return OutputChoice()(self._model, (), self._model(*args, **kwargs))
         except Exception:  # A model may refuse its inputs in any way.
             return None
 
@@ -492,7 +469,9 @@ class BatchReader:
             return batch, None
         if key not in batch:
             raise RequestError(f"labels: a batch has no '{key}'{nearest(key, map(str, batch))}")
-        if self._labels is None and key in self._keywords and self._has_decoder:
+        config = getattr(self._model, "config", None)
+        has_decoder = getattr(config, "is_encoder_decoder", False)
+        if self._labels is None and key in self._keywords and has_decoder:
             raise RequestError(
                 "inputs: a batch has 'labels', and the model may derive its decoder's inputs from "
                 "them; pass labels=False if they are for the model, labels=True if they are not"
@@ -556,30 +535,6 @@ def unpack_arguments(
     )
 
 
-def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
-    """Extract the logits from a model's output, as a forward hook.
-
-    The logits are the first of the attributes or entries ``logits``, ``out`` and
-    ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
-
-    Examples
-    --------
-    >>> model = nn.Identity()
-    >>> tensor_of_output(model, (), {"logits": torch.ones(1), "hidden": torch.zeros(1)})
-    tensor([1.])
-    >>> tensor_of_output(model, (), (torch.ones(1), None))
-    tensor([1.])
-    """
-    if isinstance(output, Tensor):
-        return output
-    for name in ("logits", "out", "last_hidden_state"):
-        entry = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(entry, Tensor):
-            return entry
-    tensors = [value for value in output_parts(output).values() if isinstance(value, Tensor)]
-    return tensors[0] if len(tensors) == 1 else output
-
-
 @dataclass(frozen=True)
 class OutputChoice:
     """Forward hook that selects a tensor from a model's output.
@@ -588,12 +543,15 @@ class OutputChoice:
     ----------
     choice : str or callable
         Name or position of the tensor, with dots for parts of parts, or a function of the output.
-        By default, see `tensor_of_output`.
+        By default, the logits: the first of the attributes or entries ``logits``, ``out`` and
+        ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
 
     Examples
     --------
     >>> choice = OutputChoice("boxes.1")
     >>> choice(nn.Identity(), (), {"boxes": [torch.zeros(1), torch.ones(1)]})
+    tensor([1.])
+    >>> OutputChoice()(nn.Identity(), (), (torch.ones(1), None))
     tensor([1.])
     """
 
@@ -609,20 +567,27 @@ class OutputChoice:
 
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
         """Return the selected tensor."""
-        if not self.choice:
-            return tensor_of_output(module, args, output)
-        if not isinstance(self.choice, str):
+        if self.choice and not isinstance(self.choice, str):
             return self.choice(output)
-        value: Any = output
         # Copies of the model may call the hook on a tensor that is selected already.
-        for name in [] if isinstance(output, Tensor) else self.choice.split("."):
+        if isinstance(output, Tensor):
+            return output
+        value: Any = output
+        for name in self.choice.split(".") if self.choice else ():
             parts = output_parts(value)
             if name not in parts:
                 raise Undefined(
                     f"model.output={self.choice}: the output has no '{name}'{nearest(name, parts)}"
                 )
             value = parts[name]
-        return value
+        if self.choice:
+            return value
+        for name in ("logits", "out", "last_hidden_state"):
+            entry = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+            if isinstance(entry, Tensor):
+                return entry
+        tensors = [part for part in output_parts(output).values() if isinstance(part, Tensor)]
+        return tensors[0] if len(tensors) == 1 else output
 
 
 def input_error(inputs: object) -> RequestError:
@@ -631,30 +596,27 @@ def input_error(inputs: object) -> RequestError:
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
 
-def _flatten(arguments: Arguments) -> tuple[Any, list[_Leaf], list[Tensor]]:
+def _flatten(
+    arguments: Arguments, length: int | None = None
+) -> tuple[Any, list[_Leaf], list[Tensor]]:
     """Return the structure of arguments, their leaves, and the tensors that hold samples."""
-    call = (arguments.args, arguments.kwargs)
-    entries, spec = pytree.tree_flatten_with_path(call)
-    holds: list[Any] = [None] * len(entries)
-    if arguments.samples is not None:
-        count = len(arguments.args)
-        names = [*arguments.kwargs]
-        flags = dict(zip([*range(count), *names], arguments.samples, strict=True))
-        holds = [
-            flags[getattr(path[1], "idx", getattr(path[1], "key", None))] for path, _ in entries
-        ]
+    entries, spec = pytree.tree_flatten_with_path((arguments.args, arguments.kwargs))
     is_one = spec == _ONE_TENSOR
+    keys = [*range(len(arguments.args)), *arguments.kwargs]
+    holds_samples = dict(zip(keys, arguments.samples or [True] * len(keys), strict=True))
     leaves: list[_Leaf] = []
     tensors: list[Tensor] = []
-    for (path, value), is_sampled in zip(entries, holds, strict=True):
+    for path, value in entries:
         name = "" if is_one else pytree.keystr(path[1:])
-        if isinstance(value, Tensor) and (value.ndim or is_one) and is_sampled is not False:
+        key = getattr(path[1], "idx", getattr(path[1], "key", None))
+        if isinstance(value, Tensor):
             tensor = _dense(value, name)
-            tensors.append(tensor)
-            leaves.append(_Leaf(name, tuple(tensor.shape[1:]), tensor.dtype))
-        elif isinstance(value, _Whole | Tensor):
-            tensor = value if isinstance(value, Tensor) else value.tensor
-            leaves.append(_Leaf(name, constant=_dense(tensor, name).detach().clone()))
+            has_length = length is None or tensor.shape[:1] == (length,)
+            if (tensor.ndim or is_one) and holds_samples[key] and has_length:
+                tensors.append(tensor)
+                leaves.append(_Leaf(name, tuple(tensor.shape[1:]), tensor.dtype))
+            else:
+                leaves.append(_Leaf(name, constant=tensor.detach().clone()))
         elif isinstance(value, str) and len(path) > 2 and isinstance(path[-1], pytree.SequenceKey):
             raise RequestError(f"inputs{name}: a string for a sample, expected tensors; drop them")
         elif isinstance(value, Constant):
@@ -679,10 +641,6 @@ def _constant_like(value: Any, packed: Tensor, dtype: torch.dtype | None) -> Any
     return value.to(packed.device, kind, copy=True)
 
 
-def _names(leaves: Sequence[_Leaf]) -> list[str]:
-    return [leaf.name.removeprefix("[").removesuffix("]").strip("'") for leaf in leaves] or ["none"]
-
-
 def _dense(tensor: Tensor, position: str) -> Tensor:
     """Convert a tensor to a plain `Tensor`; raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -697,33 +655,17 @@ def _dense(tensor: Tensor, position: str) -> Tensor:
     return tensor.as_subclass(Tensor)
 
 
-def _signature(model: nn.Module) -> inspect.Signature | None:
-    """Return the signature of a model's forward method, or None if it has none."""
+def _signature(model: nn.Module) -> inspect.Signature:
+    """Return the signature of a model's forward method, or one of any arguments if it has none."""
     if isinstance(signature := getattr(model, "signature", None), inspect.Signature):
         return signature
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
-        return None
+        return _ANY_SIGNATURE
 
 
-def _parameters(signature: inspect.Signature | None) -> tuple[int | None, frozenset[str]]:
-    """Return the number of arguments of a model (None if unlimited) and their names."""
-    if signature is None:
-        return None, frozenset()
-    parameters = signature.parameters.values()
-    is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-    return None if is_variadic else len(parameters), frozenset(p.name for p in parameters)
-
-
-def _binds(
-    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool:
-    """Return True if a call with these arguments has the signature."""
-    try:
-        return signature is not None and bool(signature.bind(*args, **kwargs))
-    except TypeError:
-        return False
+_ANY_SIGNATURE = inspect.signature(lambda *args, **kwargs: None)
 
 
 LABEL_KEYS = ("labels", "label", "target", "targets", "y")
