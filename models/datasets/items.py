@@ -29,20 +29,6 @@ _FILES_PER_CHECK = 4096
 _TRAILER_BYTES = 64
 
 
-class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
-    """Rows of a tensor with their labels, which default to 0."""
-
-    def __init__(self, rows: Tensor, labels: Sequence[int] | None = None) -> None:
-        self.rows = rows
-        self.labels = [0] * len(rows) if labels is None else list(labels)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.rows[index], self.labels[index]
-
-
 class ByteImages(TorchDataset[tuple[Tensor, int]]):
     """Images with labels, all read on the first access.
 

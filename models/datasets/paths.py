@@ -53,10 +53,6 @@ class DataPaths(Family):
     description = FORM
     claimed_form = FORM
 
-    def names(self) -> Sequence[str]:
-        """Return nothing. Paths can't be listed."""
-        return ()
-
     def claim(self, name: str) -> str:
         """Return a name that is or looks like a path."""
         suffixes = (*TABLES, *ARRAYS, *TEXTS, *IMAGE_SUFFIXES, *_OTHER_SUFFIXES)
@@ -159,7 +155,7 @@ def _table(path: Path, name: str, label: str) -> Dataset:
     """Read a table of numbers, with the labels in one column."""
     import torch
 
-    from nlbench.subjects.own_data import TensorItems, make_dataset
+    from nlbench.subjects.own_data import InMemoryItems, make_dataset
 
     frame = _read_table(path, name)
     if not len(frame):
@@ -183,7 +179,7 @@ def _table(path: Path, name: str, label: str) -> Dataset:
     labels = None if indices is None else torch.from_numpy(indices)
     text = f"{frame.shape[1]} columns of {name} as they are"
     text += f"; labels: {label}" if label else ""
-    return make_dataset(name, TensorItems(rows, labels), classes, text)
+    return make_dataset(name, InMemoryItems(rows, labels), classes, text)
 
 
 def _class_indices(column: pd.Series[Any]) -> tuple[np.ndarray[Any, Any], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -68,16 +69,17 @@ class Batches:
     @property
     def known_length(self) -> int | None:
         """Number of samples, if known before the loader is read."""
-        if isinstance(self._loader, DataLoader):
-            if self.is_drawn:
-                return sum(map(len, self._loader.batch_sampler))  # type: ignore[arg-type]
-            has_samples = self._loader.batch_size is not None and not self._loader.drop_last
-            try:
-                return len(self._loader.sampler) if has_samples else None  # type: ignore[arg-type]
-            except TypeError:
-                return None
-        if isinstance(self._loader, list | tuple):
-            return sum(len(self._read(batch)[0]) for batch in self._loader)
+        loader = self._loader
+        if isinstance(loader, list | tuple):
+            return sum(len(self._read(batch)[0]) for batch in loader)
+        if not isinstance(loader, DataLoader):
+            return None
+        if self.is_drawn:
+            return sum(map(len, loader.batch_sampler))  # type: ignore[arg-type]
+        if loader.batch_size is None or loader.drop_last:
+            return None
+        with contextlib.suppress(TypeError):
+            return len(loader.sampler)  # type: ignore[arg-type]
         return None
 
     def head(self, count: int) -> Tensor:
@@ -180,8 +182,10 @@ def drawn_batches(
         len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError, AttributeError):
         return Batches(loader, read)
-    if isinstance(loader, DataLoader) and _has_indices(loader):
-        return Batches(_shuffled(loader, seed), read, is_drawn=True)
+    if isinstance(loader, DataLoader):
+        has_indices = not isinstance(loader.dataset, IterableDataset)
+        if has_indices and loader.batch_sampler is not None:
+            return Batches(_shuffled(loader, seed), read, is_drawn=True)
     batches = iter(loader)
     parts: list[ReadBatch] = []
     size = 0
@@ -200,11 +204,6 @@ def drawn_batches(
     chosen = torch.split(sample_order(inputs, seed), READ_BATCH)
     drawn = [(inputs[part], None if labels is None else labels[part]) for part in chosen]
     return Batches(drawn, lambda part: part, is_drawn=True)
-
-
-def _has_indices(loader: DataLoader[Any]) -> bool:
-    """Return True if a loader collates the items of a dataset that has indices."""
-    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
 
 
 def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
@@ -366,10 +365,8 @@ def draw(
     if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= max_bytes:
         return dataset.sample(count, split=split, seed=seed), None
     stream = DrawnBatches(dataset, count, split, seed, model)
-    first: list[Sample] = []
-    for index, part in enumerate(stream.parts()):
-        if index * READ_BATCH < HEAD_SAMPLES:
-            first.append(part)
+    # All are read once, which records their hash.
+    first = [part for i, part in enumerate(stream.parts()) if i * READ_BATCH < HEAD_SAMPLES]
     labels = [part.labels for part in first if part.labels is not None]
     head = Sample(
         torch.cat([part.images for part in first]),
