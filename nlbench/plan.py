@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from nlbench.signals import raise_interruption
 from nlbench.subjects.data import DatasetInfo, dataset_info
 from nlbench.subjects.model import declared_info, default_data
 from nlbench.subjects.spec import SubjectSpec
-from nlbench.subjects.weights_choice import choose_weights
+from nlbench.subjects.weights_choice import WeightsChoice, choose_weights
 
 from .plugin_loading import load_measures, load_probe
 
@@ -167,33 +167,18 @@ def _fingerprint(name: str, info: DatasetInfo, options: Options) -> tuple[str, s
         return "", f"dataset '{name}': {error_text(error)}"
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """Weights of a subject, the same for all seeds."""
-
-    label: str
-    content: str
-    model: str = ""
-    problem: str = ""
-    note: str = ""
-
-    @property
-    def identity(self) -> str:
-        return f"{self.content} {self.model}".rstrip()
-
-
-def _plan_weights(spec: SubjectSpec) -> _Weights:
-    label = spec.weights
+def _plan_weights(spec: SubjectSpec) -> WeightsChoice:
+    """Choose weights, which are the same for all seeds, and hash them."""
     try:
         choice = choose_weights(spec)
-        label = choice.label
-        return _Weights(label, choice.content, choice.model, "", choice.note)
+        _ = choice.content
+        return choice
     except NlbenchError as error:
         problem = one_line(error)
     except OSError as error:
         problem = f"weights '{spec.weights}': {system_text(error)}"
     # Missing weights with different names count as different subjects.
-    return _Weights(label, f"absent: {spec.weights}", problem=problem)
+    return WeightsChoice(spec.weights, None, problem=problem)
 
 
 def _plan_cell(subject: SubjectPlan, measure: MeasureSpec, providers: list[str]) -> Cell:

@@ -302,13 +302,7 @@ class DatasetInfo:
     owner: str = ""
 
 
-def dataset(
-    *,
-    options: Mapping[str, Option] | None = None,
-    version: str = "1",
-    fingerprint: Callable[..., str] | None = None,
-    owner: str = "",
-) -> Callable[[Builder], Builder]:
+def dataset(**declared: Any) -> Callable[[Builder], Builder]:
     """Declare a dataset's options by decorating the function that opens it.
 
     The function takes the options as keyword arguments and returns a `Dataset` or another
@@ -317,7 +311,7 @@ def dataset(
 
     Parameters
     ----------
-    options, version, fingerprint, owner
+    **declared
         See `DatasetInfo`.
 
     Examples
@@ -328,7 +322,7 @@ def dataset(
     >>> dataset_info(mine).options["size"].default
     512
     """
-    info = DatasetInfo(dict(options or {}), version, fingerprint, owner)
+    info = DatasetInfo(**declared)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_dataset__ = info  # type: ignore[attr-defined]
