@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -145,13 +146,11 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         names = {path for path, _ in self._files}
         folders = sorted({os.path.dirname(path) for path in names})  # noqa: PTH120
         suffixes: Counter[str] = Counter()
-        for folder in folders:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    is_sample = os.path.join(folder, entry.name) in names  # noqa: PTH118
-                    if entry.is_file() and entry.name[0] != "." and not is_sample:
-                        suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122
-                        suffixes[suffix or "without a suffix"] += 1
+        for entry in itertools.chain.from_iterable(map(os.scandir, folders)):
+            is_sample = entry.path in names
+            if entry.is_file() and entry.name[0] != "." and not is_sample:
+                suffix = Path(entry.name).suffix.lower()
+                suffixes[suffix or "without a suffix"] += 1
         if not suffixes:
             return ""
         counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
@@ -204,22 +203,8 @@ def read_image(
 ) -> Tensor:
     """Read an image file, resize it and crop its centre.
 
-    Parameters
-    ----------
-    path : path
-        In any format that Pillow reads. Grayscale images get three identical channels; 16-bit
-        values are reduced to their upper 8 bits.
-    preprocessing : Preprocessing
-        Applied without the normalisation.
-    channels : {1, 3}
-        1 converts the image to grayscale.
-    exif : bool
-        Rotate the image as its EXIF data say.
-
-    Returns
-    -------
-    tensor of shape (channels, crop, crop)
-        In [0, 1].
+    Grayscale images get three identical channels. 16-bit values are reduced to their upper 8 bits.
+    The result has shape (channels, crop, crop), with values in [0, 1] that are not normalised.
 
     Raises
     ------

@@ -90,17 +90,14 @@ class PublishedDataset:
         parents = [root] if folder else [root, root.parent]
         for path in (root, *(parent / self.subfolder for parent in parents)):
             if any(_file(path, name).is_file() for name in identifying):
+                missing = [name for name in self.all_files if not _file(path, name).is_file()]
+                if not missing:
+                    return path
+                problem = f"{path} lacks the file {missing[0]}"
                 break
         else:
-            raise RequestError(
-                f"{self.name}: its files are not in {root}; put {self.expected} there"
-            )
-        for name in self.all_files:
-            if not _file(path, name).is_file():
-                raise RequestError(
-                    f"{self.name}: {path} lacks the file {name}; put {self.expected} there"
-                )
-        return path
+            problem = f"its files are not in {root}"
+        raise RequestError(f"{self.name}: {problem}; put {self.expected} there")
 
     def fingerprint(self, folder: str = "", download: bool = False, **_: str) -> str:
         """Return the sizes and modification times of the files, to detect changed content."""

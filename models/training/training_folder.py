@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,29 +35,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Summary of a finished training run.
+    """Summary of a finished training run, as its manifest records it.
 
     Parameters
     ----------
-    file : Path
-        The checkpoint.
     scores : mapping of str to float
         Further scores at the end of training.
     is_reached : bool
         True if the recipe's thresholds were reached.
+    file, file_hash : str
+        Name and hash of the checkpoint.
     """
-
-    file: Path
-    train_accuracy: float
-    test_accuracy: float
-    scores: Mapping[str, float]
-    is_reached: bool
-    epochs: int
-
-
-@dataclass(frozen=True)
-class _RecordedResult:
-    """The result in a manifest."""
 
     train_accuracy: float
     test_accuracy: float
@@ -85,7 +74,7 @@ class _RecordedTraining:
     created: str | None = None
     calls: Sequence[_RecordedCall] = ()
     checkpoints: Mapping[str, str] = field(default_factory=dict)
-    result: _RecordedResult | None = None
+    result: TrainingSummary | None = None
     others: Mapping[str, Any] = extra_fields()
 
 
@@ -121,21 +110,20 @@ class TrainingFolder(LockedFolder):
             If another run wrote the checkpoint, or if it has changed since.
         """
         recorded = self._recorded_manifest()
-        result = recorded.get("result")
-        if result is None or not self.out.is_file():
+        if recorded.get("result") is None or not self.out.is_file():
             return None
+        summary = TrainingSummary(**recorded["result"])
         if difference := self._difference(recorded):
             raise RequestError(
                 f"{self.out} was trained differently ({difference}); choose another --out"
             )
-        if file_hash(self.out) != result["file_hash"]:
+        if file_hash(self.out) != summary.file_hash:
             raise RequestError(
                 f"{self.out} was changed after its training; remove it to train again, or choose "
                 "another --out"
             )
         self.state.unlink(missing_ok=True)
-        summary = {entry.name: result[entry.name] for entry in fields(TrainingSummary)[1:]}
-        return TrainingSummary(self.out, **summary)
+        return summary
 
     def check(self, *, resume: bool) -> None:
         """Raise if training would overwrite a checkpoint or an unfinished training run.
@@ -230,18 +218,15 @@ class TrainingFolder(LockedFolder):
         scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
         save_weights(self.out, result.model, {**self._header(last), **scores, **result.metadata})
         summary = TrainingSummary(
-            self.out,
             result.train_accuracy,
             result.test_accuracy,
             dict(result.scores),
             result.thresholds_reached,
             last.number,
+            self.out.name,
+            file_hash(self.out),
         )
-        self.manifest["result"] = {
-            **{name: value for name, value in asdict(summary).items() if name != "file"},
-            "file": self.out.name,
-            "file_hash": file_hash(self.out),
-        }
+        self.manifest["result"] = asdict(summary)
         self._write_manifest()
         self.state.unlink(missing_ok=True)
         return summary
@@ -317,11 +302,12 @@ def _as_json(content: Any) -> Any:
 
 def _log_table(epochs: Sequence[Epoch]) -> str:
     columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
-    scores = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
+    rows = [
+        {"epoch": epoch.number, **{name: getattr(epoch, name) for name in columns}, **epoch.scores}
+        for epoch in epochs
+    ]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["epoch", *columns, *scores])
-    for epoch in epochs:
-        numbers = [getattr(epoch, name) for name in columns]
-        writer.writerow([epoch.number, *numbers, *(epoch.scores.get(name, "") for name in scores)])
+    writer = csv.DictWriter(buffer, dict.fromkeys(itertools.chain(*rows)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return buffer.getvalue()

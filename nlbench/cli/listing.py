@@ -15,7 +15,7 @@ from nlbench.question import plain_text
 from nlbench.request import AUTO_DATA
 from nlbench.source_facts import measure_facts
 
-from .common import name_completer, note, print_table, split_names, split_subject_options
+from .common import name_completer, note, print_table, split_names, subject_options
 from .parameters import JsonFlag
 
 
@@ -233,9 +233,7 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
     from nlbench.subjects.spec import SubjectSpec
 
     dataset = default_data(model) if data == AUTO_DATA else data
-    arguments, options, others = split_subject_options(settings, model, dataset)
-    if others:
-        raise RequestError(f"--set {next(iter(others))}: expected {dataset}.OPTION=VALUE")
+    arguments, options = subject_options(settings, model, dataset)
     spec = SubjectSpec(model, "auto", dataset, options=options, arguments=arguments)
     source = model_source(spec)
     network = source.fresh()
