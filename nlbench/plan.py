@@ -92,11 +92,12 @@ def _plan_subjects(
 
     subjects: dict[str, SubjectPlan] = {}
     notes: dict[str, None] = {}
-    for model, source, dataset, seed in (
+    combinations = (
         (model, *rest)
         for model, names in data_of.items()
         for rest in itertools.product(request.weights, names, request.seeds)
-    ):
+    )
+    for model, source, dataset, seed in combinations:
         options = data[dataset]
         sample = request.samples or None, request.split, tuple(sorted(options.items()))
         arguments = tuple(sorted(resolved.models.get(model, {}).items()))
@@ -139,9 +140,7 @@ def _plan_subjects(
 def _spec_content(spec: SubjectSpec) -> dict[str, Any]:
     """Return the fields of a specification, without arguments if none are set."""
     content = {**vars(spec), "options": dict(spec.options), "arguments": dict(spec.arguments)}
-    if not spec.arguments:
-        del content["arguments"]
-    return content
+    return {name: v for name, v in content.items() if name != "arguments" or v}
 
 
 def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
@@ -150,9 +149,7 @@ def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
         raise RequestError(subjects[0].impossible)
     named: dict[tuple[object, ...], SubjectPlan] = {}
     for subject in subjects:
-        spec = subject.spec
-        name = (spec.model, subject.label, spec.data, spec.seed)
-        if named.setdefault(name, subject) is not subject:
+        if named.setdefault(subject.identity, subject) is not subject:
             raise RequestError(f"two checkpoints are named '{subject.label}'; rename one of them")
 
 

@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Arguments:
     Parameters
     ----------
     *args, **kwargs
-        Tensors, numbers, strings, None, and containers of them.
+        Tensors, numbers, strings, None, and containers of them. The first may be a list of images
+        of any sizes, one per sample, as detectors of objects take.
     samples : sequence of bool, optional
         For each argument, in order, whether the first axis of its tensors holds samples. Others are
         passed whole to every call, such as the edges of a graph. By default, tensors without axes
@@ -106,6 +107,9 @@ class ArgumentLayout:
         Tensors with samples, and constants, which are the same for all batches.
     length : int, optional
         Length of the tensors that hold samples, if others don't.
+    list_parts : int
+        Number of packed tensors for a first argument that is a list of the samples: 1 for images
+        of one size, 2 for padded images and their sizes, 0 if it isn't a list.
 
     Examples
     --------
@@ -119,6 +123,7 @@ class ArgumentLayout:
     spec: Any
     leaves: tuple[_Leaf, ...]
     length: int | None = None
+    list_parts: int = 0
 
     @classmethod
     def of(cls, arguments: Arguments, length: int | None = None) -> ArgumentLayout:
@@ -162,7 +167,7 @@ class ArgumentLayout:
     @property
     def is_one_tensor(self) -> bool:
         """True if the model is called with the packed tensor itself."""
-        return len(self.leaves) == 1 and self.spec == _ONE_TENSOR
+        return len(self.leaves) == 1 and self.spec == _ONE_TENSOR and not self.list_parts
 
     @property
     def names(self) -> list[str]:
@@ -248,6 +253,12 @@ class ArgumentLayout:
                 values.append(self._decode(part, leaf.dtype, dtype))
                 start += width
         args, kwargs = pytree.tree_unflatten(values, self.spec)
+        if self.list_parts:
+            samples = list(args[0].unbind())
+            if self.list_parts == 2:
+                sizes = args[1].tolist()
+                samples = [s[:, :h, :w] for s, (h, w) in zip(samples, sizes, strict=True)]
+            args = (samples, *args[self.list_parts :])
         return args, kwargs
 
     def _decode(self, part: Tensor, kind: torch.dtype, dtype: torch.dtype | None) -> Tensor:
@@ -279,8 +290,9 @@ class _Unpacker:
             return None
         if self.count is not None and len(args[0]) != self.count:
             names = ", ".join(f"inputs{name}" for name in self.layout.whole_tensors)
+            cause = names or "the padding of images of different sizes"
             raise Undefined(
-                f"the samples depend on each other through {names}, so the network can only run on "
+                f"the samples depend on each other through {cause}, so the network can only run on "
                 f"all {self.count} samples, not on {len(args[0])}"
             )
         floats = (p.dtype for p in module.parameters() if p.is_floating_point())
@@ -327,6 +339,7 @@ class BatchReader:
         # Set by the first batch.
         self.arguments: ArgumentLayout | None = None
         self._mapping_keys: list[str] | None = None
+        self._takes_list = False
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
         """Return a batch's packed arguments, and its labels if there are any.
@@ -344,7 +357,13 @@ class BatchReader:
         arguments = self._call_arguments(values)
         if self.arguments is None:
             self._check_argument_count(arguments)
-            self.arguments = ArgumentLayout.of(arguments, self._sample_count(arguments))
+            self._takes_list = self._is_list_of_samples(arguments)
+        list_parts = 0
+        if self._takes_list:
+            arguments, list_parts = _stacked(arguments)
+        if self.arguments is None:
+            layout = ArgumentLayout.of(arguments, self._sample_count(arguments))
+            self.arguments = replace(layout, list_parts=list_parts)
         inputs = self.arguments.pack(arguments)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
@@ -396,7 +415,7 @@ class BatchReader:
         lengths = {len(tensor) for tensor in tensors}
         if arguments.samples is not None or len(lengths) < 2:
             return None
-        output = self._run(arguments)
+        output = OutputChoice()(self._model, (), self._run(arguments))
         if not isinstance(output, Tensor):
             return None
         if output.ndim and len(output) in lengths:
@@ -404,24 +423,36 @@ class BatchReader:
         lengths = {len(tensor) for tensor in tensors if tensor.is_floating_point()}
         return lengths.pop() if len(lengths) == 1 else None
 
+    def _is_list_of_samples(self, arguments: Arguments) -> bool:
+        """Return True if the first argument is a list of images, as detectors of objects take.
+
+        The output is then a list of the same length, and not a tensor for each of several inputs.
+        """
+        samples = arguments.args[0] if arguments.args else None
+        if not isinstance(samples, list | tuple) or not samples or not all(map(_is_image, samples)):
+            return False
+        output = self._run(Arguments(list(samples), *arguments.args[1:], **arguments.kwargs))
+        if not isinstance(output, list | tuple) or len(output) != len(samples):
+            return False
+        lengths = {part.shape[:1] if isinstance(part, Tensor) else None for part in output}
+        return lengths != {samples[0].shape[:1]}
+
     def _run(self, arguments: Arguments) -> object:
         """Return the model's output for a batch, or None if the model refuses it."""
         parameter = next(self._model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
 
-        def place(value: Any) -> Any:
-            is_tensor = isinstance(value, Tensor)
-            return value.to(device) if is_tensor and parameter is not None else value
-
         try:
             call = copy.deepcopy((arguments.args, arguments.kwargs))
-            args, kwargs = pytree.tree_map(place, call)
+            if parameter is not None:
+                call = pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, call)
+            args, kwargs = call
             with (
                 evaluation_mode(self._model),
                 preserve_attributes(self._model),
                 preserve_rng_state(device),
             ):
-                return OutputChoice()(self._model, (), self._model(*args, **kwargs))
+                return self._model(*args, **kwargs)
         except Exception:  # A model may refuse its inputs in any way.
             return None
 
@@ -440,19 +471,23 @@ class BatchReader:
             # The model doesn't take an index after the labels.
             while len(batch) > self._max_arguments + 1 and is_identifier(batch[-1]):
                 batch = batch[:-1]
-        if self._guesses_labels and not takes_one and len(batch) > 1:
+        has_labels = self._labels is True
+        targets = batch[-1] if len(batch) > 1 else None
+        if isinstance(targets, list | tuple) and all(isinstance(t, Mapping) for t in targets):
+            has_labels = self._labels is not False  # Boxes of a detector, one mapping per image.
+        elif self._guesses_labels and not takes_one:
             has_labels = is_identifier(batch[-1])
-            return (_first(batch[:-1]), batch[-1]) if has_labels else (tuple(batch), None)
-        if self._labels is None and len(batch) == 2:
+        elif self._labels is None and len(batch) == 2:
+            has_labels = True
             if not takes_one:
                 raise RequestError(
                     "inputs: the loader yields pairs, and the model takes several arguments; pass "
                     "labels=True if the second element is the labels, labels=False otherwise"
                 )
-            return _first(batch[:-1]), batch[-1]
-        if self._labels and len(batch) > 1:
-            return _first(batch[:-1]), batch[-1]
-        return tuple(batch), None
+        if not has_labels or len(batch) < 2:
+            return tuple(batch), None
+        is_one = len(batch) == 2 and isinstance(batch[0], Tensor | Mapping)
+        return batch[0] if is_one else tuple(batch[:-1]), batch[-1]
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
         key = self._labels if isinstance(self._labels, str) else "labels"
@@ -626,6 +661,28 @@ def _flatten(
     return spec, leaves, tensors
 
 
+def _is_image(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()
+
+
+def _stacked(arguments: Arguments) -> tuple[Arguments, int]:
+    """Replace a list of images by one tensor, padded if their sizes differ, and their sizes."""
+    images, *others = arguments.args
+    sizes = torch.tensor([image.shape[1:] for image in images])
+    height, width = sizes.amax(0).tolist()
+    padded = [
+        functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
+        for image in images
+    ]
+    parts = [torch.stack(padded)]
+    if bool((sizes != sizes[0]).any()):
+        parts.append(sizes.to(parts[0].device))
+    flags = arguments.samples
+    if flags is not None:
+        flags = (*[True] * len(parts), *flags[1:])
+    return Arguments(*parts, *others, samples=flags, **arguments.kwargs), len(parts)
+
+
 _ONE_TENSOR = pytree.tree_structure(((0,), {}))
 """Structure of the arguments of a model that is called with one tensor."""
 
@@ -692,11 +749,6 @@ def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
         if tokens.dtype == labels.dtype and bool(((labels == tokens) | (labels < 0)).all()):
             return functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
     return labels
-
-
-def _first(entries: Any) -> Any:
-    is_one = len(entries) == 1 and isinstance(entries[0], Tensor | Mapping)
-    return entries[0] if is_one else tuple(entries)
 
 
 def _with_article(value: object) -> str:

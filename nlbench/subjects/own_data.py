@@ -272,6 +272,11 @@ def _tensor(label: str, value: Any) -> Tensor:
     """Convert an array to a tensor on the CPU, and float64 to float32."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, list | tuple) and value and all(map(_is_array, value)):
+        # A detector's list of images.
+        images = [_tensor(label, image) for image in value]
+        _check_shapes(label, images)
+        return torch.stack(images)
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         hint = "; use transforms.ToTensor()" if hasattr(value, "convert") else ""
