@@ -36,19 +36,7 @@ LabelledFiles = list[tuple[str, int]]
 
 
 def dataset_folder(name: str, folder: str) -> Path:
-    """Return the folder of a dataset.
-
-    Parameters
-    ----------
-    name : str
-        Name of the dataset.
-    folder : str
-        Value of the option; if empty, ``$NLBENCH_DATA/NAME`` is used.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If neither the option nor NLBENCH_DATA is set.
+    """Return the folder of a dataset: the value of its option, or else ``$NLBENCH_DATA/NAME``.
 
     Examples
     --------
@@ -345,11 +333,6 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     """List the image files below a class folder, folder by folder.
 
     Links to folders are followed, but no folder is read twice, and no parent folder is read.
-
-    Raises
-    ------
-    OSError
-        If a folder can't be read.
     """
 
     def fail(error: OSError) -> None:

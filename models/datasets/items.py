@@ -126,11 +126,6 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         PNG files are checked against their checksums. JPEG files have none, so only their first
         and last bytes are read: damage in the middle goes unnoticed or is found when the image is
         decoded. Other formats are decoded.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file is damaged; the message names it.
         """
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
             for start in range(0, len(self), _FILES_PER_CHECK):
@@ -163,13 +158,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
 
 def check_image(path: str | os.PathLike[str]) -> None:
-    """Check an image file for damage, decoding it only if its format requires it.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file is damaged.
-    """
+    """Check an image file for damage, decoding it only if its format requires it."""
     check_is_file(Path(path), MAX_FILE_BYTES)
     with _image_errors(path), Image.open(path) as image:
         if image.format == "PNG":

@@ -71,15 +71,7 @@ class PublishedDataset:
     def find(self, folder: str) -> Path:
         """Find the folder that holds all files, compressed as ``.gz`` or not.
 
-        Parameters
-        ----------
-        folder : str
-            See `dataset_folder`; if NLBENCH_DATA isn't set either, the folder of Debian's package.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file is missing.
+        See `dataset_folder`. If NLBENCH_DATA isn't set either, it is that of Debian's package.
         """
         system = Path("/usr/share/datasets", self.name)
         if not folder and not os.environ.get("NLBENCH_DATA") and system.is_dir():
@@ -110,12 +102,7 @@ class PublishedDataset:
     def dataset(self, folder: str, download: bool, size: int = 32, channels: int = 3) -> Dataset:
         """Open the dataset, downloading missing files if `download` is set.
 
-        Parameters
-        ----------
-        folder : str
-            See `dataset_folder`.
-        size, channels : int
-            Side and channels of the images; MNIST is padded, and its channel repeated.
+        MNIST is padded to `size`, and its channel repeated.
         """
         from .items import ByteImages
 

@@ -80,16 +80,8 @@ def file_states(files: Sequence[Path]) -> str:
 def text_files(name: str) -> list[Path]:
     """List the non-empty files of the dataset ``text/NAME``.
 
-    Parameters
-    ----------
-    name : str
-        ``python``, a glob, or the path of a file or a folder (including subfolders, excluding
-        hidden files).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are none.
+    NAME is ``python``, a glob, or the path of a file or a folder (including subfolders, excluding
+    hidden files).
     """
     path = Path(_expand(name))
     if name == STANDARD_LIBRARY:

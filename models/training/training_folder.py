@@ -19,7 +19,6 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.execution.machine import Machine
 from nlbench.serialization.fields import extra_fields, from_plain
 from nlbench.serialization.hashing import file_hash
-from nlbench.store.consistency import changed_keys
 from nlbench.store.locked_folder import LockedFolder
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.weights import save_weights
@@ -28,6 +27,7 @@ from nlbench.subjects.weights_choice import choose_weights, training_folder
 from .loop import Epoch, TrainingResult
 from .recipes import Recipe
 from .training_request import TrainingRequest
+from .training_state import difference_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,15 +79,7 @@ class _RecordedTraining:
 
 
 class TrainingFolder(LockedFolder):
-    """The folder for a training run, next to its checkpoint.
-
-    Parameters
-    ----------
-    out : Path
-        The checkpoint file.
-    command : str
-        The command line, for the manifest.
-    """
+    """The folder for a training run, next to its checkpoint `out`."""
 
     def __init__(self, out: Path, request: TrainingRequest, recipe: Recipe, command: str) -> None:
         super().__init__(training_folder(out))
@@ -104,10 +96,7 @@ class TrainingFolder(LockedFolder):
     def finished(self) -> TrainingSummary | None:
         """Return the run's summary; None if it is not finished.
 
-        Raises
-        ------
-        nlbench.RequestError
-            If another run wrote the checkpoint, or if it has changed since.
+        It is an error if another run wrote the checkpoint, or if it has changed since.
         """
         recorded = self._recorded_manifest()
         if recorded.get("result") is None or not self.out.is_file():
@@ -126,14 +115,7 @@ class TrainingFolder(LockedFolder):
         return summary
 
     def check(self, *, resume: bool) -> None:
-        """Raise if training would overwrite a checkpoint or an unfinished training run.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the checkpoint exists, or if there is an interrupted run and it differs or `resume`
-            is False.
-        """
+        """Raise if training would overwrite a checkpoint, or a run that isn't the one to resume."""
         if self.state.exists() and not resume:
             raise RequestError(
                 f"{self.path} contains an interrupted training run; resume it with --resume, or "
@@ -153,11 +135,6 @@ class TrainingFolder(LockedFolder):
         """Create or reopen the folder, and lock it against other writers.
 
         Training that ends before its first epoch leaves no folder behind.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it isn't writable, or if another process is writing to it.
         """
         with self.locked():
             self._begin(device)
@@ -248,16 +225,19 @@ class TrainingFolder(LockedFolder):
 
     def _difference(self, recorded: Mapping[str, Any]) -> str:
         """Describe how a recorded run differs, ignoring its device; return ``""`` if it doesn't."""
-        ours, theirs = _as_json(asdict(self.request)), dict(recorded.get("request", {}))
-        changed = [name for name in changed_keys(theirs, ours) if name != "device"]
+        ours = _as_json(asdict(self.request))
+        # A later version may have more fields.
+        theirs = {**ours, **recorded.get("request", {})}
+        theirs = {name: theirs[name] for name in ours}
+        ignored = ["device"]
         # A file may have several paths, and the content at a path may change.
         before, current = recorded.get("start"), _initial_weights(self.request)
-        if "weights" in changed and before == current is not None:
-            changed.remove("weights")
-        elif "weights" not in changed and None not in (before, current) and before != current:
+        if theirs["weights"] != ours["weights"]:
+            ignored += ["weights"] if before == current is not None else []
+        elif None not in (before, current) and before != current:
             return f"the content of {self.request.weights} has changed"
-        if changed:
-            return ", ".join(f"{k} was {theirs[k]} and is {ours[k]}" for k in changed[:3])
+        if difference := difference_text(theirs, ours, *ignored):
+            return difference
         if recorded.get("recipe") != _as_json(asdict(self.recipe)):
             return f"recipe {self.recipe.name} has changed"
         return ""

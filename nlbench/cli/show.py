@@ -60,11 +60,6 @@ GROUPS = ("measures", "models", "datasets", "recipes")
 def group_of(name: str) -> str:
     """Return the group in which a name is registered.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If it is not registered; the message suggests the closest name.
-
     Examples
     --------
     >>> group_of("affinity"), group_of("vgg8"), group_of("digits"), group_of("adam")

@@ -245,7 +245,9 @@ class Dataset:
 
         pairs = read_items(items, indices)
         images = torch.stack([image for image, _ in pairs])
-        labels = torch.tensor([int(label) for _, label in pairs]) if self.labelled else None
+        labels = None
+        if self.labelled:
+            labels = torch.stack([torch.as_tensor(label, dtype=torch.int64) for _, label in pairs])
         return Sample(images, self.normalize(images), labels)
 
 

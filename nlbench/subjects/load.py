@@ -112,13 +112,7 @@ class ModelSource:
         return build_model(spec.model, self.dataset, spec.seed, arguments)
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
-        """Build the network and load its weights on the CPU; return it and the weights' metadata.
-
-        Raises
-        ------
-        nlbench.NlbenchError
-            If the network can't be built or the weights don't fit it.
-        """
+        """Build the network with its weights on the CPU; return it and the weights' metadata."""
         model, file = self.fresh(), self.weights.file
         if file is None:
             return model, {}
@@ -138,13 +132,7 @@ class ModelSource:
 
 
 def model_source(spec: SubjectSpec) -> ModelSource:
-    """Choose the weights, and open the dataset with the preprocessing that they require.
-
-    Raises
-    ------
-    nlbench.NlbenchError
-        If the model, its weights or the data are not available.
-    """
+    """Choose the weights, and open the dataset with the preprocessing that they require."""
     choice = choose_weights(spec)
     info = model_info(registry.load("models", spec.model))
     dataset = _adapt_dataset(load_dataset(spec.data, dict(spec.options)), info, choice)

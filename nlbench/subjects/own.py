@@ -37,13 +37,7 @@ class OwnModels(Family):
     claimed_form = FORMS
 
     def claim(self, name: str) -> str:
-        """Return the complete reference: a file alone gets the name of its only network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file alone has no network, or several.
-        """
+        """Return the complete reference: a file alone gets the name of its only network."""
         if not is_reference(name) and not name.startswith(("./", "../", "/", "~")):
             return ""
         source, attribute = split_reference(name)
@@ -194,11 +188,6 @@ class OwnModel(OwnCode):
         """Run the file and return the function that builds the network.
 
         A network that the file builds when it is imported is built anew for each seed.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the file can't be imported, or the object isn't a network, a class or a function.
         """
         import torch
 
@@ -247,15 +236,7 @@ def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
 
 
 def output_function(choice: str) -> Callable[[Any], Any] | None:
-    """Return the function that a choice of the model's output refers to.
-
-    Return None for a name.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is no such function.
-    """
+    """Return the function that a choice of the model's output refers to, or None for a name."""
     if not is_reference(choice):
         return None
     code = OwnCode(choice)

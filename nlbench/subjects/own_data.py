@@ -31,7 +31,7 @@ _NO_LABELS = "; labels that are no class indices are left out"
 class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
     """Rows of a tensor with their labels, which are 0 if there are none."""
 
-    def __init__(self, rows: Tensor, labels: Tensor | Sequence[int] | None = None) -> None:
+    def __init__(self, rows: Tensor, labels: Any = None) -> None:
         self.rows = rows
         self.labels = torch.as_tensor([0] * len(rows) if labels is None else labels)
 

@@ -83,13 +83,7 @@ class Batches:
         return None
 
     def head(self, count: int) -> Tensor:
-        """Return the first samples, at most `count`, and buffer them for the iteration.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the loader's batches can't be used.
-        """
+        """Return the first samples, at most `count`, and buffer them for the iteration."""
         while sum(map(len, self._buffered)) < count and (batch := self._next()) is not None:
             self._buffered.append(batch)
         if not self._buffered:
@@ -285,10 +279,7 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
 class DrawnBatches(Batches):
     """A sample from a dataset, read again in each iteration, in batches of the model's precision.
 
-    Raises
-    ------
-    nlbench.RequestError
-        At the end of an iteration, if the samples differ from those of the first iteration.
+    An iteration raises at its end if the samples differ from those of the first one.
     """
 
     def __init__(
@@ -305,21 +296,21 @@ class DrawnBatches(Batches):
         """Number of samples."""
         return self.samples
 
-    @property
-    def _dtype(self) -> torch.dtype:
+    def _converted(self, inputs: Tensor) -> Tensor:
+        """Convert floats to the model's precision; tokens stay integers."""
         floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
-        return next(floats, torch.float32)
+        return inputs.to(next(floats, torch.float32)) if inputs.is_floating_point() else inputs
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield all batches."""
         for part in self.parts():
-            yield part.inputs.to(self._dtype)
+            yield self._converted(part.inputs)
 
     def labelled(self, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples and their labels, in batches of at most `limit`."""
         for part in self.parts():
             assert part.labels is not None
-            inputs = part.inputs.to(self._dtype)
+            inputs = self._converted(part.inputs)
             yield from zip(torch.split(inputs, limit), torch.split(part.labels, limit), strict=True)
 
     def parts(self) -> Iterator[Sample]:
@@ -348,19 +339,8 @@ def draw(
 ) -> tuple[Sample, DrawnBatches | None]:
     """Draw a subject's samples, without running the model.
 
-    Only a `Dataset` can be read batch by batch, in the model's precision.
-
-    Returns
-    -------
-    sample : Sample
-        All samples or, if there is a stream, its first samples.
-    stream : DrawnBatches or None
-        All samples, if they exceed `max_bytes`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the samples can't be read.
+    If they exceed `max_bytes`, the sample has the first ones, and a stream has all. Only a
+    `Dataset` can be read batch by batch, in the model's precision.
     """
     if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= max_bytes:
         return dataset.sample(count, split=split, seed=seed), None

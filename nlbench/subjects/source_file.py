@@ -105,13 +105,7 @@ class SourceFile:
 
     @classmethod
     def find(cls, source: str) -> SourceFile:
-        """Find a file, or a module in the current folder or on Python's search path.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is none.
-        """
+        """Find a file, or a module in the current folder or on Python's search path."""
         path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path.expanduser raises for unknown users
         if _is_package(str(path)):
             path = path / "__init__.py"
@@ -138,13 +132,7 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed source.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it isn't valid Python.
-        """
+        """The parsed source; an error if it isn't valid Python."""
         try:
             return _parse(_read(self.file))
         except (SyntaxError, ValueError, RecursionError) as error:
@@ -254,8 +242,9 @@ class SourceFile:
                 other = SourceFile(files[-1], self.label, self.installed)
                 with contextlib.suppress(RequestError):
                     for each in _top_level(other.tree.body):
-                        is_code = isinstance(each, ast.ClassDef | ast.FunctionDef)
-                        if is_code and each.name == name:  # type: ignore[union-attr]
+                        if not isinstance(each, ast.ClassDef | ast.FunctionDef):
+                            continue
+                        if each.name == name:
                             return Definition(each, other.file)
         return Definition(None, self.file)
 

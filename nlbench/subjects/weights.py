@@ -77,10 +77,6 @@ def load_weights(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The model to load into; its device and dtype don't change.
-    path : path
-        The checkpoint.
     rename : callable, optional
         Maps a name in the file to a name in the model, or to None to skip the tensor.
     read : callable, optional
@@ -97,8 +93,7 @@ def load_weights(
     ------
     nlbench.RequestError
         If the file can't be read, could run code, is not a state dict, doesn't match the model's
-        names, shapes or kinds of dtype, or contains NaN or infinities. In these cases, the model
-        is unchanged.
+        names, shapes or kinds of dtype, or contains NaN or infinities. The model is then unchanged.
 
     Examples
     --------
@@ -132,11 +127,6 @@ def save_weights(
 
     The bytes depend only on the state and on the metadata, which is stored in the file's header.
     The folder must exist.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be written.
     """
     from safetensors.torch import save
 
@@ -232,13 +222,7 @@ def _choose_network(
     path: Path,
     key: str,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of the only state dict in a file that fits the model, with its names.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If none or several fit.
-    """
+    """Return the tensors of the only state dict in a file that fits the model, with its names."""
     if not isinstance(content, Mapping):
         raise RequestError(f"{path} contains a {type(content).__name__}, expected a state dict")
     networks = list(_nested_networks(content, "", "pytorch-lightning_version" in content))

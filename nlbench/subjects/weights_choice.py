@@ -69,11 +69,6 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     """Choose the weights given in a subject's specification.
 
     ``auto`` means ``trained`` if the model has a checkpoint for the dataset, otherwise ``init``.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If ``trained`` is requested without a checkpoint, or a file doesn't exist.
     """
     # An unknown model is reported before any problem with the weights.
     info = model_info(registry.load("models", spec.model))
