@@ -95,8 +95,7 @@ class Cell:
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
         """The cell's model, weights, data, seed and measure in the tidy table."""
-        spec = self.subject.spec
-        return spec.model, self.subject.label, spec.data, spec.seed, self.measure.name
+        return (*self.subject.identity, self.measure.name)
 
 
 @dataclass(frozen=True)

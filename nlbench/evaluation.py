@@ -84,7 +84,8 @@ def evaluate(
         A tensor contains all samples. A tuple or a mapping is one batch of arguments, for
         ``model(*inputs)`` or ``model(**inputs)``; a mapping whose keys the model doesn't take is
         its first argument. Arguments may be nested containers, numbers, strings and None; see
-        `nlbench.Arguments` for tensors without samples, such as the edges of a graph. Any other
+        `nlbench.Arguments` for tensors without samples, such as the edges of a graph, and for a
+        detector's list of images, ``Arguments([image, image])``. Any other
         iterable, such as a DataLoader, a Dataset or a list, yields such batches. Samples are taken
         in a random order, which is always the same. Only a stream, such as a generator or an
         IterableDataset, has its own order. Measures of the probe ``sites`` iterate over a loader
@@ -143,23 +144,15 @@ def evaluate(
         raise RequestError("no model to evaluate, expected at least one")
     if len(models) > 1 and isinstance(inputs, Iterator):
         raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
+    monitor = ProgressMonitor(progress)
+    loaded = _load_measures(measures, monitor)
     runs = []
     for weights, each in models.items():
         _check_model(each)
         with unwrapped(each) as network:
-            runs.append(
-                _evaluate(
-                    network,
-                    inputs,
-                    measures,
-                    labels,
-                    settings,
-                    name,
-                    progress,
-                    str(weights),
-                    errors,
-                )
-            )
+            label = name or type(network).__name__, str(weights)
+            arguments = loaded, _as_labels(labels), dict(settings or {}), monitor, errors
+            runs.append(_evaluate(network, label, inputs, *arguments))
     return combine(runs) if isinstance(model, Mapping) else runs[0]
 
 
@@ -173,34 +166,32 @@ def combine(runs: Sequence[Run]) -> Run:
 
 def _evaluate(
     model: nn.Module,
-    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
-    measures: str | Sequence[str | type[Measure]],
-    labels: Tensor | Sequence[int] | bool | str | None,
-    settings: Settings | None,
-    name: str | None,
-    progress: Progress | None,
-    weights: str,
+    name: tuple[str, str],
+    inputs: Any,
+    measures: Sequence[type[Measure]],
+    labels: Tensor | bool | str | None,
+    settings: dict[str, Any],
+    monitor: ProgressMonitor,
     errors: str,
 ) -> Run:
-    monitor = ProgressMonitor(progress)
-    loaded = _load_measures(measures, monitor)
-    settings = dict(settings or {})
-    requested = dict(settings)
-    output = OutputChoice(settings.pop("model.output", ""))  # type: ignore[arg-type]
-    probe_options = resolve_settings(loaded, settings).probes.items()
+    """Measure a model, which has a name and a name of its weights."""
+    requested = {key: value for key, value in settings.items() if not callable(value)}
+    settings = dict(settings)
+    output = OutputChoice(settings.pop("model.output", ""))
+    probe_options = resolve_settings(measures, settings).probes.items()
     stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
-    samples = _read_samples(model, inputs, _as_labels(labels), stored)
+    samples = _read_samples(model, inputs, labels, stored)
     is_divisible = _is_divisible(model, samples, output)
     if is_divisible:
         samples = samples.in_random_order()
     stream = samples.stream
-    resolved = resolve_settings(loaded, settings, inputs=samples.inputs)
+    resolved = resolve_settings(measures, settings, inputs=samples.inputs)
     for probe, options in resolved.probes.items():
         load_probe(probe).check(None, options)
     device = next((p.device for p in model.parameters()), samples.inputs.device)
     facts = SubjectFacts(
-        model=name or type(model).__name__,
-        weights=weights,
+        model=name[0],
+        weights=name[1],
         data="given",
         seed=SEED,
         weights_hash=state_hash(model),
@@ -211,7 +202,8 @@ def _evaluate(
     if stream is not None and not is_divisible:
         raise RequestError(
             "inputs: the samples of a batch depend on each other through arguments without "
-            "samples; pass one batch, as nlbench.Arguments, instead of a loader"
+            "samples or images of different sizes; pass one batch, as nlbench.Arguments, instead "
+            "of a loader"
         )
     subject = Subject(
         model,
@@ -271,8 +263,7 @@ def _evaluate(
         facts = replace(facts, **sample_facts(samples.inputs, stream))
         keys = {measure.name: key_of(facts, measure, errors) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
-    requested = {key: value for key, value in requested.items() if not callable(value)}
-    request = {"measures": [m.name for m in loaded], "settings": requested}
+    request = {"measures": [m.name for m in measures], "settings": requested}
     seconds = round(time.perf_counter() - start, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)
     return Run(manifest.of_records(records), records)
@@ -339,7 +330,7 @@ def _is_divisible(model: nn.Module, samples: _Samples, output: OutputChoice) -> 
     """Return True if samples don't depend on each other through arguments without samples."""
     layout = samples.arguments
     if not layout.whole_tensors:
-        return True
+        return layout.list_parts < 2  # A detector pads images of different sizes together.
     device = next((p.device for p in model.parameters()), samples.inputs.device)
     count = len(samples.inputs)
     parts = [slice(count // 2), slice(count // 2, count), slice(count - 1, count)]

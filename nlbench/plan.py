@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from nlbench.signals import raise_interruption
 from nlbench.subjects.data import DatasetInfo, dataset_info
 from nlbench.subjects.model import declared_info, default_data
 from nlbench.subjects.spec import SubjectSpec
-from nlbench.subjects.weights_choice import choose_weights
+from nlbench.subjects.weights_choice import WeightsChoice, choose_weights
 
 from .plugin_loading import load_measures, load_probe
 
@@ -92,11 +92,12 @@ def _plan_subjects(
 
     subjects: dict[str, SubjectPlan] = {}
     notes: dict[str, None] = {}
-    for model, source, dataset, seed in (
+    combinations = (
         (model, *rest)
         for model, names in data_of.items()
         for rest in itertools.product(request.weights, names, request.seeds)
-    ):
+    )
+    for model, source, dataset, seed in combinations:
         options = data[dataset]
         sample = request.samples or None, request.split, tuple(sorted(options.items()))
         arguments = tuple(sorted(resolved.models.get(model, {}).items()))
@@ -139,9 +140,7 @@ def _plan_subjects(
 def _spec_content(spec: SubjectSpec) -> dict[str, Any]:
     """Return the fields of a specification, without arguments if none are set."""
     content = {**vars(spec), "options": dict(spec.options), "arguments": dict(spec.arguments)}
-    if not spec.arguments:
-        del content["arguments"]
-    return content
+    return {name: v for name, v in content.items() if name != "arguments" or v}
 
 
 def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
@@ -150,9 +149,7 @@ def _check_subjects(subjects: Sequence[SubjectPlan]) -> None:
         raise RequestError(subjects[0].impossible)
     named: dict[tuple[object, ...], SubjectPlan] = {}
     for subject in subjects:
-        spec = subject.spec
-        name = (spec.model, subject.label, spec.data, spec.seed)
-        if named.setdefault(name, subject) is not subject:
+        if named.setdefault(subject.identity, subject) is not subject:
             raise RequestError(f"two checkpoints are named '{subject.label}'; rename one of them")
 
 
@@ -167,33 +164,18 @@ def _fingerprint(name: str, info: DatasetInfo, options: Options) -> tuple[str, s
         return "", f"dataset '{name}': {error_text(error)}"
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """Weights of a subject, the same for all seeds."""
-
-    label: str
-    content: str
-    model: str = ""
-    problem: str = ""
-    note: str = ""
-
-    @property
-    def identity(self) -> str:
-        return f"{self.content} {self.model}".rstrip()
-
-
-def _plan_weights(spec: SubjectSpec) -> _Weights:
-    label = spec.weights
+def _plan_weights(spec: SubjectSpec) -> WeightsChoice:
+    """Choose weights, which are the same for all seeds, and hash them."""
     try:
         choice = choose_weights(spec)
-        label = choice.label
-        return _Weights(label, choice.content, choice.model, "", choice.note)
+        _ = choice.content
+        return choice
     except NlbenchError as error:
         problem = one_line(error)
     except OSError as error:
         problem = f"weights '{spec.weights}': {system_text(error)}"
     # Missing weights with different names count as different subjects.
-    return _Weights(label, f"absent: {spec.weights}", problem=problem)
+    return WeightsChoice(spec.weights, None, problem=problem)
 
 
 def _plan_cell(subject: SubjectPlan, measure: MeasureSpec, providers: list[str]) -> Cell:

@@ -15,7 +15,6 @@ import contextlib
 import fnmatch
 import itertools
 import os
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,9 +60,9 @@ class Family(ABC):
     costly: bool = False
     claimed_form: str = ""
 
-    @abstractmethod
     def names(self) -> Sequence[str]:
         """Return the members' names without the family's; empty if they can't be enumerated."""
+        return ()
 
     @abstractmethod
     def load(self, name: str) -> Any:
@@ -357,25 +356,25 @@ def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
 def _installed(
     _path: tuple[tuple[str, int], ...],
 ) -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    points: dict[str, Sequence[EntryPoint]] = {}
-    problems = []
+    points: list[EntryPoint] = []
+    problems: list[str] = []
+    seen: set[str] = set()
     for distribution in metadata.distributions():
-        name = _key_of(distribution)
-        if name in points:
-            continue  # Only the first one on the path is imported.
-        points[name] = ()
         try:
+            # Known from the folder, without parsing metadata. Only the first one is imported.
+            name = distribution._normalized_name  # type: ignore[attr-defined]
             # Searching the text is faster than parsing it, and few distributions have plugins.
-            if "[nlbench." in (distribution.read_text("entry_points.txt") or ""):
-                points[name] = tuple(distribution.entry_points)
+            text = distribution.read_text("entry_points.txt") or ""
+            if name not in seen and "[nlbench." in text:
+                points += [p for p in distribution.entry_points if p.group.startswith("nlbench.")]
+            seen.add(name)
         except Exception as error:
             problems.append(
                 f"the entry points of {name_and_version(distribution)[0]} can't be read "
                 f"({one_line(system_text(error))}); repair its "
                 "entry_points.txt or uninstall it"
             )
-    every = itertools.chain.from_iterable(points.values())
-    return tuple(p for p in every if p.group.startswith("nlbench.")), tuple(problems)
+    return tuple(points), tuple(problems)
 
 
 @lru_cache(maxsize=1024)
@@ -386,22 +385,8 @@ def name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
     except Exception:
         # If the metadata can't be read, fall back to the folder name.
         name = version = ""
-    return name or _folder_of(distribution), version or ""
-
-
-def _key_of(distribution: metadata.Distribution) -> str:
-    """Return the normalized name of a distribution."""
     folder = getattr(distribution, "_path", None)
-    is_named = getattr(folder, "suffix", "") in (".dist-info", ".egg-info")
-    # The folder name is available without parsing metadata.
-    folder_name = _folder_of(distribution).partition("-")[0]
-    name = folder_name if is_named else name_and_version(distribution)[0]
-    return re.sub(r"[-_.]+", "_", name).lower()
-
-
-def _folder_of(distribution: metadata.Distribution) -> str:
-    """Return the name of a distribution's metadata folder."""
-    return str(getattr(getattr(distribution, "_path", None), "stem", distribution))
+    return name or str(getattr(folder, "stem", distribution)), version or ""
 
 
 def _provider(point: EntryPoint) -> str:
@@ -474,17 +459,15 @@ def describe(entry: Entry) -> str:
         return ""
     name = point.attr.split(".")[0]
     for node, following in itertools.pairwise([*tree.body, ast.Pass()]):
+        text = ""
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return _text_of(following).partition("\n")[0]
+            text = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            text = str(following.value.value) if is_text else ""  # type: ignore[attr-defined]
+        if text:
+            return text.partition("\n")[0]
     return ""
-
-
-def _text_of(node: ast.stmt) -> str:
-    """Return the text of a string statement, such as the docstring of a constant."""
-    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return str(node.value.value) if is_constant else ""  # type: ignore[attr-defined]
 
 
 def find_source(module: str) -> ModuleSpec | None:

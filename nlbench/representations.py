@@ -243,8 +243,7 @@ def similarity(
     nlbench.Undefined
         If it has no places.
     """
-    first = _facts(run, subject)
-    second = first
+    first = second = _facts(run, subject)
     second_run = other or run
     if other is not None or against is not None:
         second = _facts(second_run, against)
@@ -252,17 +251,18 @@ def similarity(
         raise RequestError(
             f"{_label(first)} and {_label(second)} were measured on different samples"
         )
-    options = {**_SITE_OPTIONS, **_site_options(run)}
-    features = [_features(_load(run, first, device), options)]
+    recorded = (run.manifest.get("probes") or {}).get("sites") or {}
+    options = {name: recorded.get(name, default) for name, default in _SITE_OPTIONS.items()}
+    sides = [_features(_load(run, first, device), options)]
     if second is not first:
-        features.append(_features(_load(second_run, second, device), options))
-    rows = min(len(next(iter(side.features.values()))) for side in features)
-    cut = [{place: values[:rows] for place, values in side.features.items()} for side in features]
+        sides.append(_features(_load(second_run, second, device), options))
+    rows = min(len(next(iter(features.values()))) for features, _ in sides)
+    cut = [{place: values[:rows] for place, values in features.items()} for features, _ in sides]
     return cka_matrix(
         cut[0],
         cut[1] if len(cut) > 1 else None,
         names=(_label(first), _label(second)),
-        groups=features[0].groups[:rows],
+        groups=sides[0][1][:rows],
     )
 
 
@@ -284,11 +284,6 @@ def _label(facts: SubjectFacts) -> str:
     return f"{facts.model} {facts.weights} {facts.data} {facts.seed}"
 
 
-def _site_options(run: Run) -> dict[str, Any]:
-    recorded = (run.manifest.get("probes") or {}).get("sites") or {}
-    return {name: recorded[name] for name in _SITE_OPTIONS if name in recorded}
-
-
 def _load(run: Run, facts: SubjectFacts, device: str) -> Subject:
     """Load a recorded subject, and verify its weights and samples."""
     from nlbench.execution.devices import resolve_device
@@ -305,10 +300,9 @@ def _load(run: Run, facts: SubjectFacts, device: str) -> Subject:
         arguments=tuple(sorted((facts.arguments or {}).items())),
     )
     subject = load_subject(_with_path(spec, run), resolve_device(device))
-    for what in ("weights_hash", "sample_hash"):
+    for what, noun in (("weights_hash", "weights"), ("sample_hash", "samples")):
         recorded = getattr(facts, what)
         if recorded and recorded != getattr(subject.facts, what):
-            noun = "weights" if what == "weights_hash" else "samples"
             raise RequestError(f"{_label(facts)}: its {noun} have changed since they were recorded")
     return subject
 
@@ -327,14 +321,10 @@ def _with_path(spec: SubjectSpec, run: Run) -> SubjectSpec:
     return spec
 
 
-@dataclass(frozen=True)
-class _Representations:
-    features: dict[str, Tensor]
-    groups: NDArray[np.int64]
-
-
-def _features(subject: Subject, options: Mapping[str, Any]) -> _Representations:
-    """Observe the outputs of all places on the same rows."""
+def _features(
+    subject: Subject, options: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
+    """Observe the outputs of all places on the same rows; return them and the rows' groups."""
     from nlbench.introspection.distinct_rows import DistinctRows
     from nlbench.probes.sites.observation import observe_sites
     from nlbench.probes.sites.site import SiteBatch
@@ -374,4 +364,4 @@ def _features(subject: Subject, options: Mapping[str, Any]) -> _Representations:
     kept = {place: pair for place, pair in observed.items() if len(pair[0]) == usual}
     owner = next(iter(kept.values()))[1]
     features = {place: values for place, (values, _) in kept.items()}
-    return _Representations(features, group_index(owner.numpy()))
+    return features, group_index(owner.numpy())

@@ -13,8 +13,7 @@ from torch.nn import functional
 from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.subjects.data import Dataset
-
-from .items import InMemoryItems
+from nlbench.subjects.own_data import InMemoryItems
 
 TEST_IMAGES = 512
 

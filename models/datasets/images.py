@@ -36,19 +36,7 @@ LabelledFiles = list[tuple[str, int]]
 
 
 def dataset_folder(name: str, folder: str) -> Path:
-    """Return the folder of a dataset.
-
-    Parameters
-    ----------
-    name : str
-        Name of the dataset.
-    folder : str
-        Value of the option; if empty, ``$NLBENCH_DATA/NAME`` is used.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If neither the option nor NLBENCH_DATA is set.
+    """Return the folder of a dataset: the value of its option, or else ``$NLBENCH_DATA/NAME``.
 
     Examples
     --------
@@ -184,18 +172,18 @@ def images(
         If the folder is missing or has no images, if it mixes images and class folders, if one
         of the two splits is missing, or if their class folders differ.
     """
-    return image_folder(_existing("images", folder), "images", size, classes, channels, exif=exif)
+    return image_folder(_existing("images", folder), "images", size, channels, exif, classes)
 
 
 def image_folder(
-    root: Path, name: str, size: int, classes: int, channels: int, *, exif: bool
+    root: Path, name: str, size: int, channels: int, exif: bool, classes: int = 0
 ) -> Dataset:
     """Open a folder of images, see `images`."""
     if channels == 2:
         raise RequestError("images.channels: expected 1 or 3, got 2")
     train, test = _splits(root)
-    is_split = train != test
     class_folders = _class_folders(test)
+    note = f"test split: {test.name}, training split: train"
     return _make_dataset(
         name,
         channels=channels,
@@ -205,11 +193,7 @@ def image_folder(
         classes=classes or len(class_folders) or 1000,
         size=size,
         side=None if size else _common_side(lambda: _image_files(test)),
-        note=(
-            f"test split: {test.name}, training split: train"
-            if is_split
-            else "both splits are all images"
-        ),
+        note=note if train != test else "both splits are all images",
         source=Source(""),
         labelled=bool(class_folders) and classes in (0, len(class_folders)),
     )
@@ -234,14 +218,12 @@ def _make_dataset(
     def with_preprocessing(steps: Preprocessing) -> Dataset:
         if size and size != steps.crop:
             steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
-        mean = steps.mean if channels == len(steps.mean) else (sum(steps.mean) / len(steps.mean),)
-        std = steps.std if channels == len(steps.std) else (sum(steps.std) / len(steps.std),)
-        form = "".join(
-            [
-                "rotated as EXIF data say; " if exif else "",
-                "converted to grayscale; " if channels == 1 else "",
-            ]
-        )
+        mean, std = steps.mean, steps.std
+        if channels != len(mean):
+            mean = (sum(mean) / len(mean),)
+            std = (sum(std) / len(std),)
+        form = "rotated as EXIF data say; " if exif else ""
+        form += "converted to grayscale; " if channels == 1 else ""
         return Dataset(
             name=name,
             train=ImageFiles(train, steps, channels, exif=exif),
@@ -259,9 +241,8 @@ def _make_dataset(
             adapt=with_preprocessing,
         )
 
-    if side is not None:
-        return with_preprocessing(replace(IMAGENET_PREPROCESSING, crop=side, resize=side))
-    return with_preprocessing(IMAGENET_PREPROCESSING)
+    steps = IMAGENET_PREPROCESSING
+    return with_preprocessing(steps if side is None else replace(steps, crop=side, resize=side))
 
 
 def _common_side(find: Callable[[], LabelledFiles]) -> int | None:
@@ -352,11 +333,6 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     """List the image files below a class folder, folder by folder.
 
     Links to folders are followed, but no folder is read twice, and no parent folder is read.
-
-    Raises
-    ------
-    OSError
-        If a folder can't be read.
     """
 
     def fail(error: OSError) -> None:

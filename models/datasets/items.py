@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,20 +28,6 @@ LabelledFiles = list[tuple[str, int]]
 MAX_FILE_BYTES = 2**30
 _FILES_PER_CHECK = 4096
 _TRAILER_BYTES = 64
-
-
-class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
-    """Rows of a tensor with their labels, which default to 0."""
-
-    def __init__(self, rows: Tensor, labels: Sequence[int] | None = None) -> None:
-        self.rows = rows
-        self.labels = [0] * len(rows) if labels is None else list(labels)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.rows[index], self.labels[index]
 
 
 class ByteImages(TorchDataset[tuple[Tensor, int]]):
@@ -139,11 +126,6 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         PNG files are checked against their checksums. JPEG files have none, so only their first
         and last bytes are read: damage in the middle goes unnoticed or is found when the image is
         decoded. Other formats are decoded.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file is damaged; the message names it.
         """
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
             for start in range(0, len(self), _FILES_PER_CHECK):
@@ -159,13 +141,11 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         names = {path for path, _ in self._files}
         folders = sorted({os.path.dirname(path) for path in names})  # noqa: PTH120
         suffixes: Counter[str] = Counter()
-        for folder in folders:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    is_sample = os.path.join(folder, entry.name) in names  # noqa: PTH118
-                    if entry.is_file() and entry.name[0] != "." and not is_sample:
-                        suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122
-                        suffixes[suffix or "without a suffix"] += 1
+        for entry in itertools.chain.from_iterable(map(os.scandir, folders)):
+            is_sample = entry.path in names
+            if entry.is_file() and entry.name[0] != "." and not is_sample:
+                suffix = Path(entry.name).suffix.lower()
+                suffixes[suffix or "without a suffix"] += 1
         if not suffixes:
             return ""
         counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
@@ -178,13 +158,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
 
 def check_image(path: str | os.PathLike[str]) -> None:
-    """Check an image file for damage, decoding it only if its format requires it.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file is damaged.
-    """
+    """Check an image file for damage, decoding it only if its format requires it."""
     check_is_file(Path(path), MAX_FILE_BYTES)
     with _image_errors(path), Image.open(path) as image:
         if image.format == "PNG":
@@ -218,22 +192,8 @@ def read_image(
 ) -> Tensor:
     """Read an image file, resize it and crop its centre.
 
-    Parameters
-    ----------
-    path : path
-        In any format that Pillow reads. Grayscale images get three identical channels; 16-bit
-        values are reduced to their upper 8 bits.
-    preprocessing : Preprocessing
-        Applied without the normalisation.
-    channels : {1, 3}
-        1 converts the image to grayscale.
-    exif : bool
-        Rotate the image as its EXIF data say.
-
-    Returns
-    -------
-    tensor of shape (channels, crop, crop)
-        In [0, 1].
+    Grayscale images get three identical channels. 16-bit values are reduced to their upper 8 bits.
+    The result has shape (channels, crop, crop), with values in [0, 1] that are not normalised.
 
     Raises
     ------

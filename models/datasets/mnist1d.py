@@ -13,8 +13,7 @@ from nlbench.errors import RequestError
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.registry import version_of
 from nlbench.subjects.data import Dataset, dataset
-
-from .items import InMemoryItems
+from nlbench.subjects.own_data import InMemoryItems
 
 
 def _fingerprint() -> str:

@@ -36,22 +36,11 @@ _FRENCH_TENS = _words("vingt trente quarante cinquante soixante")
 
 
 def spell_out(number: int, language: str) -> str:
-    """Spell out a number.
+    """Spell out a number from 0 to 999,999 in English, German or French.
 
     English as in Britain (*one hundred and one*), German as one word
     (*einhunderteins*), French as in France, hyphenated as before 1990
     (*soixante et onze*, *quatre-vingt-dix-sept*).
-
-    Parameters
-    ----------
-    number : int
-        0 to 999,999.
-    language : {"en", "de", "fr"}
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the number is out of range or the language is unknown.
 
     Examples
     --------

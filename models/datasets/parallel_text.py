@@ -16,7 +16,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.serialization.files import read_text
-from nlbench.subjects.data import Sample, dataset
+from nlbench.subjects.data import Dataset, dataset
 from nlbench.subjects.weights import read_metadata
 
 PAD, START, END, UNKNOWN = range(4)
@@ -83,13 +83,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Load the vocabulary of a checkpoint, or a tokenizer's JSON file.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the file contains no vocabulary.
-        """
+        """Load the vocabulary of a checkpoint, or a tokenizer's JSON file."""
         header = read_metadata(path)
         if "vocabulary" in header:
             return cls(header["vocabulary"])
@@ -154,61 +148,33 @@ class SentencePairs:
     inputs: Tensor
     target_tokens: Tensor
 
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.target_tokens[index]
+
 
 @dataclass(frozen=True)
-class ParallelText:
-    """Sentence pairs for a translation network.
+class ParallelText(Dataset):
+    """Sentence pairs for a translation network; both splits are `SentencePairs`.
 
     Inputs are one integer tensor of shape (n, 2, length), padded with 0: ``[:, 0]`` is the source,
-    ``[:, 1]`` the target shifted by one.
+    ``[:, 1]`` the target shifted by one. Labels are the next tokens.
 
     Parameters
     ----------
-    shape : tuple of int
-        (2, length).
-    classes : int
-        Size of the vocabulary.
     bleu_tokens : str
         Name of sacrebleu's tokenizer for BLEU.
     """
 
-    name: str
-    train: SentencePairs
-    test: SentencePairs
-    shape: tuple[int, int]
-    classes: int
-    vocabulary: Vocabulary
-    bleu_tokens: str
-    preprocessing: str
-    source: Source = field(default_factory=lambda: Source(""))
-
-    def normalize(self, inputs: Tensor) -> Tensor:
-        """Return the tokens unchanged."""
-        return inputs
-
-    def split(self, name: str) -> SentencePairs:
-        """Return the split ``train`` or ``test``."""
-        if name not in ("train", "test"):
-            raise RequestError(f"{self.name} has no split '{name}'; expected test or train")
-        return self.train if name == "train" else self.test
-
-    def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw pairs without replacement, with the next tokens as labels."""
-        pairs = self.split(split)
-        size = len(pairs.inputs)
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-        chosen = order[: size if count is None else count]
-        inputs = pairs.inputs[chosen]
-        return Sample(inputs, inputs, pairs.target_tokens[chosen])
+    train: SentencePairs  # type: ignore[assignment]
+    test: SentencePairs  # type: ignore[assignment]
+    vocabulary: Vocabulary = field(kw_only=True)
+    bleu_tokens: str = field(kw_only=True)
 
     def check_weights(self, metadata: Mapping[str, str]) -> None:
-        """Raise if weights were trained with a different vocabulary.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the vocabulary in the checkpoint's metadata differs.
-        """
+        """Raise if weights were trained with a different vocabulary, by their metadata."""
         vocabulary = metadata.get("vocabulary", self.vocabulary.text)
         if vocabulary != self.vocabulary.text:
             raise RequestError(
@@ -238,11 +204,6 @@ def make_parallel(
         Maximum number of tokens per sentence, without special ones; longer pairs are dropped.
     bleu_tokens, origin, source
         See `ParallelText`; `origin` becomes part of the preprocessing.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a split is empty.
     """
     words = (
         vocabulary
@@ -280,6 +241,8 @@ def make_parallel(
         test=splits["test"],
         shape=(2, length + 1),
         classes=words.size,
+        mean=(),
+        std=(),
         vocabulary=words,
         bleu_tokens=bleu_tokens,
         preprocessing=(

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,11 @@ from nlbench.errors import RequestError, error_text, nearest, shorten
 from nlbench.options import Option
 from nlbench.registry import Family
 from nlbench.serialization.files import check_is_file
-from nlbench.serialization.hashing import content_key
 from nlbench.subjects.data import dataset
 
 from .images import CHANNELS, EXIF, SIZE, image_folder
 from .text import OPTIONS as TEXT_OPTIONS
-from .text import TextWindows, text_files
+from .text import TextWindows, file_states, text_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,10 +53,6 @@ class DataPaths(Family):
     description = FORM
     claimed_form = FORM
 
-    def names(self) -> Sequence[str]:
-        """Return nothing. Paths can't be listed."""
-        return ()
-
     def claim(self, name: str) -> str:
         """Return a name that is or looks like a path."""
         suffixes = (*TABLES, *ARRAYS, *TEXTS, *IMAGE_SUFFIXES, *_OTHER_SUFFIXES)
@@ -78,11 +74,12 @@ class DataPaths(Family):
         if path.is_dir():
             return _open_folder(path, name)
         if suffix in TABLES:
-            return _open_table(path, name)
+            options = {"label": LABEL}
+            return _declare(partial(_table, path, name), name, options, "table", [path])
         if suffix in ARRAYS:
-            return _open_arrays(path, name)
+            return _declare(partial(_arrays, path, name), name, {}, "table", [path])
         if suffix in TEXTS:
-            return _open_text(name)
+            return _open_text(name, tuple(text_files(name)))
         raise RequestError(f"{shorten(name)}: expected {FORM}")
 
 
@@ -90,41 +87,17 @@ def _open_folder(path: Path, name: str) -> Callable[..., Data]:
     """Choose between images and text by the files in a folder."""
     files = list(itertools.islice(_shown_files(path), 10_000))
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
-
-        def build(size: int, channels: int, exif: bool) -> Dataset:
-            return image_folder(path, name, size, 0, channels, exif=exif)
-
         options = {"size": SIZE, "channels": CHANNELS, "exif": EXIF}
-        return _declare(build, name, options, "images", lambda: _folder_state(path))
+        return _declare(partial(image_folder, path, name), name, options, "images", path)
     if any(file.suffix.lower() in TEXTS for file in files):
-        return _open_text(name)
+        texts = (file for file in text_files(name) if file.suffix.lower() in TEXTS)
+        return _open_text(name, tuple(texts))
     what = f"no images and no text among {len(files)} files" if files else "no files"
     raise RequestError(f"{shorten(name)} holds {what}; expected {FORM}")
 
 
-def _open_text(name: str) -> Callable[..., Data]:
-    files = tuple(text_files(name))
-    if not Path(name).is_file():
-        files = tuple(file for file in files if file.suffix.lower() in TEXTS)
-
-    def build(windows: int, length: int) -> TextWindows:
-        return TextWindows(name, files, windows, length)
-
-    return _declare(build, name, TEXT_OPTIONS, "text", lambda: _file_states(files))
-
-
-def _open_table(path: Path, name: str) -> Callable[..., Data]:
-    def build(label: str) -> Dataset:
-        return _table(path, name, label)
-
-    return _declare(build, name, {"label": LABEL}, "table", lambda: _file_states([path]))
-
-
-def _open_arrays(path: Path, name: str) -> Callable[..., Data]:
-    def build() -> Dataset:
-        return _arrays(path, name)
-
-    return _declare(build, name, {}, "table", lambda: _file_states([path]))
+def _open_text(name: str, files: tuple[Path, ...]) -> Callable[..., Data]:
+    return _declare(partial(TextWindows, name, files), name, TEXT_OPTIONS, "text", files)
 
 
 def _declare(
@@ -132,10 +105,15 @@ def _declare(
     name: str,
     options: dict[str, Option],
     owner: str,
-    state: Callable[[], str],
+    files: Sequence[Path] | Path,
 ) -> Callable[..., Any]:
+    """Declare the options of a function that opens files, or those below a folder."""
+
+    def fingerprint(**_: Any) -> str:
+        return file_states(files if isinstance(files, Sequence) else list(_shown_files(files)))
+
     build.__doc__ = f"Data in {name}."
-    return dataset(options=options, fingerprint=lambda **_: state(), owner=owner)(build)
+    return dataset(options=options, fingerprint=fingerprint, owner=owner)(build)
 
 
 def _shown_files(folder: Path) -> Iterator[Path]:
@@ -145,26 +123,16 @@ def _shown_files(folder: Path) -> Iterator[Path]:
         yield from (Path(root, n) for n in sorted(names) if n[0] != ".")
 
 
-def _file_states(files: Sequence[Path]) -> str:
-    states = {str(file): file.stat() for file in files}
-    return content_key({name: (s.st_size, s.st_mtime_ns) for name, s in states.items()})
-
-
-def _folder_state(folder: Path) -> str:
-    """Return a hash of the names, sizes and times of the files below a folder."""
-    return _file_states(list(_shown_files(folder)))
-
-
 def _table(path: Path, name: str, label: str) -> Dataset:
     """Read a table of numbers, with the labels in one column."""
     import torch
 
-    from nlbench.subjects.own_data import TensorItems, make_dataset
+    from nlbench.subjects.own_data import InMemoryItems, make_dataset
 
     frame = _read_table(path, name)
     if not len(frame):
         raise RequestError(f"{name} has no rows, expected a table of numbers")
-    indices = None
+    labels = None
     classes = 0
     if label:
         if label not in frame.columns:
@@ -178,12 +146,11 @@ def _table(path: Path, name: str, label: str) -> Dataset:
                 f"{name}: the column '{label}' has fractions, expected class labels; leave out "
                 "table.label and drop the column to measure without labels"
             )
-        indices, classes = _class_indices(column)
+        labels, classes = _class_indices(column)
     rows = torch.from_numpy(_numbers(frame, name))
-    labels = None if indices is None else torch.from_numpy(indices)
     text = f"{frame.shape[1]} columns of {name} as they are"
     text += f"; labels: {label}" if label else ""
-    return make_dataset(name, TensorItems(rows, labels), classes, text)
+    return make_dataset(name, InMemoryItems(rows, labels), classes, text)
 
 
 def _class_indices(column: pd.Series[Any]) -> tuple[np.ndarray[Any, Any], int]:
@@ -209,8 +176,8 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
     try:
         if path.suffix.lower() == ".parquet":
             return pd.read_parquet(path)
-        head = pd.read_csv(path, header=None, nrows=1)
-        has_header = not all(map(_is_number, head.iloc[0]))
+        first = pd.read_csv(path, header=None, nrows=1).iloc[0]
+        has_header = bool(pd.to_numeric(first.fillna(0), errors="coerce").isna().any())
         with warnings.catch_warnings():
             # Rows that are longer than the header would lose their last cells.
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -224,22 +191,13 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
         raise RequestError(f"can't read {name}: {error_text(error)}") from error
 
 
-def _is_number(value: object) -> bool:
-    try:
-        float(str(value))
-    except ValueError:
-        return False
-    return True
-
-
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
     """Return the columns as float32, and raise if one isn't numeric or finite."""
     import numpy as np
 
     if not frame.shape[1]:
         raise RequestError(f"{name} has no columns of numbers")
-    for column in frame.columns:
-        values = frame[column]
+    for column, values in frame.items():
         if values.dtype.kind not in "iufb":
             raise RequestError(
                 f"{name}: the column '{shorten(column)}' has text such as "
@@ -316,13 +274,12 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
     import numpy as np
     import torch
 
-    if isinstance(array, torch.Tensor):
-        is_bytes, tensor = array.dtype == torch.uint8, array
-    else:
+    if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
             raise RequestError(f"{name} holds {array.dtype}, expected floats, integers or bytes")
-        is_bytes = array.dtype == np.uint8
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        array = torch.from_numpy(np.ascontiguousarray(array))
+    tensor: torch.Tensor = array
+    is_bytes = tensor.dtype == torch.uint8
     if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool):
         tensor = tensor.float()
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -71,15 +71,7 @@ class PublishedDataset:
     def find(self, folder: str) -> Path:
         """Find the folder that holds all files, compressed as ``.gz`` or not.
 
-        Parameters
-        ----------
-        folder : str
-            See `dataset_folder`; if NLBENCH_DATA isn't set either, the folder of Debian's package.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file is missing.
+        See `dataset_folder`. If NLBENCH_DATA isn't set either, it is that of Debian's package.
         """
         system = Path("/usr/share/datasets", self.name)
         if not folder and not os.environ.get("NLBENCH_DATA") and system.is_dir():
@@ -90,17 +82,14 @@ class PublishedDataset:
         parents = [root] if folder else [root, root.parent]
         for path in (root, *(parent / self.subfolder for parent in parents)):
             if any(_file(path, name).is_file() for name in identifying):
+                missing = [name for name in self.all_files if not _file(path, name).is_file()]
+                if not missing:
+                    return path
+                problem = f"{path} lacks the file {missing[0]}"
                 break
         else:
-            raise RequestError(
-                f"{self.name}: its files are not in {root}; put {self.expected} there"
-            )
-        for name in self.all_files:
-            if not _file(path, name).is_file():
-                raise RequestError(
-                    f"{self.name}: {path} lacks the file {name}; put {self.expected} there"
-                )
-        return path
+            problem = f"its files are not in {root}"
+        raise RequestError(f"{self.name}: {problem}; put {self.expected} there")
 
     def fingerprint(self, folder: str = "", download: bool = False, **_: str) -> str:
         """Return the sizes and modification times of the files, to detect changed content."""
@@ -113,12 +102,7 @@ class PublishedDataset:
     def dataset(self, folder: str, download: bool, size: int = 32, channels: int = 3) -> Dataset:
         """Open the dataset, downloading missing files if `download` is set.
 
-        Parameters
-        ----------
-        folder : str
-            See `dataset_folder`.
-        size, channels : int
-            Side and channels of the images; MNIST is padded, and its channel repeated.
+        MNIST is padded to `size`, and its channel repeated.
         """
         from .items import ByteImages
 

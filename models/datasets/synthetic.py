@@ -84,11 +84,6 @@ def random_tensors(
 def parse_shape(owner: str, text: str, count: int = 1) -> tuple[int, ...]:
     """Parse the shape of a tensor, and check the total size of `count` such tensors.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If it can't be parsed, or the tensors have more than 2²⁸ elements.
-
     Examples
     --------
     >>> parse_shape("random", "3x32x32")

@@ -9,7 +9,7 @@ import platform
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,33 +64,24 @@ class Text(Family):
     def load(self, name: str) -> Callable[..., TextWindows]:
         """Return the function that opens the text."""
         files = tuple(text_files(name))
-
-        def build(windows: int, length: int) -> TextWindows:
-            return TextWindows(f"text/{name}", files, windows, length)
-
-        def fingerprint(**_: object) -> str:
-            states = [(path, path.stat()) for path in files]
-            return content_key({str(p): (state.st_size, state.st_mtime_ns) for p, state in states})
-
+        build = partial(TextWindows, f"text/{name}", files)
         build.__doc__ = self.describe(name)
         if name == STANDARD_LIBRARY:
             return dataset(options=OPTIONS, version=f"Python {platform.python_version()}")(build)
-        return dataset(options=OPTIONS, fingerprint=fingerprint)(build)
+        return dataset(options=OPTIONS, fingerprint=lambda **_: file_states(files))(build)
+
+
+def file_states(files: Sequence[Path]) -> str:
+    """Return a hash of the names, sizes and modification times of files."""
+    states = {str(file): file.stat() for file in files}
+    return content_key({name: (s.st_size, s.st_mtime_ns) for name, s in states.items()})
 
 
 def text_files(name: str) -> list[Path]:
     """List the non-empty files of the dataset ``text/NAME``.
 
-    Parameters
-    ----------
-    name : str
-        ``python``, a glob, or the path of a file or a folder (including subfolders, excluding
-        hidden files).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are none.
+    NAME is ``python``, a glob, or the path of a file or a folder (including subfolders, excluding
+    hidden files).
     """
     path = Path(_expand(name))
     if name == STANDARD_LIBRARY:
@@ -203,13 +194,13 @@ class TextWindows:
 
     @cached_property
     def _test(self) -> list[Tensor]:
-        return self._windows(0)
+        return self._windows([0])
 
     @cached_property
     def _train(self) -> list[Tensor]:
-        return self._windows(*range(1, TEST_PERIOD))
+        return self._windows(range(1, TEST_PERIOD))
 
-    def _windows(self, *remainders: int) -> list[Tensor]:
+    def _windows(self, remainders: Sequence[int]) -> list[Tensor]:
         """Cut files whose index modulo TEST_PERIOD is in `remainders`, with a tensor per group."""
         import torch
 

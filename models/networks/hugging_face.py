@@ -109,18 +109,7 @@ class HuggingFace(Family):
 
 
 def model_folder(name: str) -> Path:
-    """Find the folder of a model.
-
-    Parameters
-    ----------
-    name : str
-        A path, or a name such as ``org/model`` in the cache.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If neither exists, or transformers isn't installed.
-    """
+    """Find the folder of a model: a path, or a name such as ``org/model`` in the cache."""
     _transformers()
     folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for unknown users
     if folder.is_dir():
@@ -197,21 +186,14 @@ def _check_data(config: Mapping[str, Any], shape: tuple[int, ...], classes: int)
 
 
 def _preprocessing(folder: Path) -> Preprocessing:
-    """Return the preprocessing of images in a folder.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it isn't a resize, a central crop and a per-channel normalisation.
-    """
+    """Return a folder's preprocessing: a resize, a central crop and a per-channel normalisation."""
     path = folder / IMAGE_SETTINGS
     settings = _read_json(path)
     size, crop = settings.get("size"), settings.get("crop_size")
     size = {"shortest_edge": size} if isinstance(size, int) else size or {}
     side = size.get("shortest_edge") or size.get("height")
-    has_crop = settings.get("do_center_crop", False)
     square = (crop or {}).get("height") if isinstance(crop, dict) else crop
-    cropped = square if has_crop else side
+    cropped = square if settings.get("do_center_crop", False) else side
     if not isinstance(side, int) or not isinstance(cropped, int) or "image_mean" not in settings:
         raise RequestError(f"{path}: expected a square size, image_mean and image_std")
     return Preprocessing(

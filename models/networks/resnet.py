@@ -123,11 +123,6 @@ def _residual(depth: int, *, shortcuts: bool) -> Callable[..., ResidualNetwork]:
         return ResidualNetwork(depth, in_channels, num_classes, shortcuts=shortcuts)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = (
-        f"ResNet{depth} for 32×32 images, with batch norm and parameter-free shortcuts."
-        if shortcuts
-        else f"ResNet{depth} without its shortcuts, with the same number of layers and parameters."
-    )
     return model(source=HE)(build)
 
 
@@ -246,7 +241,6 @@ def _resnet18(width: int) -> Callable[..., ResNet18]:
         return ResNet18(width, in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = f"resnet18_w{width}"
-    build.__doc__ = f"ResNet18 of base width {width} from the linear-regions paper, no batch norm."
     return model(source=FIXUP, recipe="adam")(build)
 
 

@@ -106,7 +106,7 @@ def check_numbers(name: str, **numbers: int) -> None:
 
 
 def _declare(
-    depth: int, source: Source, summary: str, trained: Mapping[str, Path] | None = None
+    depth: int, source: Source, trained: Mapping[str, Path] | None = None
 ) -> Callable[..., VGG]:
     name = f"vgg{depth}"
 
@@ -119,26 +119,22 @@ def _declare(
         return VGG(depth, in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = summary
     return model(trained=trained, source=source)(build)
 
 
 vgg8 = _declare(
-    8,
-    LINEAR_REGIONS,
-    "VGG8 of the linear-regions paper, for 32×32 images: 174,116 parameters.",
-    {"digits": Path(__file__).parent / "checkpoints" / "vgg8-digits.safetensors"},
+    8, LINEAR_REGIONS, {"digits": Path(__file__).parent / "checkpoints" / "vgg8-digits.safetensors"}
 )
-"""VGG8 of the linear-regions paper, for 32×32 images."""
+"""VGG8 of the linear-regions paper, for 32×32 images: 174,116 parameters."""
 
-vgg11 = _declare(11, SIMONYAN, "VGG11 for 32×32 images, with average pooling.")
+vgg11 = _declare(11, SIMONYAN)
 """VGG11 for 32×32 images, with average pooling."""
 
-vgg13 = _declare(13, SIMONYAN, "VGG13 for 32×32 images, with average pooling.")
+vgg13 = _declare(13, SIMONYAN)
 """VGG13 for 32×32 images, with average pooling."""
 
-vgg16 = _declare(16, SIMONYAN, "VGG16 for 32×32 images, with average pooling.")
+vgg16 = _declare(16, SIMONYAN)
 """VGG16 for 32×32 images, with average pooling."""
 
-vgg19 = _declare(19, SIMONYAN, "VGG19 for 32×32 images, with average pooling.")
+vgg19 = _declare(19, SIMONYAN)
 """VGG19 for 32×32 images, with average pooling."""

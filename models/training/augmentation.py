@@ -15,24 +15,12 @@ def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) 
     Parameters
     ----------
     images : tensor of shape (n, channels, height, width)
-        Before normalisation; pixels shifted in from outside are 0 (black).
+        Before normalisation. Pixels shifted in from outside are 0 (black).
     shift : int
         Maximum shift in pixels along either axis. All integers from -shift to shift are equally
         likely.
     flip : bool
         Flip horizontally with probability 0.5.
-    generator : torch.Generator
-        On the CPU; the only source of randomness.
-
-    Returns
-    -------
-    tensor of the same shape
-        A copy.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If `images` doesn't have four axes.
 
     References
     ----------

@@ -15,6 +15,7 @@ from nlbench.cli.common import (
     show_run,
     split_names,
     split_subject_options,
+    subject_options,
 )
 from nlbench.cli.parameters import (
     DataName,
@@ -113,9 +114,7 @@ def train(
         raise RequestError("--seed and --seeds can't be combined")
     files = _files(out, model, parse_seeds(seeds) if seeds else (seed or 0,))
     keep_epochs = _parse_epochs(checkpoint_epochs)
-    arguments, options, others = split_subject_options(setting or [], model, data)
-    if others:
-        raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
+    arguments, options = subject_options(setting or [], model, data)
     changes = _without_none(
         epochs=epochs,
         optimizer=optimizer,
@@ -127,7 +126,7 @@ def train(
     command = command_line()
     from nlbench.progress import create_progress
 
-    results: list[TrainingSummary | None] = []
+    results: dict[Path, TrainingSummary | None] = {}
     with create_progress(progress) as bar:
         bar.show_status("loading")
         from .training_request import TrainingRequest, load_recipe, resolve_recipe
@@ -155,12 +154,12 @@ def train(
         keep = {"keep_epochs": keep_epochs, "keep_every": checkpoint_every}
         for file, request in requests.items():
             bar.begin(last)
-            results.append(_train(request, file, bar, command, resume=resume, **keep))
+            results[file] = _train(request, file, bar, command, resume=resume, **keep)
     print(f"recipe          {recipe}")
-    for result in results:
+    for file, result in results.items():
         if result is not None:
-            _print_result(result)
-    if not all(result is not None and result.is_reached for result in results):
+            _print_result(file, result)
+    if not all(result is not None and result.is_reached for result in results.values()):
         raise typer.Exit(1)
 
 
@@ -199,12 +198,12 @@ def _train(
         raise Interrupted(status, resume_command) from None
 
 
-def _print_result(result: "TrainingSummary") -> None:
+def _print_result(file: Path, result: "TrainingSummary") -> None:
     print(f"train accuracy  {result.train_accuracy:.2%}")
     print(f"test accuracy   {result.test_accuracy:.2%}")
     for name, value in result.scores.items():
         print(f"{name.ljust(15)} {value:.4g}")
-    print(f"weights         {result.file}")
+    print(f"weights         {file}")
     if not result.is_reached:
         print(f"the threshold was not reached within {result.epochs} epochs")
 

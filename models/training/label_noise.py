@@ -23,26 +23,12 @@ def check_seed(seed: int) -> None:
 def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
     """Replace a fraction of the labels, each by a uniformly drawn other class.
 
+    Exactly ``round(fraction * n)`` labels change. The seed determines which, and to which classes.
+
     Parameters
     ----------
     labels : integer tensor of shape (n,)
         From 0 to classes - 1.
-    fraction : float
-        In [0, 1]; exactly ``round(fraction * n)`` labels change.
-    classes : int
-        At least 2 if any label changes.
-    seed : int
-        From 0 to 2³² - 1; determines which labels change, and to which classes.
-
-    Returns
-    -------
-    tensor of shape (n,)
-        A copy.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If an argument is out of bounds.
 
     References
     ----------

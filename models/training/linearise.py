@@ -37,12 +37,10 @@ MEASURES = ("accuracy", "linear-units", "pathlength")
 
 @dataclass(frozen=True)
 class LinearisationRequest:
-    """A request to linearise a network with several values of ω and seeds.
+    """A request to linearise a network with several values of ω and seeds; see `TrainingRequest`.
 
     Parameters
     ----------
-    model, data : str
-        Registered names.
     mode : str
         Registered name of a `nlbench.models.training.linearisation_recipes.Linearisation`.
     base_recipe : str
@@ -56,15 +54,6 @@ class LinearisationRequest:
         Add a control for each network, with the same number of linear units, drawn at random.
     layerwise : bool
         Use one slope per layer instead of one per channel.
-    changes : mapping of str to value
-        Fields of the recipe to replace.
-    options : tuple of (str, value)
-        Options of the dataset.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If an ω is invalid, or options conflict.
     """
 
     model: str
@@ -138,17 +127,6 @@ def linearise(
     """Linearise a network for each ω and seed, then measure all of them in one run.
 
     Finished training runs are skipped and interrupted ones resumed.
-
-    Parameters
-    ----------
-    out : path
-        The run's folder, which is created if necessary.
-    settings : mapping of str to value, optional
-        Options of the measures.
-    progress : Progress, optional
-        Receives one step per epoch, then the steps of the run.
-    command : str
-        The command line, for the manifests.
 
     Returns
     -------

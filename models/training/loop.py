@@ -124,10 +124,6 @@ def train(
     dataset : Dataset
         Labelled images, or an object with a method ``task``; see
         `nlbench.models.training.tasks.Task`.
-    recipe : Recipe
-    seed : int
-        From 0 to 2³² - 1.
-    device : torch.device or str
     progress : callable, optional
         Called with each `Epoch` as it ends; when training is resumed, first with the earlier ones.
     state : Path, optional
@@ -140,8 +136,7 @@ def train(
     Raises
     ------
     nlbench.RequestError
-        If the seed is out of bounds, the network doesn't return one logit per class, or the
-        state belongs to another training run.
+        If the network doesn't return one logit per class, or the state belongs to another run.
     nlbench.NotFinite
         If the loss or a logit is NaN or infinite.
 

@@ -9,13 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import (
-    NlbenchError,
-    NotFinite,
-    PluginError,
-    RequestError,
-    error_text,
-)
+from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, error_text
 from nlbench.execution.processes import call_in_processes
 from nlbench.introspection.threads import torch_threads
 from nlbench.progress import Progress, ProgressMonitor
@@ -37,9 +31,7 @@ class _StartFailed(RequestError):
     """Error for a network whose initial weights come from a failed training run."""
 
 
-_ERROR_CLASSES = {
-    kind.__name__: kind for kind in (NotFinite, PluginError, RequestError, _StartFailed)
-}
+_ERROR_CLASSES = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
 
 
 def train_networks(
@@ -62,12 +54,6 @@ def train_networks(
     workers : int
         Number of worker processes; 1 trains in this process. The checkpoints are byte-identical
         regardless of the number.
-    threads : int
-        PyTorch threads per training run.
-    progress : Progress, optional
-        Receives one step per epoch.
-    command : str
-        The command line, for the manifests.
 
     Raises
     ------
@@ -92,7 +78,7 @@ def train_networks(
     def receive(file: Path, message: Message) -> None:
         if "step" in message:
             monitor.step(message["step"])
-        elif message.get("kind") == _StartFailed.__name__ and calls[file]["waits"]:
+        elif message.get("is_caused") and calls[file]["waits"]:
             skipped.append(file.stem)
         elif text := message.get("failed") or message.get("done"):
             error_class = _ERROR_CLASSES.get(message.get("kind", ""), NlbenchError)
@@ -128,16 +114,7 @@ def train_networks(
 
 
 def train_in_worker(call: Mapping[str, Any], send: MessageCallback) -> None:
-    """Train a network in a worker process and report its progress.
-
-    Parameters
-    ----------
-    call : mapping
-        A JSON object with ``request``, ``file``, ``command``, and ``waits``, which is true if the
-        training starts from the checkpoint of another run.
-    send : callable
-        Accepts ``{"step": text}`` or ``{"failed": text, "kind": error_class_name}``.
-    """
+    """Train a network in a worker process and report its progress, or its failure."""
     try:
         _train(call, send)
     except Exception as error:
@@ -153,7 +130,9 @@ def _call(
 
 
 def _failure(error: Exception) -> Message:
-    return {"failed": error_text(error), "kind": type(error).__name__}
+    kind = RequestError if isinstance(error, _StartFailed) else type(error)
+    is_caused = isinstance(error, _StartFailed)
+    return {"failed": error_text(error), "kind": kind.__name__, "is_caused": is_caused}
 
 
 def _train(call: Mapping[str, Any], send: MessageCallback) -> None:

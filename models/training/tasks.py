@@ -71,13 +71,7 @@ class Task(ABC):
         """Yield the samples of the split ``train`` or ``test`` without augmentation."""
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean cross entropy of logits of shape (n, ..., classes), a scalar.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the network doesn't return one logit per class for each target.
-        """
+        """Compute the mean cross entropy of logits of shape (n, ..., classes), a scalar."""
         self._check(output, targets)
         return functional.cross_entropy(
             output.flatten(0, -2), targets.flatten(), ignore_index=IGNORED_TARGET
@@ -188,9 +182,18 @@ class InMemoryTask(Task):
     ----------
     train, test : pair of tensors
         Inputs of shape (n, ...) and targets of shape (n,) or (n, length).
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the recipe augments images or corrupts labels.
     """
 
-    def __init__(self, train: Batch, test: Batch, evaluation_batch_size: int) -> None:
+    def __init__(
+        self, name: str, recipe: Recipe, train: Batch, test: Batch, evaluation_batch_size: int
+    ) -> None:
+        if recipe.shift or recipe.flip or recipe.label_noise:
+            raise RequestError(f"{name} has neither images to augment nor labels to corrupt")
         self._splits = {"train": train, "test": test}
         self._evaluation_batch_size = evaluation_batch_size
 
@@ -220,22 +223,13 @@ class Regression(InMemoryTask):
     """Regression of a function's values with the mean squared error.
 
     The accuracy is the fraction of predictions within `REGRESSION_TOLERANCE` of their target.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the recipe augments images or corrupts labels.
     """
 
     classes = 1
 
     def __init__(self, dataset: RegressionDataset, recipe: Recipe) -> None:
-        if recipe.shift or recipe.flip or recipe.label_noise:
-            raise RequestError(
-                f"{dataset.name} has neither images to augment nor labels to corrupt"
-            )
         train, test = dataset.points("train"), dataset.points("test")
-        super().__init__(train, test, evaluation_batch_size=len(test[0]))
+        super().__init__(dataset.name, recipe, train, test, len(test[0]))
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean squared error, a scalar."""
@@ -258,21 +252,14 @@ class Regression(InMemoryTask):
 class Translation(InMemoryTask):
     """Prediction of the target's next token from the source and the preceding tokens.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the recipe augments images or corrupts labels, or sacrebleu isn't installed.
+    It requires sacrebleu.
     """
 
     def __init__(self, text: ParallelText, recipe: Recipe) -> None:
         bleu([""], [""], text.bleu_tokens)  # Raises before training if sacrebleu is missing.
-        if recipe.shift or recipe.flip:
-            raise RequestError(f"{text.name} is text; recipe '{recipe.name}' augments images")
-        if recipe.label_noise:
-            raise RequestError(f"{text.name} is text; it has no labels to corrupt")
         self.text, self.classes = text, text.classes
         train, test = ((split.inputs, split.target_tokens) for split in (text.train, text.test))
-        super().__init__(train, test, evaluation_batch_size=SENTENCES_PER_BATCH)
+        super().__init__(text.name, recipe, train, test, SENTENCES_PER_BATCH)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """Compute BLEU and the fraction of exact matches for greedy test-split translations."""
@@ -291,23 +278,17 @@ class Translation(InMemoryTask):
 
 
 class NextToken(InMemoryTask):
-    """Prediction of the next token in a text.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the model doesn't predict tokens, or the recipe augments images or corrupts labels.
-    """
+    """Prediction of the next token in a text, by a model that predicts tokens."""
 
     def __init__(self, text: TextWindows, recipe: Recipe) -> None:
-        if recipe.shift or recipe.flip or recipe.label_noise:
-            raise RequestError(f"{text.name} has neither images to augment nor labels to corrupt")
         train, test = (text.sample(None, split=split) for split in ("train", "test"))
         if train.labels is None or test.labels is None:
             raise RequestError(f"{text.name} has no labels for this model's tokens")
         self.classes = text.classes
         size = max(1, LOGITS_PER_BATCH // (text.length * text.classes))
-        super().__init__((train.inputs, train.labels), (test.inputs, test.labels), size)
+        super().__init__(
+            text.name, recipe, (train.inputs, train.labels), (test.inputs, test.labels), size
+        )
 
 
 def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:

@@ -38,14 +38,9 @@ def run_training(
         The checkpoint, ``NAME.safetensors``; the folder ``NAME.training`` is created next to it.
     resume : bool
         Resume an interrupted training run. A finished one is not repeated.
-    keep_epochs : collection of int
-        Epochs after which a checkpoint is written.
-    keep_every : int
-        Number of epochs between checkpoints; 0: none.
-    progress : callable, optional
-        Called after each epoch.
-    command : str
-        The command line, for the manifest.
+    keep_epochs, keep_every
+        Epochs after which a checkpoint is written, and the number of epochs between others (0:
+        none).
 
     Raises
     ------
@@ -96,23 +91,11 @@ def run_training(
 
 
 def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | None:
-    """Return the summary of a training run; None if it is not finished.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If another run wrote the checkpoint, or if it has changed since.
-    """
+    """Return the summary of a training run; None if it is not finished."""
     return TrainingFolder(out, request, load_recipe(request), "").finished()
 
 
 def check_training(request: TrainingRequest) -> str:
-    """Check that a recipe applies to its network; return a warning or an empty string.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the recipe doesn't apply to the network.
-    """
+    """Check that a recipe applies to its network; return a warning or an empty string."""
     source = model_source(replace(request, weights="init").subject)
     return load_recipe(request).check(source.fresh(), example_of(source.dataset))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.execution.machine import Machine
 from nlbench.serialization.fields import extra_fields, from_plain
 from nlbench.serialization.hashing import file_hash
-from nlbench.store.consistency import changed_keys
 from nlbench.store.locked_folder import LockedFolder
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.weights import save_weights
@@ -27,6 +27,7 @@ from nlbench.subjects.weights_choice import choose_weights, training_folder
 from .loop import Epoch, TrainingResult
 from .recipes import Recipe
 from .training_request import TrainingRequest
+from .training_state import difference_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,29 +35,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Summary of a finished training run.
+    """Summary of a finished training run, as its manifest records it.
 
     Parameters
     ----------
-    file : Path
-        The checkpoint.
     scores : mapping of str to float
         Further scores at the end of training.
     is_reached : bool
         True if the recipe's thresholds were reached.
+    file, file_hash : str
+        Name and hash of the checkpoint.
     """
-
-    file: Path
-    train_accuracy: float
-    test_accuracy: float
-    scores: Mapping[str, float]
-    is_reached: bool
-    epochs: int
-
-
-@dataclass(frozen=True)
-class _RecordedResult:
-    """The result in a manifest."""
 
     train_accuracy: float
     test_accuracy: float
@@ -85,20 +74,12 @@ class _RecordedTraining:
     created: str | None = None
     calls: Sequence[_RecordedCall] = ()
     checkpoints: Mapping[str, str] = field(default_factory=dict)
-    result: _RecordedResult | None = None
+    result: TrainingSummary | None = None
     others: Mapping[str, Any] = extra_fields()
 
 
 class TrainingFolder(LockedFolder):
-    """The folder for a training run, next to its checkpoint.
-
-    Parameters
-    ----------
-    out : Path
-        The checkpoint file.
-    command : str
-        The command line, for the manifest.
-    """
+    """The folder for a training run, next to its checkpoint `out`."""
 
     def __init__(self, out: Path, request: TrainingRequest, recipe: Recipe, command: str) -> None:
         super().__init__(training_folder(out))
@@ -115,37 +96,26 @@ class TrainingFolder(LockedFolder):
     def finished(self) -> TrainingSummary | None:
         """Return the run's summary; None if it is not finished.
 
-        Raises
-        ------
-        nlbench.RequestError
-            If another run wrote the checkpoint, or if it has changed since.
+        It is an error if another run wrote the checkpoint, or if it has changed since.
         """
         recorded = self._recorded_manifest()
-        result = recorded.get("result")
-        if result is None or not self.out.is_file():
+        if recorded.get("result") is None or not self.out.is_file():
             return None
+        summary = TrainingSummary(**recorded["result"])
         if difference := self._difference(recorded):
             raise RequestError(
                 f"{self.out} was trained differently ({difference}); choose another --out"
             )
-        if file_hash(self.out) != result["file_hash"]:
+        if file_hash(self.out) != summary.file_hash:
             raise RequestError(
                 f"{self.out} was changed after its training; remove it to train again, or choose "
                 "another --out"
             )
         self.state.unlink(missing_ok=True)
-        summary = {entry.name: result[entry.name] for entry in fields(TrainingSummary)[1:]}
-        return TrainingSummary(self.out, **summary)
+        return summary
 
     def check(self, *, resume: bool) -> None:
-        """Raise if training would overwrite a checkpoint or an unfinished training run.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the checkpoint exists, or if there is an interrupted run and it differs or `resume`
-            is False.
-        """
+        """Raise if training would overwrite a checkpoint, or a run that isn't the one to resume."""
         if self.state.exists() and not resume:
             raise RequestError(
                 f"{self.path} contains an interrupted training run; resume it with --resume, or "
@@ -165,11 +135,6 @@ class TrainingFolder(LockedFolder):
         """Create or reopen the folder, and lock it against other writers.
 
         Training that ends before its first epoch leaves no folder behind.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it isn't writable, or if another process is writing to it.
         """
         with self.locked():
             self._begin(device)
@@ -230,18 +195,15 @@ class TrainingFolder(LockedFolder):
         scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
         save_weights(self.out, result.model, {**self._header(last), **scores, **result.metadata})
         summary = TrainingSummary(
-            self.out,
             result.train_accuracy,
             result.test_accuracy,
             dict(result.scores),
             result.thresholds_reached,
             last.number,
+            self.out.name,
+            file_hash(self.out),
         )
-        self.manifest["result"] = {
-            **{name: value for name, value in asdict(summary).items() if name != "file"},
-            "file": self.out.name,
-            "file_hash": file_hash(self.out),
-        }
+        self.manifest["result"] = asdict(summary)
         self._write_manifest()
         self.state.unlink(missing_ok=True)
         return summary
@@ -263,16 +225,19 @@ class TrainingFolder(LockedFolder):
 
     def _difference(self, recorded: Mapping[str, Any]) -> str:
         """Describe how a recorded run differs, ignoring its device; return ``""`` if it doesn't."""
-        ours, theirs = _as_json(asdict(self.request)), dict(recorded.get("request", {}))
-        changed = [name for name in changed_keys(theirs, ours) if name != "device"]
+        ours = _as_json(asdict(self.request))
+        # A later version may have more fields.
+        theirs = {**ours, **recorded.get("request", {})}
+        theirs = {name: theirs[name] for name in ours}
+        ignored = ["device"]
         # A file may have several paths, and the content at a path may change.
         before, current = recorded.get("start"), _initial_weights(self.request)
-        if "weights" in changed and before == current is not None:
-            changed.remove("weights")
-        elif "weights" not in changed and None not in (before, current) and before != current:
+        if theirs["weights"] != ours["weights"]:
+            ignored += ["weights"] if before == current is not None else []
+        elif None not in (before, current) and before != current:
             return f"the content of {self.request.weights} has changed"
-        if changed:
-            return ", ".join(f"{k} was {theirs[k]} and is {ours[k]}" for k in changed[:3])
+        if difference := difference_text(theirs, ours, *ignored):
+            return difference
         if recorded.get("recipe") != _as_json(asdict(self.recipe)):
             return f"recipe {self.recipe.name} has changed"
         return ""
@@ -317,11 +282,12 @@ def _as_json(content: Any) -> Any:
 
 def _log_table(epochs: Sequence[Epoch]) -> str:
     columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
-    scores = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
+    rows = [
+        {"epoch": epoch.number, **{name: getattr(epoch, name) for name in columns}, **epoch.scores}
+        for epoch in epochs
+    ]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["epoch", *columns, *scores])
-    for epoch in epochs:
-        numbers = [getattr(epoch, name) for name in columns]
-        writer.writerow([epoch.number, *numbers, *(epoch.scores.get(name, "") for name in scores)])
+    writer = csv.DictWriter(buffer, dict.fromkeys(itertools.chain(*rows)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return buffer.getvalue()

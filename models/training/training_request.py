@@ -25,24 +25,15 @@ class TrainingRequest:
     model, data, recipe : str
         Registered names.
     seed : int
-        From 0 to 2³² - 1; determines the initialisation, the order of the samples and the noise.
+        Determines the initialisation, the order of the samples and the noise.
     weights : str
         Initial weights: ``init``, ``trained`` or a checkpoint's path.
     label_noise : float or None
         Fraction of training labels to corrupt; None: the recipe's.
     changes : mapping of str to value
         Fields of the recipe to replace.
-    options : tuple of (str, value)
-        Options of the dataset.
-    device : str
-        ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-    arguments : tuple of (str, value)
-        Keyword arguments of the model.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the seed is out of bounds.
+    options, arguments : tuple of (str, value)
+        Options of the dataset, and keyword arguments of the model.
     """
 
     model: str
@@ -85,15 +76,7 @@ def resolve_recipe(model: str, recipe: str = "auto") -> str:
 
 
 def load_recipe(request: TrainingRequest) -> Recipe:
-    """Load a request's recipe and apply the request's changes.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the recipe or one of the changed settings doesn't exist.
-    nlbench.PluginError
-        If the registered object is not a `Recipe`.
-    """
+    """Load a request's recipe and apply the request's changes."""
     recipe = registry.load("recipes", request.recipe)
     if not isinstance(recipe, Recipe):
         raise PluginError(

@@ -9,29 +9,14 @@ from typing import Any
 
 import torch
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, first_line
 from nlbench.serialization.files import write_atomically
 
 FORMAT = 1
 
 
 def write_state(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write the state of a training run atomically.
-
-    Parameters
-    ----------
-    path : Path
-        In an existing folder.
-    identity : mapping
-        Everything that determines the result of training; `read_state` compares it.
-    state : mapping
-        Tensors, numbers, strings, and lists and dicts of them.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be written.
-    """
+    """Write the state of a training run, and all that determines its result, atomically."""
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "identity": dict(identity), **state}, buffer)
     write_atomically(path, buffer.getvalue())
@@ -53,26 +38,30 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     >>> read_state(path, {"seed": 0})["epoch"]
     3
     """
-    state: dict[str, Any]
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # Unpickling damaged bytes can raise any exception.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)[:80]
         raise RequestError(
-            f"{path} is not a training state, or is damaged ({reason[:80]}); remove it to train "
-            "again"
+            f"{path} is not a training state, or is damaged ({reason}); remove it to train again"
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RequestError(f"{path} is not a training state; remove it to train again")
-    recorded = state["identity"]
-    names = {**recorded, **identity}
-    changed = [name for name in names if recorded.get(name) != identity.get(name)]
-    if changed:
-        difference = ", ".join(
-            f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in changed[:3]
-        )
+    if difference := difference_text(state["identity"], identity):
         raise RequestError(
             f"{path} belongs to another training run: {difference}; remove it to train again"
         )
     return state
+
+
+def difference_text(before: Mapping[str, Any], now: Mapping[str, Any], *ignored: str) -> str:
+    """Describe the first three entries that differ; empty if none does.
+
+    Examples
+    --------
+    >>> difference_text({"seed": 0, "device": "cpu"}, {"seed": 1, "device": "cuda"}, "device")
+    'seed was 0 and is 1'
+    """
+    names = [n for n in {**before, **now} if before.get(n) != now.get(n) and n not in ignored]
+    return ", ".join(f"{n} was {before.get(n)} and is {now.get(n)}" for n in names[:3])

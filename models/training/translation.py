@@ -17,16 +17,9 @@ SENTENCES_PER_BATCH = 256
 def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:
     """Translate greedily, choosing the token with the largest logit at each position.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On `device`; maps (n, 2, length) to (n, length, classes).
-    sources : integer tensor of shape (n, length)
-
-    Returns
-    -------
-    integer tensor of shape (n, length)
-        Padded after the end token, which is missing if a sentence doesn't end within the length.
+    The model maps (n, 2, length) to (n, length, classes). Sources (n, length) become translations
+    of the same shape, padded after the end token, which is missing if a sentence doesn't end within
+    the length.
     """
     translations = []
     with evaluation_mode(model):
@@ -48,19 +41,7 @@ def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], tokens: str = "13a") -> float:
-    """Compute the corpus BLEU of translations, 0 to 100, with sacrebleu.
-
-    Parameters
-    ----------
-    translations, references : sequence of str
-        One reference per translation.
-    tokens : str
-        Name of sacrebleu's tokenizer.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If sacrebleu isn't installed or has no tokenizer `tokens`.
+    """Compute the corpus BLEU of translations, 0 to 100, with sacrebleu and one of its tokenizers.
 
     References
     ----------

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.citation import Source
-from nlbench.models.datasets.items import InMemoryItems
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
+from nlbench.subjects.own_data import InMemoryItems
 
 from .catalogue import MEMBERS, Member
 from .packages import PackagedFile

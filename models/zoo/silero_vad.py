@@ -9,9 +9,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from nlbench.citation import Source
-from nlbench.models.datasets.items import InMemoryItems
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
+from nlbench.subjects.own_data import InMemoryItems
 from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member

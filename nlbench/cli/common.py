@@ -33,27 +33,6 @@ def split_names(texts: list[str], option: str) -> tuple[str, ...]:
     return names
 
 
-def split_dataset_options(
-    texts: Iterable[str], data: str
-) -> tuple[tuple[tuple[str, str], ...], dict[str, str]]:
-    """Split ``--set OWNER.OPTION=VALUE`` into options of the dataset and other settings.
-
-    Examples
-    --------
-    >>> split_dataset_options(["synthetic.size=9", "absdev.normalize=range"], "synthetic")
-    ((('size', '9'),), {'absdev.normalize': 'range'})
-    >>> split_dataset_options(["text.windows=9"], "text/python")
-    ((('windows', '9'),), {})
-    """
-    settings = parse_settings(texts, "--set")
-    options: dict[str, str] = {}
-    # Options of one dataset ("text/python") override those of its family ("text").
-    for owner in dict.fromkeys((_settings_owner(data), data)):
-        keys = [key for key in settings if key.rpartition(".")[0] == owner]
-        options |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
-    return tuple(sorted(options.items())), settings
-
-
 def _settings_owner(data: str) -> str:
     """Return the name before the dot in a dataset's settings: its family, or that of a path."""
     from nlbench.subjects.data import dataset_info
@@ -62,6 +41,15 @@ def _settings_owner(data: str) -> str:
         if registry.find("datasets", data).is_claimed:
             return dataset_info(registry.load("datasets", data)).owner
     return data.partition("/")[0]
+
+
+def _take(settings: dict[str, str], owners: Iterable[str]) -> dict[str, str]:
+    """Remove the settings of some owners, and return them by option. Later owners override."""
+    taken: dict[str, str] = {}
+    for owner in dict.fromkeys(owners):
+        keys = [key for key in settings if key.rpartition(".")[0] == owner]
+        taken |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
+    return taken
 
 
 def split_subject_options(
@@ -76,22 +64,32 @@ def split_subject_options(
 
     Examples
     --------
-    >>> split_subject_options(["synthetic.size=9"], "vgg8", "synthetic")
-    ((), (('size', '9'),), {})
+    >>> split_subject_options(["synthetic.size=9", "absdev.normalize=range"], "vgg8", "synthetic")
+    ((), (('size', '9'),), {'absdev.normalize': 'range'})
+    >>> split_subject_options(["text.windows=9"], "vgg8", "text/python")
+    ((), (('windows', '9'),), {})
     """
     from nlbench.subjects.arguments import MODEL_OWNER, OUTPUT, resolve_arguments
     from nlbench.subjects.model import declared_info
 
-    options, settings = split_dataset_options(texts, data)
+    settings = parse_settings(texts, "--set")
+    # Options of one dataset ("text/python") override those of its family ("text").
+    options = tuple(sorted(_take(settings, (_settings_owner(data), data)).items()))
     info = declared_info(model)
     if info.options is not None and not info.options and f"{MODEL_OWNER}.{OUTPUT}" not in settings:
         return (), options, settings
-    arguments: dict[str, str] = {}
-    for owner in (MODEL_OWNER, model):
-        keys = [key for key in settings if key.rpartition(".")[0] == owner]
-        arguments |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
-    resolved = resolve_arguments(model, info, arguments)
+    resolved = resolve_arguments(model, info, _take(settings, (MODEL_OWNER, model)))
     return tuple(sorted(resolved.items())), options, settings
+
+
+def subject_options(
+    texts: Iterable[str], model: str, data: str
+) -> tuple[SettingPairs, SettingPairs]:
+    """Return the model's arguments and the dataset's options; raise if there are other settings."""
+    arguments, options, others = split_subject_options(texts, model, data)
+    if others:
+        raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
+    return arguments, options
 
 
 def name_completer(group: str) -> Callable[[str], list[str]]:

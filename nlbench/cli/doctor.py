@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -135,29 +135,29 @@ def _check_plugins() -> Iterator[Finding]:
     for group, kind in registry.GROUPS.items():
         entries = registry.entries(group)
         families = registry.families(group)
-        conflicts = [e for e in (*entries.values(), *families.values()) if e.conflict]
-        for entry in conflicts:
-            yield Finding(f"{kind} {entry.name}", "broken", entry.conflict)
+        problems = {e.name: e.conflict for e in (*entries.values(), *families.values())}
         for prefix, entry in families.items():
             if entry.family is None and not entry.conflict:
-                try:
-                    registry.load(group, f"{prefix}/*")
-                except NlbenchError as error:
-                    yield Finding(f"{kind} {entry.name}", "broken", str(error))
+                problems[entry.name] = _load_problem(registry.load, group, f"{prefix}/*")
         detail = f"{len(entries)} registered"
         if group == "measures":
             from nlbench.plugin_loading import load_measure
 
-            usable = 0
-            for name in entries:
-                try:
-                    load_measure(name)
-                    usable += 1
-                except NlbenchError as error:
-                    if not entries[name].conflict:
-                        yield Finding(f"{kind} {name}", "broken", str(error))
-            detail += f", {usable} usable"
+            problems |= {n: problems[n] or _load_problem(load_measure, n) for n in entries}
+            detail += f", {sum(not problems[name] for name in entries)} usable"
+        for name, problem in problems.items():
+            if problem:
+                yield Finding(f"{kind} {name}", "broken", problem)
         yield Finding(group, "ok", detail)
+
+
+def _load_problem(load: Callable[..., object], *arguments: str) -> str:
+    """Return the error that a function raises; empty if it raises none."""
+    try:
+        load(*arguments)
+    except NlbenchError as error:
+        return str(error)
+    return ""
 
 
 def _check_data() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from nlbench.question import plain_text
 from nlbench.request import AUTO_DATA
 from nlbench.source_facts import measure_facts
 
-from .common import name_completer, note, print_table, split_names, split_subject_options
+from .common import name_completer, note, print_table, split_names, subject_options
 from .parameters import JsonFlag
 
 
@@ -75,17 +75,19 @@ def list_(
     ] = False,
 ) -> None:
     """List measures, models, datasets, …, the sites of a model, or supported operations."""
-    if what not in (Listing.sites, Listing.models) and model is not None:
-        raise RequestError(
-            f"list {what.value} has no option --model; use list sites --model {model}"
-        )
-    if what is not Listing.sites and of is not None:
-        raise RequestError(f"list {what.value} has no option --of; use list sites --of {of}")
-    if what is not Listing.sites and setting:
-        raise RequestError(f"list {what.value} has no option --set; use list sites --set …")
-    if what is not Listing.models and (everything or traceable):
-        flag = "--all" if everything else "--traceable"
-        raise RequestError(f"list {what.value} has no option {flag}; use list models {flag}")
+    flags = {
+        f"--model {model}": ((Listing.sites, Listing.models), model is not None),
+        f"--of {of}": ((Listing.sites,), of is not None),
+        "--set …": ((Listing.sites,), bool(setting)),
+        "--all": ((Listing.models,), everything),
+        "--traceable": ((Listing.models,), traceable),
+    }
+    for flag, (lists, is_set) in flags.items():
+        if is_set and what not in lists:
+            option = flag.partition(" ")[0]
+            raise RequestError(
+                f"list {what.value} has no option {option}; use list {lists[0].value} {flag}"
+            )
     unregistered: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
         Listing.sites: lambda: _site_rows(model, data, of or "activations", setting or []),
         Listing.ops: _operation_rows,
@@ -102,11 +104,10 @@ def list_(
     if traceable:
         print_table(_traceability_rows(_natural_order(names), data), as_json)
         return
-    if model is not None:
-        rows = [_plugin_row(registry.find(what.value, name)) for name in _natural_order(names)]
-    elif everything:
+    if everything:
         costly = [n for n, f in families.items() if f.family is not None and f.family.costly]
         names += [name for prefix in costly for name in _members(prefix)]
+    if model is not None or everything:
         rows = [_plugin_row(registry.find(what.value, name)) for name in _natural_order(names)]
     else:
         single = [name for name in _natural_order(entries) if entries[name].family is None]
@@ -233,9 +234,7 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
     from nlbench.subjects.spec import SubjectSpec
 
     dataset = default_data(model) if data == AUTO_DATA else data
-    arguments, options, others = split_subject_options(settings, model, dataset)
-    if others:
-        raise RequestError(f"--set {next(iter(others))}: expected {dataset}.OPTION=VALUE")
+    arguments, options = subject_options(settings, model, dataset)
     spec = SubjectSpec(model, "auto", dataset, options=options, arguments=arguments)
     source = model_source(spec)
     network = source.fresh()

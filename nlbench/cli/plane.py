@@ -9,7 +9,7 @@ import typer
 from nlbench.errors import RequestError, shorten
 from nlbench.parsers import MAX_COUNT, MAX_INTEGER, parse_size
 
-from .common import numbered, split_subject_options
+from .common import numbered, subject_options
 from .parameters import DataName, DatasetSettings, Device, ProgressStyle
 
 MAX_PIXELS = 16384
@@ -63,9 +63,7 @@ def plane(
     loaded_run = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
-    arguments, options, others = split_subject_options(setting or [], model, data)
-    if others:
-        raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
+    arguments, options = subject_options(setting or [], model, data)
     memory_limit = parse_size(memory) if memory else None
 
     import torch

@@ -60,11 +60,6 @@ GROUPS = ("measures", "models", "datasets", "recipes")
 def group_of(name: str) -> str:
     """Return the group in which a name is registered.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If it is not registered; the message suggests the closest name.
-
     Examples
     --------
     >>> group_of("affinity"), group_of("vgg8"), group_of("digits"), group_of("adam")
@@ -122,12 +117,12 @@ def details(group: str, name: str) -> str:
     """
     plugin = _load_plugin(group, name)
     title = f"{name} ({registry.GROUPS[group]})"
-    text = inspect.cleandoc(getattr(plugin, "__doc__", "") or "(no description)")
     if group == "measures":
         title = f"{plugin.name} (version {plugin.version}, probe {plugin.probe})"
-    elif group == "recipes":
-        # Instances have no docstring; the description is the string below the definition.
-        text = registry.describe(registry.find(group, name))
+    # Instances and built functions have none; the description is the string below the definition.
+    doc = "" if group == "recipes" else getattr(plugin, "__doc__", "")
+    doc = doc or registry.describe(registry.find(group, name))
+    text = inspect.cleandoc(doc or "(no description)")
     lines = {"measures": _measure, "models": _model, "datasets": _dataset, "recipes": _recipe}
     return "\n".join([title, "", _without_markup(text), "", *lines[group](name, plugin)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,10 +40,9 @@ def build_model(
     build = registry.load("models", name)
     if isinstance(build, OwnModel):
         build = build.builder(seed)
-    try:
+    accepted = set()
+    with contextlib.suppress(TypeError, ValueError):
         accepted = set(inspect.signature(build).parameters)
-    except (TypeError, ValueError):
-        accepted = set()
     settings = settings or {}
     arguments = {**_arguments(name, dataset, accepted - settings.keys()), **settings}
     with seeded(seed):
@@ -76,9 +76,7 @@ def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
 def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
     """Return the builder's arguments; raise if the model is incompatible with the data."""
     shape = tuple(dataset.shape)
-    arguments: dict[str, Any] = {"input_shape": shape}
-    if dataset.classes:
-        arguments["num_classes"] = dataset.classes
+    arguments: dict[str, Any] = {"input_shape": shape, "num_classes": dataset.classes or None}
     if len(shape) == 3:
         side = shape[1] if shape[1] == shape[2] else shape[1:]
         arguments |= {"in_channels": shape[0], "image_size": shape[1], "resolution": side}
@@ -88,4 +86,4 @@ def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
             )
     elif "input_shape" not in accepted and accepted & {"in_channels", "image_size"}:
         raise RequestError(f"{name} takes images, but inputs in {dataset.name} have shape {shape}")
-    return {key: value for key, value in arguments.items() if key in accepted}
+    return {key: v for key, v in arguments.items() if key in accepted and v is not None}

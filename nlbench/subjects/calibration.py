@@ -15,12 +15,8 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     """Compute batch-norm statistics from samples, averaged over batches.
 
     The model must be in evaluation mode. Only its batch-norm layers are switched to training mode
-    during the forward passes; dropout, for example, stays off.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a batch is too small, or the model raises.
+    during the forward passes; dropout, for example, stays off. Other batches than those the layers
+    accept are an error.
 
     Examples
     --------

@@ -245,7 +245,9 @@ class Dataset:
 
         pairs = read_items(items, indices)
         images = torch.stack([image for image, _ in pairs])
-        labels = torch.tensor([int(label) for _, label in pairs]) if self.labelled else None
+        labels = None
+        if self.labelled:
+            labels = torch.stack([torch.as_tensor(label, dtype=torch.int64) for _, label in pairs])
         return Sample(images, self.normalize(images), labels)
 
 
@@ -302,13 +304,7 @@ class DatasetInfo:
     owner: str = ""
 
 
-def dataset(
-    *,
-    options: Mapping[str, Option] | None = None,
-    version: str = "1",
-    fingerprint: Callable[..., str] | None = None,
-    owner: str = "",
-) -> Callable[[Builder], Builder]:
+def dataset(**declared: Any) -> Callable[[Builder], Builder]:
     """Declare a dataset's options by decorating the function that opens it.
 
     The function takes the options as keyword arguments and returns a `Dataset` or another
@@ -317,7 +313,7 @@ def dataset(
 
     Parameters
     ----------
-    options, version, fingerprint, owner
+    **declared
         See `DatasetInfo`.
 
     Examples
@@ -328,7 +324,7 @@ def dataset(
     >>> dataset_info(mine).options["size"].default
     512
     """
-    info = DatasetInfo(dict(options or {}), version, fingerprint, owner)
+    info = DatasetInfo(**declared)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_dataset__ = info  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Arguments:
     Parameters
     ----------
     *args, **kwargs
-        Tensors, numbers, strings, None, and containers of them.
+        Tensors, numbers, strings, None, and containers of them. The first may be a list of images
+        of any sizes, one per sample, as detectors of objects take.
     samples : sequence of bool, optional
         For each argument, in order, whether the first axis of its tensors holds samples. Others are
         passed whole to every call, such as the edges of a graph. By default, tensors without axes
@@ -64,34 +65,6 @@ class Arguments:
                 f"Arguments: samples has {len(self.samples)} entries for "
                 f"{len(args) + len(kwargs)} arguments"
             )
-
-    @property
-    def first_axes(self) -> list[int]:
-        """Different lengths of the tensors that have axes, in order."""
-        return self.first_axes_of(lambda tensor: True)
-
-    def first_axes_of(self, condition: Callable[[Tensor], bool]) -> list[int]:
-        """Return the different lengths of some of the tensors that have axes."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
-        return list(dict.fromkeys(len(tensor) for tensor in tensors if condition(tensor)))
-
-    def select_samples(self, length: int) -> Arguments:
-        """Return a copy in which tensors of a length hold samples, and others don't."""
-        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
-        marked = [
-            _Whole(leaf) if isinstance(leaf, Tensor) and leaf.shape[:1] != (length,) else leaf
-            for leaf in leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(marked, spec)
-        return Arguments(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A tensor whose first axis doesn't hold samples."""
-
-    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -132,6 +105,11 @@ class ArgumentLayout:
         Structure of the pair of positional and keyword arguments.
     leaves : tuple of _Leaf
         Tensors with samples, and constants, which are the same for all batches.
+    length : int, optional
+        Length of the tensors that hold samples, if others don't.
+    list_parts : int
+        Number of packed tensors for a first argument that is a list of the samples: 1 for images
+        of one size, 2 for padded images and their sizes, 0 if it isn't a list.
 
     Examples
     --------
@@ -144,9 +122,11 @@ class ArgumentLayout:
 
     spec: Any
     leaves: tuple[_Leaf, ...]
+    length: int | None = None
+    list_parts: int = 0
 
     @classmethod
-    def of(cls, arguments: Arguments) -> ArgumentLayout:
+    def of(cls, arguments: Arguments, length: int | None = None) -> ArgumentLayout:
         """Derive the layout from a batch.
 
         Raises
@@ -155,16 +135,15 @@ class ArgumentLayout:
             If the batch has no tensor, or its tensors can't be packed because their lengths or
             floating-point dtypes differ.
         """
-        spec, leaves, tensors = _flatten(arguments)
+        spec, leaves, tensors = _flatten(arguments, length)
         if not tensors:
             raise RequestError("inputs: arguments without a tensor, expected at least one")
-        names = [leaf.name for leaf in leaves if leaf.shape is not None]
-        for name, tensor in zip(names, tensors, strict=True):
-            if tensor.ndim == 0 or (tensor.ndim < 2 and len(tensors) == 1):
-                raise RequestError(
-                    f"inputs{name} have shape {tuple(tensor.shape)}, expected (n, ...) with n at "
-                    "least 1"
-                )
+        if tensors[0].ndim == 0 or (tensors[0].ndim < 2 and len(tensors) == 1):
+            name = next(leaf.name for leaf in leaves if leaf.shape is not None)
+            raise RequestError(
+                f"inputs{name} have shape {tuple(tensors[0].shape)}, expected (n, ...) with n at "
+                "least 1"
+            )
         lengths = [len(tensor) for tensor in tensors]
         if len(set(lengths)) > 1:
             raise RequestError(
@@ -173,27 +152,28 @@ class ArgumentLayout:
                 "a list of batches), and nlbench.Arguments(*args, samples=(True, False)) names "
                 "tensors that hold no samples"
             )
-        dtypes = [tensor.dtype for tensor in tensors]
-        floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
-        is_mixed = len(set(dtypes)) > 1 and any(dtype.is_complex for dtype in floats)
+        dtypes = {tensor.dtype: None for tensor in tensors}
+        floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+        is_mixed = len(dtypes) > 1 and any(dtype.is_complex for dtype in floats)
         if len(floats) > 1 or is_mixed:
-            kinds = _list_text(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            kinds = _list_text(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
             raise RequestError(
                 f"inputs: arguments of {kinds}; several are packed into one tensor, so all floats "
                 "must have the same real dtype; convert them, or wrap the model in a module that "
                 "takes only one of them"
             )
-        return cls(spec, tuple(leaves))
+        return cls(spec, tuple(leaves), length)
 
     @property
     def is_one_tensor(self) -> bool:
         """True if the model is called with the packed tensor itself."""
-        return len(self.leaves) == 1 and self.spec == _ONE_TENSOR
+        return len(self.leaves) == 1 and self.spec == _ONE_TENSOR and not self.list_parts
 
     @property
     def names(self) -> list[str]:
         """Places of the arguments."""
-        return _names(self.leaves)
+        names = [leaf.name.removeprefix("[").removesuffix("]") for leaf in self.leaves]
+        return [name.strip("'") for name in names] or ["none"]
 
     @property
     def whole_tensors(self) -> dict[str, Tensor]:
@@ -205,12 +185,8 @@ class ArgumentLayout:
         }
 
     @property
-    def _sampled(self) -> list[_Leaf]:
-        return [leaf for leaf in self.leaves if leaf.shape is not None]
-
-    @property
     def _packed_dtype(self) -> torch.dtype:
-        dtypes = [leaf.dtype for leaf in self._sampled]
+        dtypes = [leaf.dtype for leaf in self.leaves if leaf.shape is not None]
         all_floats = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         return dtypes[0] if all_floats else torch.int64
 
@@ -225,34 +201,31 @@ class ArgumentLayout:
         nlbench.RequestError
             If the arguments differ from those of the first batch.
         """
-        spec, leaves, tensors = _flatten(arguments)
+        spec, leaves, tensors = _flatten(arguments, self.length)
         if spec != self.spec or not all(map(_Leaf.is_like, self.leaves, leaves)):
-            first, later = _list_text(_names(self.leaves)), _list_text(_names(leaves))
+            first = _list_text(self.names)
+            later = _list_text(ArgumentLayout(spec, tuple(leaves)).names)
             raise RequestError(
                 f"inputs: the loader yields batches with different arguments: {first}, then {later}"
             )
-        shapes = [
-            (first.shape, leaf.shape) for first, leaf in zip(self.leaves, leaves, strict=True)
-        ]
-        if any(first != later for first, later in shapes):
-            different = sorted({shape for pair in shapes for shape in pair if shape is not None})
+        pairs = [(a.shape, b.shape) for a, b in zip(self.leaves, leaves, strict=True)]
+        different = [pair for pair in pairs if pair[0] != pair[1]]
+        if different:
             raise RequestError(
-                f"inputs: the loader yields samples of shapes {different}, expected one; pad "
-                "sequences to the same length in all batches and pass a mask, as "
+                f"inputs: the loader yields samples of shapes {sorted(different[0])}, expected "  # type: ignore[type-var]
+                "one; pad sequences to the same length in all batches and pass a mask, as "
                 "tokenizer(texts, padding='max_length', max_length=N, truncation=True) does"
             )
         if len(tensors) == 1:
             return tensors[0]
         dtype = self._packed_dtype
-        flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
-        if dtype == torch.int64:
-            flat = [
-                part.contiguous().view(_BITS[part.dtype.itemsize])
-                if part.dtype.is_floating_point
-                else part
-                for part in flat
-            ]
-        return torch.cat([part.to(dtype) for part in flat], 1)
+        parts = []
+        for tensor in tensors:
+            part = tensor.reshape(len(tensor), -1)
+            if dtype == torch.int64 and part.is_floating_point():
+                part = part.contiguous().view(_BITS[part.dtype.itemsize])
+            parts.append(part.to(dtype))
+        return torch.cat(parts, 1)
 
     def unpack(
         self, packed: Tensor, dtype: torch.dtype | None = None
@@ -268,7 +241,7 @@ class ArgumentLayout:
         """
         values: list[Any] = []
         start = 0
-        is_alone = len(self._sampled) == 1
+        is_alone = sum(leaf.shape is not None for leaf in self.leaves) == 1
         for leaf in self.leaves:
             if leaf.shape is None:
                 values.append(_constant_like(leaf.constant, packed, dtype))
@@ -280,6 +253,12 @@ class ArgumentLayout:
                 values.append(self._decode(part, leaf.dtype, dtype))
                 start += width
         args, kwargs = pytree.tree_unflatten(values, self.spec)
+        if self.list_parts:
+            samples = list(args[0].unbind())
+            if self.list_parts == 2:
+                sizes = args[1].tolist()
+                samples = [s[:, :h, :w] for s, (h, w) in zip(samples, sizes, strict=True)]
+            args = (samples, *args[self.list_parts :])
         return args, kwargs
 
     def _decode(self, part: Tensor, kind: torch.dtype, dtype: torch.dtype | None) -> Tensor:
@@ -311,8 +290,9 @@ class _Unpacker:
             return None
         if self.count is not None and len(args[0]) != self.count:
             names = ", ".join(f"inputs{name}" for name in self.layout.whole_tensors)
+            cause = names or "the padding of images of different sizes"
             raise Undefined(
-                f"the samples depend on each other through {names}, so the network can only run on "
+                f"the samples depend on each other through {cause}, so the network can only run on "
                 f"all {self.count} samples, not on {len(args[0])}"
             )
         floats = (p.dtype for p in module.parameters() if p.is_floating_point())
@@ -352,12 +332,14 @@ class BatchReader:
         self._guesses_labels = guesses_labels
         self._model = model
         self._signature = _signature(model)
-        self._max_arguments, self._keywords = _parameters(self._signature)
-        self._has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        self.arguments: ArgumentLayout | None = None
+        parameters = self._signature.parameters.values()
+        is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+        self._max_arguments = None if is_variadic else len(parameters)
+        self._keywords = frozenset(p.name for p in parameters)
         # Set by the first batch.
-        self._length: int | None = None
+        self.arguments: ArgumentLayout | None = None
         self._mapping_keys: list[str] | None = None
+        self._takes_list = False
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
         """Return a batch's packed arguments, and its labels if there are any.
@@ -375,12 +357,13 @@ class BatchReader:
         arguments = self._call_arguments(values)
         if self.arguments is None:
             self._check_argument_count(arguments)
-            if arguments.samples is None and len(arguments.first_axes) > 1:
-                self._length = self._sample_count(arguments)
-        if self._length is not None:
-            arguments = arguments.select_samples(self._length)
+            self._takes_list = self._is_list_of_samples(arguments)
+        list_parts = 0
+        if self._takes_list:
+            arguments, list_parts = _stacked(arguments)
         if self.arguments is None:
-            self.arguments = ArgumentLayout.of(arguments)
+            layout = ArgumentLayout.of(arguments, self._sample_count(arguments))
+            self.arguments = replace(layout, list_parts=list_parts)
         inputs = self.arguments.pack(arguments)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
@@ -399,9 +382,9 @@ class BatchReader:
             return Arguments(*batch)  # type: ignore[misc]
         keywords = {str(name): value for name, value in batch.items()}
         taken = {n: v for n, v in keywords.items() if n in self._keywords or not is_identifier(v)}
-        if _binds(self._signature, (), taken):
+        if self._takes(**taken):
             return Arguments(**taken)
-        if _binds(self._signature, (), keywords) or not _binds(self._signature, (batch,), {}):
+        if self._takes(**keywords) or not self._takes(batch):
             return Arguments(**keywords)
         # A model of one argument takes the mapping itself, or its only tensor next to identifiers.
         others = {name: value for name, value in batch.items() if not is_identifier(value)}
@@ -413,38 +396,63 @@ class BatchReader:
             return Arguments({name: batch.get(name) for name in self._mapping_keys})
         return Arguments(*others.values()) if len(others) == 1 else Arguments(**keywords)
 
+    def _takes(self, *args: Any, **kwargs: Any) -> bool:
+        """Return True if a call with these arguments has the signature."""
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return self._signature is not _ANY_SIGNATURE
+
     def _sample_count(self, arguments: Arguments) -> int | None:
-        """Return the length of the arguments that hold samples, or None if it isn't known.
+        """Return the length of the arguments that hold samples, where their lengths differ.
 
         It is that of the model's output, or of the floats if the output has another length, such as
-        one row for each of several graphs.
+        one row for each of several graphs. None if it isn't known.
         """
-        output = self._run(arguments)
+        leaves = pytree.tree_leaves((arguments.args, arguments.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
+        lengths = {len(tensor) for tensor in tensors}
+        if arguments.samples is not None or len(lengths) < 2:
+            return None
+        output = OutputChoice()(self._model, (), self._run(arguments))
         if not isinstance(output, Tensor):
             return None
-        if output.ndim and len(output) in arguments.first_axes:
+        if output.ndim and len(output) in lengths:
             return len(output)
-        lengths = arguments.first_axes_of(torch.is_floating_point)
-        return lengths[0] if len(lengths) == 1 else None
+        lengths = {len(tensor) for tensor in tensors if tensor.is_floating_point()}
+        return lengths.pop() if len(lengths) == 1 else None
+
+    def _is_list_of_samples(self, arguments: Arguments) -> bool:
+        """Return True if the first argument is a list of images, as detectors of objects take.
+
+        The output is then a list of the same length, and not a tensor for each of several inputs.
+        """
+        samples = arguments.args[0] if arguments.args else None
+        if not isinstance(samples, list | tuple) or not samples or not all(map(_is_image, samples)):
+            return False
+        output = self._run(Arguments(list(samples), *arguments.args[1:], **arguments.kwargs))
+        if not isinstance(output, list | tuple) or len(output) != len(samples):
+            return False
+        lengths = {part.shape[:1] if isinstance(part, Tensor) else None for part in output}
+        return lengths != {samples[0].shape[:1]}
 
     def _run(self, arguments: Arguments) -> object:
         """Return the model's output for a batch, or None if the model refuses it."""
         parameter = next(self._model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
 
-        def place(value: Any) -> Any:
-            is_tensor = isinstance(value, Tensor)
-            return value.to(device) if is_tensor and parameter is not None else value
-
         try:
             call = copy.deepcopy((arguments.args, arguments.kwargs))
-            args, kwargs = pytree.tree_map(place, call)
+            if parameter is not None:
+                call = pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, call)
+            args, kwargs = call
             with (
                 evaluation_mode(self._model),
                 preserve_attributes(self._model),
                 preserve_rng_state(device),
             ):
-                return tensor_of_output(self._model, (), self._model(*args, **kwargs))
+                return self._model(*args, **kwargs)
         except Exception:  # A model may refuse its inputs in any way.
             return None
 
@@ -463,19 +471,23 @@ class BatchReader:
             # The model doesn't take an index after the labels.
             while len(batch) > self._max_arguments + 1 and is_identifier(batch[-1]):
                 batch = batch[:-1]
-        if self._guesses_labels and not takes_one and len(batch) > 1:
+        has_labels = self._labels is True
+        targets = batch[-1] if len(batch) > 1 else None
+        if isinstance(targets, list | tuple) and all(isinstance(t, Mapping) for t in targets):
+            has_labels = self._labels is not False  # Boxes of a detector, one mapping per image.
+        elif self._guesses_labels and not takes_one:
             has_labels = is_identifier(batch[-1])
-            return (_first(batch[:-1]), batch[-1]) if has_labels else (tuple(batch), None)
-        if self._labels is None and len(batch) == 2:
+        elif self._labels is None and len(batch) == 2:
+            has_labels = True
             if not takes_one:
                 raise RequestError(
                     "inputs: the loader yields pairs, and the model takes several arguments; pass "
                     "labels=True if the second element is the labels, labels=False otherwise"
                 )
-            return _first(batch[:-1]), batch[-1]
-        if self._labels and len(batch) > 1:
-            return _first(batch[:-1]), batch[-1]
-        return tuple(batch), None
+        if not has_labels or len(batch) < 2:
+            return tuple(batch), None
+        is_one = len(batch) == 2 and isinstance(batch[0], Tensor | Mapping)
+        return batch[0] if is_one else tuple(batch[:-1]), batch[-1]
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
         key = self._labels if isinstance(self._labels, str) else "labels"
@@ -492,7 +504,9 @@ class BatchReader:
             return batch, None
         if key not in batch:
             raise RequestError(f"labels: a batch has no '{key}'{nearest(key, map(str, batch))}")
-        if self._labels is None and key in self._keywords and self._has_decoder:
+        config = getattr(self._model, "config", None)
+        has_decoder = getattr(config, "is_encoder_decoder", False)
+        if self._labels is None and key in self._keywords and has_decoder:
             raise RequestError(
                 "inputs: a batch has 'labels', and the model may derive its decoder's inputs from "
                 "them; pass labels=False if they are for the model, labels=True if they are not"
@@ -556,30 +570,6 @@ def unpack_arguments(
     )
 
 
-def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
-    """Extract the logits from a model's output, as a forward hook.
-
-    The logits are the first of the attributes or entries ``logits``, ``out`` and
-    ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
-
-    Examples
-    --------
-    >>> model = nn.Identity()
-    >>> tensor_of_output(model, (), {"logits": torch.ones(1), "hidden": torch.zeros(1)})
-    tensor([1.])
-    >>> tensor_of_output(model, (), (torch.ones(1), None))
-    tensor([1.])
-    """
-    if isinstance(output, Tensor):
-        return output
-    for name in ("logits", "out", "last_hidden_state"):
-        entry = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(entry, Tensor):
-            return entry
-    tensors = [value for value in output_parts(output).values() if isinstance(value, Tensor)]
-    return tensors[0] if len(tensors) == 1 else output
-
-
 @dataclass(frozen=True)
 class OutputChoice:
     """Forward hook that selects a tensor from a model's output.
@@ -588,12 +578,15 @@ class OutputChoice:
     ----------
     choice : str or callable
         Name or position of the tensor, with dots for parts of parts, or a function of the output.
-        By default, see `tensor_of_output`.
+        By default, the logits: the first of the attributes or entries ``logits``, ``out`` and
+        ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
 
     Examples
     --------
     >>> choice = OutputChoice("boxes.1")
     >>> choice(nn.Identity(), (), {"boxes": [torch.zeros(1), torch.ones(1)]})
+    tensor([1.])
+    >>> OutputChoice()(nn.Identity(), (), (torch.ones(1), None))
     tensor([1.])
     """
 
@@ -609,20 +602,27 @@ class OutputChoice:
 
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
         """Return the selected tensor."""
-        if not self.choice:
-            return tensor_of_output(module, args, output)
-        if not isinstance(self.choice, str):
+        if self.choice and not isinstance(self.choice, str):
             return self.choice(output)
-        value: Any = output
         # Copies of the model may call the hook on a tensor that is selected already.
-        for name in [] if isinstance(output, Tensor) else self.choice.split("."):
+        if isinstance(output, Tensor):
+            return output
+        value: Any = output
+        for name in self.choice.split(".") if self.choice else ():
             parts = output_parts(value)
             if name not in parts:
                 raise Undefined(
                     f"model.output={self.choice}: the output has no '{name}'{nearest(name, parts)}"
                 )
             value = parts[name]
-        return value
+        if self.choice:
+            return value
+        for name in ("logits", "out", "last_hidden_state"):
+            entry = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+            if isinstance(entry, Tensor):
+                return entry
+        tensors = [part for part in output_parts(output).values() if isinstance(part, Tensor)]
+        return tensors[0] if len(tensors) == 1 else output
 
 
 def input_error(inputs: object) -> RequestError:
@@ -631,30 +631,27 @@ def input_error(inputs: object) -> RequestError:
     return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
 
-def _flatten(arguments: Arguments) -> tuple[Any, list[_Leaf], list[Tensor]]:
+def _flatten(
+    arguments: Arguments, length: int | None = None
+) -> tuple[Any, list[_Leaf], list[Tensor]]:
     """Return the structure of arguments, their leaves, and the tensors that hold samples."""
-    call = (arguments.args, arguments.kwargs)
-    entries, spec = pytree.tree_flatten_with_path(call)
-    holds: list[Any] = [None] * len(entries)
-    if arguments.samples is not None:
-        count = len(arguments.args)
-        names = [*arguments.kwargs]
-        flags = dict(zip([*range(count), *names], arguments.samples, strict=True))
-        holds = [
-            flags[getattr(path[1], "idx", getattr(path[1], "key", None))] for path, _ in entries
-        ]
+    entries, spec = pytree.tree_flatten_with_path((arguments.args, arguments.kwargs))
     is_one = spec == _ONE_TENSOR
+    keys = [*range(len(arguments.args)), *arguments.kwargs]
+    holds_samples = dict(zip(keys, arguments.samples or [True] * len(keys), strict=True))
     leaves: list[_Leaf] = []
     tensors: list[Tensor] = []
-    for (path, value), is_sampled in zip(entries, holds, strict=True):
+    for path, value in entries:
         name = "" if is_one else pytree.keystr(path[1:])
-        if isinstance(value, Tensor) and (value.ndim or is_one) and is_sampled is not False:
+        key = getattr(path[1], "idx", getattr(path[1], "key", None))
+        if isinstance(value, Tensor):
             tensor = _dense(value, name)
-            tensors.append(tensor)
-            leaves.append(_Leaf(name, tuple(tensor.shape[1:]), tensor.dtype))
-        elif isinstance(value, _Whole | Tensor):
-            tensor = value if isinstance(value, Tensor) else value.tensor
-            leaves.append(_Leaf(name, constant=_dense(tensor, name).detach().clone()))
+            has_length = length is None or tensor.shape[:1] == (length,)
+            if (tensor.ndim or is_one) and holds_samples[key] and has_length:
+                tensors.append(tensor)
+                leaves.append(_Leaf(name, tuple(tensor.shape[1:]), tensor.dtype))
+            else:
+                leaves.append(_Leaf(name, constant=tensor.detach().clone()))
         elif isinstance(value, str) and len(path) > 2 and isinstance(path[-1], pytree.SequenceKey):
             raise RequestError(f"inputs{name}: a string for a sample, expected tensors; drop them")
         elif isinstance(value, Constant):
@@ -662,6 +659,28 @@ def _flatten(arguments: Arguments) -> tuple[Any, list[_Leaf], list[Tensor]]:
         else:
             raise RequestError(f"inputs{name}: {_with_article(value)}, {_expected_text(value)}")
     return spec, leaves, tensors
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()
+
+
+def _stacked(arguments: Arguments) -> tuple[Arguments, int]:
+    """Replace a list of images by one tensor, padded if their sizes differ, and their sizes."""
+    images, *others = arguments.args
+    sizes = torch.tensor([image.shape[1:] for image in images])
+    height, width = sizes.amax(0).tolist()
+    padded = [
+        functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
+        for image in images
+    ]
+    parts = [torch.stack(padded)]
+    if bool((sizes != sizes[0]).any()):
+        parts.append(sizes.to(parts[0].device))
+    flags = arguments.samples
+    if flags is not None:
+        flags = (*[True] * len(parts), *flags[1:])
+    return Arguments(*parts, *others, samples=flags, **arguments.kwargs), len(parts)
 
 
 _ONE_TENSOR = pytree.tree_structure(((0,), {}))
@@ -679,10 +698,6 @@ def _constant_like(value: Any, packed: Tensor, dtype: torch.dtype | None) -> Any
     return value.to(packed.device, kind, copy=True)
 
 
-def _names(leaves: Sequence[_Leaf]) -> list[str]:
-    return [leaf.name.removeprefix("[").removesuffix("]").strip("'") for leaf in leaves] or ["none"]
-
-
 def _dense(tensor: Tensor, position: str) -> Tensor:
     """Convert a tensor to a plain `Tensor`; raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -697,33 +712,17 @@ def _dense(tensor: Tensor, position: str) -> Tensor:
     return tensor.as_subclass(Tensor)
 
 
-def _signature(model: nn.Module) -> inspect.Signature | None:
-    """Return the signature of a model's forward method, or None if it has none."""
+def _signature(model: nn.Module) -> inspect.Signature:
+    """Return the signature of a model's forward method, or one of any arguments if it has none."""
     if isinstance(signature := getattr(model, "signature", None), inspect.Signature):
         return signature
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
-        return None
+        return _ANY_SIGNATURE
 
 
-def _parameters(signature: inspect.Signature | None) -> tuple[int | None, frozenset[str]]:
-    """Return the number of arguments of a model (None if unlimited) and their names."""
-    if signature is None:
-        return None, frozenset()
-    parameters = signature.parameters.values()
-    is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-    return None if is_variadic else len(parameters), frozenset(p.name for p in parameters)
-
-
-def _binds(
-    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool:
-    """Return True if a call with these arguments has the signature."""
-    try:
-        return signature is not None and bool(signature.bind(*args, **kwargs))
-    except TypeError:
-        return False
+_ANY_SIGNATURE = inspect.signature(lambda *args, **kwargs: None)
 
 
 LABEL_KEYS = ("labels", "label", "target", "targets", "y")
@@ -750,11 +749,6 @@ def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
         if tokens.dtype == labels.dtype and bool(((labels == tokens) | (labels < 0)).all()):
             return functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
     return labels
-
-
-def _first(entries: Any) -> Any:
-    is_one = len(entries) == 1 and isinstance(entries[0], Tensor | Mapping)
-    return entries[0] if is_one else tuple(entries)
 
 
 def _with_article(value: object) -> str:

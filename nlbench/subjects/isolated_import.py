@@ -26,13 +26,7 @@ _LOCK = threading.RLock()
 
 
 class ImportedFile:
-    """A file that has been executed, with the modules that it imported from its own folder.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it can't be imported; the message has the line.
-    """
+    """A file that has been executed, with the modules that it imported from its own folder."""
 
     def __init__(self, source: SourceFile) -> None:
         self.source = source
@@ -42,10 +36,7 @@ class ImportedFile:
     def call(self, function: Callable[[], T]) -> T:
         """Call a function while the file's folder is on the path and its modules are importable.
 
-        Raises
-        ------
-        nlbench.RequestError
-            If the function raises an exception or exits.
+        What it raises, and an exit, become errors with the line.
         """
         try:
             with _LOCK, self._importable(), contextlib.redirect_stdout(sys.stderr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from .model import ModelInfo, model_info
 from .own import output_function
 from .spec import SubjectSpec
 from .weights import load_weights, read_metadata
-from .weights_choice import FRESH_WEIGHTS, WeightsChoice, choose_weights
+from .weights_choice import WeightsChoice, choose_weights
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +59,9 @@ def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = No
 def apply_transform(
     model: nn.Module, metadata: Mapping[str, str], example: Callable[[], Any]
 ) -> nn.Module:
-    """Apply the transform specified in a checkpoint's metadata, if any.
+    """Apply the transform specified in a checkpoint's metadata, if any, to a fresh model.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A freshly built model on the CPU.
-    example : callable
-        Returns example inputs; called only if there is a transform.
+    `example` returns example inputs. It is called only if there is a transform.
 
     Raises
     ------
@@ -76,20 +72,18 @@ def apply_transform(
     if not name:
         return model
     text = metadata.get("transform_options", "{}")
-    try:
-        options = json.loads(text)
-    except (ValueError, RecursionError):
-        options = None
     quoted = f"'{shorten(text)}'"
+    options = None
+    with contextlib.suppress(ValueError, RecursionError):
+        options = json.loads(text)
     if not isinstance(options, dict):
         raise RequestError(f"transform_options is {quoted}, expected a JSON object")
     transform = registry.load("transforms", name)
     try:
         transformed = transform(model, example=example(), **options)
-    except NlbenchError as error:
-        raise RequestError(f"transform '{name}': {error}") from error
-    except TypeError as error:
-        raise RequestError(f"transform '{name}' with options {quoted}: {error}") from error
+    except (NlbenchError, TypeError) as error:
+        given = f" with options {quoted}" if isinstance(error, TypeError) else ""
+        raise RequestError(f"transform '{name}'{given}: {error}") from error
     import torch
 
     if not isinstance(transformed, torch.nn.Module):
@@ -118,13 +112,7 @@ class ModelSource:
         return build_model(spec.model, self.dataset, spec.seed, arguments)
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
-        """Build the network and load its weights on the CPU; return it and the weights' metadata.
-
-        Raises
-        ------
-        nlbench.NlbenchError
-            If the network can't be built or the weights don't fit it.
-        """
+        """Build the network with its weights on the CPU; return it and the weights' metadata."""
         model, file = self.fresh(), self.weights.file
         if file is None:
             return model, {}
@@ -144,13 +132,7 @@ class ModelSource:
 
 
 def model_source(spec: SubjectSpec) -> ModelSource:
-    """Choose the weights, and open the dataset with the preprocessing that they require.
-
-    Raises
-    ------
-    nlbench.NlbenchError
-        If the model, its weights or the data are not available.
-    """
+    """Choose the weights, and open the dataset with the preprocessing that they require."""
     choice = choose_weights(spec)
     info = model_info(registry.load("models", spec.model))
     dataset = _adapt_dataset(load_dataset(spec.data, dict(spec.options)), info, choice)
@@ -193,6 +175,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     model.register_forward_hook(OutputChoice(output_function(output) or output))
     model.to(device).eval()
     sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
+    images = sample.images if len(dataset.shape) == 3 and sample.images.ndim == 4 else None
     facts = SubjectFacts(
         model=spec.model,
         weights=label,
@@ -206,23 +189,21 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         split=spec.split,
         **sample_facts(sample.inputs, stream),
     )
-    images = sample.images if len(dataset.shape) == 3 and sample.images.ndim == 4 else None
     subject = Subject(
         model, sample.inputs, sample.labels, facts, images, dataset.normalize, stream=stream
     )
     batch_norm = None
-    if label in FRESH_WEIGHTS and batch_norm_layers(model):
-        # A builder of the user may load weights itself.
-        is_fresh = all(_has_initial_statistics(layer) for layer in batch_norm_layers(model))
+    layers = batch_norm_layers(model)
+    if label == "calibrated" and layers:
+        calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION_BATCH)))
         batch_norm = (
-            "statistics as drawn: mean 0, variance 1" if is_fresh else "statistics as built"
+            f"statistics calibrated on the {facts.samples} samples, in batches of up to "
+            f"{CALIBRATION_BATCH}"
         )
-        if label == "calibrated":
-            calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION_BATCH)))
-            batch_norm = (
-                f"statistics calibrated on the {facts.samples} samples, in batches of up to "
-                f"{CALIBRATION_BATCH}"
-            )
+    elif label == "init" and layers:
+        # A builder of the user may load weights itself.
+        is_fresh = all(map(_has_initial_statistics, layers))
+        batch_norm = f"statistics as {'drawn: mean 0, variance 1' if is_fresh else 'built'}"
     facts = replace(facts, batch_norm=batch_norm, weights_hash=state_hash(model))
     return replace(subject, facts=facts)
 
@@ -244,11 +225,8 @@ def _preprocessing_text(dataset: Data, split: str) -> str:
 def _adapt_dataset(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
     """Return the dataset with the model's tokenizer or the preprocessing of its weights.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the dataset has a method ``check_weights`` that rejects the weights, because they
-        were trained on inputs with a different meaning.
+    A dataset with a method ``check_weights`` may reject weights that were trained on inputs with a
+    different meaning.
     """
     tokenized = getattr(dataset, "tokenized", None)
     if tokenized is not None:

@@ -6,6 +6,7 @@ Planning reads the source; the file runs only when a network is built or data ar
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import glob
 import inspect
@@ -14,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, shorten
+from nlbench.errors import NlbenchError, RequestError, nearest, shorten
 from nlbench.options import Option, OptionValue
 from nlbench.registry import Family
 
@@ -35,18 +36,8 @@ class OwnModels(Family):
     description = f"{FORMS}: your own network, a class, a function or an instance"
     claimed_form = FORMS
 
-    def names(self) -> Sequence[str]:
-        """Return nothing. Files are named by the user."""
-        return ()
-
     def claim(self, name: str) -> str:
-        """Return the complete reference: a file alone gets the name of its only network.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file alone has no network, or several.
-        """
+        """Return the complete reference: a file alone gets the name of its only network."""
         if not is_reference(name) and not name.startswith(("./", "../", "/", "~")):
             return ""
         source, attribute = split_reference(name)
@@ -66,18 +57,19 @@ class OwnModels(Family):
         """Return the networks of the files that a glob names, or those with a name."""
         source, name = split_reference(pattern)
         files = sorted(glob.glob(source)) if source.endswith(".py") else []  # noqa: PTH207
-        references: list[str] = []
-        for file in files:
-            names = [name] if name else SourceFile.find(file).networks()
-            references += [f"{file}:{each}" for each in names]
-        return tuple(references)
+        return tuple(
+            f"{file}:{each}"
+            for file in files
+            for each in ([name] if name else SourceFile.find(file).networks())
+        )
 
     def describe(self, name: str) -> str:
         """Return the first line of a network's docstring, read from its source."""
-        try:
-            return OwnCode(name).docstring()
-        except NlbenchError:
-            return ""
+        with contextlib.suppress(NlbenchError):
+            code = OwnCode(name)
+            if isinstance(code.definition, ast.ClassDef | ast.FunctionDef):
+                return (ast.get_docstring(code.definition) or "").partition("\n")[0]
+        return ""
 
     def load(self, name: str) -> OwnModel:
         """Return the model of a reference, without running its file."""
@@ -111,13 +103,10 @@ class OwnCode:
         """Return a hash of the file and of the modules that it imports from its own folder."""
         return self.file.fingerprint()
 
-    def docstring(self) -> str:
-        """Return the first line of the object's docstring, or an empty text."""
-        definition = self.file.definitions().get(self.name)
-        node = definition.node if definition else None
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-            return ""
-        return (ast.get_docstring(node) or "").partition("\n")[0]
+    @property
+    def definition(self) -> ast.AST | None:
+        """The class, function or expression that defines the object; None if it is imported."""
+        return self.file.definitions().get(self.name, (None, None))[0]
 
     @property
     def parameters(self) -> Parameters:
@@ -138,6 +127,40 @@ class OwnCode:
                 raise RequestError(f"{self._source} has no '{part}'{nearest(part, names)}")
             value = getattr(value, part)
         return value
+
+    def bind(
+        self, function: Callable[..., Any], imported: ImportedFile, owner: str
+    ) -> Callable[..., Any]:
+        """Return a class or function of an executed file as a function of keyword arguments.
+
+        Its calls find the file's modules. Wrong arguments are named as settings of `owner`.
+        """
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            signature = inspect.Signature()
+        parameters = signature.parameters
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        names = [name for name, p in parameters.items() if p.kind not in variadic]
+        is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+        def call(**arguments: Any) -> Any:
+            values = {
+                name: _literal(value, parameters.get(name)) if isinstance(value, str) else value
+                for name, value in arguments.items()
+            }
+            for name in values.keys() - names if not is_open else ():
+                hint = nearest(name, names)
+                raise RequestError(f"{self.text} has no argument '{shorten(name)}'{hint}")
+            required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
+            missing = [n for n in required if n not in values]
+            if missing:
+                expected = " ".join(f"--set {owner}.{name}=VALUE" for name in missing)
+                raise RequestError(f"{self.text} needs {', '.join(missing)}; use {expected}")
+            return imported.call(lambda: function(**values))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
 
 
 class OwnModel(OwnCode):
@@ -165,33 +188,25 @@ class OwnModel(OwnCode):
         """Run the file and return the function that builds the network.
 
         A network that the file builds when it is imported is built anew for each seed.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the file can't be imported, or the object isn't a network, a class or a function.
         """
         import torch
 
         from nlbench.introspection.random_state import RandomStream, seeded
 
         with RandomStream(f"own model {seed}").active(), seeded(seed):
-            definition = self.file.definitions().get(self.name)
-            is_value = definition is not None and isinstance(definition.node, ast.expr)
-            fresh = ImportedFile(self.file) if is_value else None
-            imported = fresh or self._imported()
+            is_value = isinstance(self.definition, ast.expr)
+            imported = ImportedFile(self.file) if is_value else self._imported()
             value = self.load(imported)
             if isinstance(value, torch.nn.Module):
-                if fresh is None and not self.file.installed:
-                    imported = ImportedFile(self.file)
-                network = self.load(imported)
-                return lambda: copy.deepcopy(network)
+                if not is_value and not self.file.installed:
+                    value = self.load(ImportedFile(self.file))
+                return lambda: copy.deepcopy(value)
         if not callable(value):
             raise RequestError(
                 f"{self.text} is a {type(value).__name__}, expected a network, its class or a "
                 "function that builds it"
             )
-        return _Builder(self.text, value, imported, "model")
+        return self.bind(value, imported, "model")
 
     def _imported(self) -> ImportedFile:
         """Run the file unless it has been. What it draws doesn't depend on the seed."""
@@ -208,47 +223,6 @@ def _import(file: SourceFile, fingerprint: str) -> ImportedFile:
     return ImportedFile(file)
 
 
-class _Builder:
-    """A class or function of an imported file, with the signature of the original."""
-
-    def __init__(
-        self, label: str, function: Callable[..., Any], imported: ImportedFile, owner: str
-    ) -> None:
-        self._label = label
-        self._owner = owner
-        self._function = function
-        self._imported = imported
-        try:
-            self.__signature__ = inspect.signature(function)
-        except (TypeError, ValueError):
-            self.__signature__ = inspect.Signature()
-
-    def __call__(self, **arguments: Any) -> Any:
-        parameters = self.__signature__.parameters
-        values = {
-            name: _literal(value, parameters.get(name)) if isinstance(value, str) else value
-            for name, value in arguments.items()
-        }
-        self._check(values)
-        return self._imported.call(lambda: self._function(**values))
-
-    def _check(self, values: Mapping[str, Any]) -> None:
-        parameters = self.__signature__.parameters
-        is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        names = [name for name, p in parameters.items() if p.kind not in variadic]
-        for name in values:
-            if name not in names and not is_open:
-                raise RequestError(
-                    f"{self._label} has no argument '{shorten(name)}'{nearest(name, names)}"
-                )
-        required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
-        missing = [n for n in required if n not in values]
-        if missing:
-            expected = " ".join(f"--set {self._owner}.{name}=VALUE" for name in missing)
-            raise RequestError(f"{self._label} needs {', '.join(missing)}; use {expected}")
-
-
 def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
     """Convert text to a Python literal unless the parameter takes text."""
     if parameter is not None:
@@ -262,15 +236,7 @@ def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
 
 
 def output_function(choice: str) -> Callable[[Any], Any] | None:
-    """Return the function that a choice of the model's output refers to.
-
-    Return None for a name.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is no such function.
-    """
+    """Return the function that a choice of the model's output refers to, or None for a name."""
     if not is_reference(choice):
         return None
     code = OwnCode(choice)
@@ -293,10 +259,6 @@ class OwnDatasets(Family):
 
     description = f"{FORMS}: {DATA_FORMS}"
     claimed_form = FORMS
-
-    def names(self) -> Sequence[str]:
-        """Return nothing. Files are named by the user."""
-        return ()
 
     def claim(self, name: str) -> str:
         """Return the name if it is a reference."""
@@ -324,21 +286,15 @@ class OwnDataset(OwnCode):
         """Run the file and open the data, with the same random numbers for all subjects."""
         from nlbench.introspection.random_state import RandomStream
 
-        with RandomStream("own data").active():
-            return self._open(options)
-
-    def _open(self, options: Mapping[str, OptionValue | str]) -> Dataset:
         from .own_data import as_dataset
 
-        imported = ImportedFile(self.file)
-        value = self.load(imported)
-        is_source = hasattr(value, "__getitem__") or hasattr(value, "__iter__")
-        if isinstance(value, type) or (callable(value) and not is_source):
-            value = _Builder(self.text, value, imported, "data")(**self._changed(options))
-        try:
+        with RandomStream("own data").active():
+            imported = ImportedFile(self.file)
+            value = self.load(imported)
+            is_source = hasattr(value, "__getitem__") or hasattr(value, "__iter__")
+            if isinstance(value, type) or (callable(value) and not is_source):
+                value = self.bind(value, imported, "data")(**self._changed(options))
             return imported.call(lambda: as_dataset(self.text, value))
-        except PluginError as error:
-            raise RequestError(str(error)) from error
 
     def _changed(self, options: Mapping[str, OptionValue | str]) -> dict[str, Any]:
         """Return the options that differ from the defaults, which the source may not show."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,21 +22,18 @@ from .data import Dataset, Items
 from .inputs import LABEL_KEYS, BatchReader, is_identifier
 from .samples import MAX_SAMPLE_BYTES
 
-Batch: TypeAlias = tuple[Tensor, Tensor | None]
-"""The inputs of a batch, and its labels if they are class indices."""
-
-Read: TypeAlias = Callable[[Any], Batch]
+Read = Callable[[Any], tuple[Tensor, Tensor | None]]
+"""Returns the inputs of a batch, and its labels if they are class indices."""
 
 _NO_LABELS = "; labels that are no class indices are left out"
-_CLASS_ATTRIBUTES = ("num_classes", "n_classes")
 
 
-class TensorItems(TorchDataset[tuple[Tensor, int]]):
+class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
     """Rows of a tensor with their labels, which are 0 if there are none."""
 
-    def __init__(self, rows: Tensor, labels: Tensor | None = None) -> None:
+    def __init__(self, rows: Tensor, labels: Any = None) -> None:
         self.rows = rows
-        self.labels = torch.zeros(len(rows), dtype=torch.int64) if labels is None else labels
+        self.labels = torch.as_tensor([0] * len(rows) if labels is None else labels)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,7 +52,7 @@ class TensorItems(TorchDataset[tuple[Tensor, int]]):
 
 
 class ForeignItems(TorchDataset[tuple[Tensor, int]]):
-    """Items of a dataset in PyTorch's form.
+    """Items of a dataset in PyTorch's form, read as batches.
 
     Parameters
     ----------
@@ -83,7 +79,7 @@ class ForeignItems(TorchDataset[tuple[Tensor, int]]):
         """Read several items. Random ones are the same in every call with these indices."""
         with RandomStream("items").active():
             batch = self._collate([self._items[index] for index in indices])
-            return TensorItems(*self._read(batch)).__getitems__(range(len(indices)))
+            return InMemoryItems(*self._read(batch)).__getitems__(range(len(indices)))
 
 
 def as_dataset(label: str, value: Any) -> Dataset:
@@ -110,7 +106,8 @@ def as_dataset(label: str, value: Any) -> Dataset:
     """
     if isinstance(value, Dataset):
         return value
-    if isinstance(value, Tensor | np.ndarray) or _is_tensor_pair(value):
+    is_pair = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_array, value))
+    if _is_array(value) or is_pair:
         return _Source(label, value, [value]).dataset()
     if _is_map_style(value):
         return _Source(label, value).dataset()
@@ -123,31 +120,17 @@ def as_dataset(label: str, value: Any) -> Dataset:
 
 
 class _Source:
-    """Batches in memory, or a dataset whose items are collated to batches.
-
-    Parameters
-    ----------
-    label : str
-        Name of the dataset.
-    value : object
-        The user's tensor, dataset or loader.
-    batches : sequence, optional
-    note : str
-        Appended to the description of the preprocessing.
-    """
+    """Batches in memory, or a dataset whose items are collated to batches."""
 
     def __init__(
         self, label: str, value: Any, batches: Sequence[Any] | None = None, note: str = ""
     ) -> None:
         self._label = label
-        self._value = value
         self._batches = batches
         self._note = note
-        loader = value if isinstance(value, DataLoader) else None
-        self._items: Any = value
-        if loader is not None:
-            self._items = loader.dataset
-        self._collate: Any = self._collate_items if loader is None else loader.collate_fn
+        is_loader = isinstance(value, DataLoader)
+        self._items: Any = value.dataset if is_loader else value
+        self._collate: Any = value.collate_fn if is_loader else self._collate_items
         if batches is None and not len(self._items):
             raise RequestError(f"{label} is empty, expected samples")
         if batches is not None and not batches:
@@ -156,35 +139,36 @@ class _Source:
 
     def dataset(self) -> Dataset:
         """Return the dataset of the first inputs in each batch and their labels."""
-        items, has_labels = self._read_items(self._read)
+        items, has_labels = self._read_items(
+            lambda batch: _rows(self._label, *_split(self._label, batch))
+        )
         note = self._note
         if not has_labels and _split(self._label, self._first)[1] is not None:
             note += _NO_LABELS
-        classes = _class_count(self._value, items) if has_labels else 0
+        classes = _class_count(self._items, items) if has_labels else 0
         dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
-        if isinstance(self._first, Tensor | np.ndarray) or _is_labelled_tensor(self._first):
+        if _is_array(self._first) or _is_labelled_array(self._first):
             return dataset
-        return replace(dataset, for_model=partial(self._for_model, dataset))
+        return replace(dataset, for_model=lambda model: self._for_model(dataset, model))
 
     def _for_model(self, dataset: Dataset, model: nn.Module) -> Dataset:
         """Return a dataset of all arguments that a model takes, packed into one tensor."""
         reader = BatchReader(model, None, guesses_labels=True)
 
-        def read(batch: Any) -> Batch:
+        def read(batch: Any) -> tuple[Tensor, Tensor | None]:
             plain = batch if isinstance(batch, tuple | list) else output_parts(batch)
-            inputs, labels = reader.read(pytree.tree_map(_converted, plain))
-            return _rows(self._label, inputs, labels)
+            tensors = pytree.tree_map(lambda v: _tensor("", v) if _is_array(v) else v, plain)
+            return _rows(self._label, *reader.read(tensors))
 
         items, has_labels = self._read_items(read)
         assert reader.arguments is not None
-        text = f"{dataset.preprocessing}; inputs {', '.join(reader.arguments.names)}"
         return replace(
             dataset,
             train=items,
             test=items,
             labelled=dataset.labelled and has_labels,
             arguments=reader.arguments,
-            preprocessing=text,
+            preprocessing=f"{dataset.preprocessing}; inputs {', '.join(reader.arguments.names)}",
         )
 
     def _read_items(self, read: Read) -> tuple[Items, bool]:
@@ -194,19 +178,17 @@ class _Source:
             return ForeignItems(self._items, self._collate, read), has_labels
         parts = [read(batch) for batch in self._batches]
         _check_shapes(self._label, [inputs[0] for inputs, _ in parts])
+        labels = [labels for _, labels in parts if labels is not None]
+        has_labels = len(labels) == len(parts)
         rows = torch.cat([inputs for inputs, _ in parts])
-        known = [labels for _, labels in parts if labels is not None]
-        labels = torch.cat(known) if len(known) == len(parts) else None
-        return TensorItems(rows, labels), labels is not None
-
-    def _read(self, batch: Any) -> Batch:
-        return _rows(self._label, *_split(self._label, batch))
+        return InMemoryItems(rows, torch.cat(labels) if has_labels else None), has_labels
 
     def _collate_items(self, items: list[Any]) -> Any:
         """Return the batch of a dataset's items."""
-        if not isinstance(items[0], Tensor | np.ndarray | tuple | list):
+        is_tuple = isinstance(items[0], tuple | list)
+        if not is_tuple and not _is_array(items[0]):
             return default_collate([output_parts(item) or item for item in items])
-        if isinstance(items[0], tuple | list) and not _is_labelled_tensor(items[0]):
+        if is_tuple and not _is_labelled_array(items[0]):
             return default_collate(items)
         pairs = [_split(self._label, item) for item in items]
         rows = [_tensor(self._label, x) for x, _ in pairs]
@@ -217,30 +199,21 @@ class _Source:
 
 def _check_shapes(label: str, samples: Sequence[Tensor]) -> None:
     """Raise unless all samples have the same shape."""
-    shapes = list(dict.fromkeys(tuple(sample.shape) for sample in samples))
-    if len(shapes) > 1:
-        raise RequestError(
-            f"{label} yields samples of shapes {shapes[0]} and {shapes[1]}, expected one"
-        )
+    for sample in samples:
+        if sample.shape != samples[0].shape:
+            raise RequestError(
+                f"{label} yields samples of shapes {tuple(samples[0].shape)} and "
+                f"{tuple(sample.shape)}, expected one"
+            )
 
 
 def make_dataset(label: str, items: Items, classes: int, preprocessing: str) -> Dataset:
-    """Return a dataset whose two splits are all items. Without classes there are no labels.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are no items.
-    """
-    size = len(items)  # type: ignore[arg-type]  # PyTorch's Dataset declares no __len__.
-    if not size:
-        raise RequestError(f"{label} is empty, expected samples")
-    shape = tuple(items[0][0].shape)
+    """Return a dataset whose two splits are all items. Without classes there are no labels."""
     return Dataset(
         name=label,
         train=items,
         test=items,
-        shape=shape,
+        shape=tuple(items[0][0].shape),
         classes=classes,
         mean=(),
         std=(),
@@ -249,65 +222,61 @@ def make_dataset(label: str, items: Items, classes: int, preprocessing: str) -> 
     )
 
 
-def _is_tensor_pair(value: object) -> bool:
-    is_pair = isinstance(value, tuple | list) and len(value) == 2
-    return is_pair and all(isinstance(part, Tensor | np.ndarray) for part in value)  # type: ignore[attr-defined]
-
-
 def _is_map_style(value: object) -> bool:
-    source = value.dataset if isinstance(value, DataLoader) else value
-    is_indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
-    is_plain = isinstance(source, dict | str | bytes | tuple | list)
-    if isinstance(source, list) and source and isinstance(value, list):
+    """Return True for a dataset with indices, or a loader of one."""
+    if isinstance(value, list) and value:
         # A list of pairs (inputs, label) is a dataset; a list of batches is a loader.
-        is_item = isinstance(source[0], tuple | Mapping) and len(source[0]) > 1
-        is_plain = not (is_item and _is_scalar(_split("", source[0])[1]))
-    if isinstance(value, DataLoader):
-        is_plain = False
+        is_item = isinstance(value[0], tuple | Mapping) and len(value[0]) > 1
+        return is_item and _is_scalar(_split("", value[0])[1])
+    is_loader = isinstance(value, DataLoader)
+    source = value.dataset if is_loader else value  # type: ignore[attr-defined]
+    is_plain = not is_loader and isinstance(source, dict | str | bytes | tuple | list)
+    is_indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     return is_indexed and not is_plain and not isinstance(source, IterableDataset)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
 
 
 def _is_scalar(value: object) -> bool:
     return isinstance(value, int | float | str) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
-def _is_labelled_tensor(value: object) -> bool:
-    """Return True for a tensor in a tuple, followed by nothing but labels and indices."""
-    if not isinstance(value, tuple | list) or not value:
+def _is_labelled_array(value: object) -> bool:
+    """Return True for an array in a tuple, followed by nothing but labels and indices."""
+    if not isinstance(value, tuple | list) or not value or not _is_array(value[0]):
         return False
-    inputs, *rest = value
-    return isinstance(inputs, Tensor | np.ndarray) and all(
-        part is None or _is_scalar(part) or is_identifier(part) for part in rest
-    )
+    return all(part is None or _is_scalar(part) or is_identifier(part) for part in value[1:])
 
 
 def _split(label: str, batch: Any) -> tuple[Any, Any]:
     """Return the first inputs and the labels of an item or a batch."""
-    if isinstance(batch, Tensor | np.ndarray):
+    if _is_array(batch):
         return batch, None
     if isinstance(batch, tuple | list):
         if not batch:
             raise RequestError(f"{label} yields empty tuples, expected (inputs, label)")
         inputs = _split(label, batch[0])[0] if isinstance(batch[0], Mapping) else batch[0]
         labels = [part for part in batch[1:] if _is_scalar(part) or is_identifier(part)]
-        rest: Sequence[Any] = labels or batch[1:]
-        return inputs, rest[0] if rest else None
+        return inputs, next(iter(labels or batch[1:]), None)
     parts = output_parts(batch)
     key = next((name for name in LABEL_KEYS if name in parts), "")
-    label_part = parts.pop(key, None)
-    tensors = [part for part in parts.values() if isinstance(part, Tensor | np.ndarray)]
-    inputs = [tensor for tensor in tensors if not is_identifier(tensor)] or tensors or [batch]
-    return inputs[0], label_part
-
-
-def _converted(value: Any) -> Any:
-    """Convert arrays to tensors on the CPU, and float64 to float32, as in `_tensor`."""
-    return _tensor("", value) if isinstance(value, Tensor | np.ndarray) else value
+    labels = parts.pop(key, None)
+    arrays = list(filter(_is_array, parts.values()))
+    inputs = [array for array in arrays if not is_identifier(array)] or arrays or [batch]
+    return inputs[0], labels
 
 
 def _tensor(label: str, value: Any) -> Tensor:
+    """Convert an array to a tensor on the CPU, and float64 to float32."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, list | tuple) and value and all(map(_is_array, value)):
+        # A detector's list of images.
+        images = [_tensor(label, image) for image in value]
+        _check_shapes(label, images)
+        return torch.stack(images)
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         hint = "; use transforms.ToTensor()" if hasattr(value, "convert") else ""
@@ -329,7 +298,7 @@ def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:
         )
     except (TypeError, ValueError, RuntimeError):
         return rows, None  # None, text or objects
-    if len(numbers) != len(rows) if numbers.ndim else True:
+    if not numbers.ndim or len(numbers) != len(rows):
         raise RequestError(f"{label} has {len(rows)} inputs and labels of {tuple(numbers.shape)}")
     numbers = numbers.squeeze(1) if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
     is_index = numbers.ndim == 1 and not numbers.is_floating_point() and not numbers.is_complex()
@@ -338,10 +307,9 @@ def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:
     return rows, numbers.cpu().to(torch.int64)
 
 
-def _class_count(value: Any, items: Any) -> int:
+def _class_count(source: Any, items: Any) -> int:
     """Return the number of classes: as declared, or the largest label plus one."""
-    source = value.dataset if isinstance(value, DataLoader) else value
-    for name in _CLASS_ATTRIBUTES:
+    for name in ("num_classes", "n_classes"):
         declared = getattr(source, name, None)
         if isinstance(declared, int):
             return declared
@@ -351,7 +319,7 @@ def _class_count(value: Any, items: Any) -> int:
     labels = getattr(source, "targets", None)
     if labels is None:
         labels = next(filter(is_identifier, getattr(source, "tensors", ())[1:]), None)
-    if labels is None and isinstance(items, TensorItems):
+    if labels is None and isinstance(items, InMemoryItems):
         labels = items.labels
     if labels is None:
         labels = [items[index][1] for index in range(len(items))]
@@ -366,8 +334,8 @@ def _read_stream(batches: Iterable[Any]) -> tuple[list[Any], str]:
     for batch in batches:
         # Some loaders reuse the same tensors for all batches.
         read.append(copy.deepcopy(batch))
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-        size += sum(leaf.nbytes for leaf in leaves)
+        leaves = pytree.tree_leaves(batch)
+        size += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
         if size > MAX_SAMPLE_BYTES:
             return read, f"; the first {len(read)} batches of a stream"
     return read, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -68,26 +69,21 @@ class Batches:
     @property
     def known_length(self) -> int | None:
         """Number of samples, if known before the loader is read."""
-        if isinstance(self._loader, DataLoader):
-            if self.is_drawn:
-                return sum(map(len, self._loader.batch_sampler))  # type: ignore[arg-type]
-            has_samples = self._loader.batch_size is not None and not self._loader.drop_last
-            try:
-                return len(self._loader.sampler) if has_samples else None  # type: ignore[arg-type]
-            except TypeError:
-                return None
-        if isinstance(self._loader, list | tuple):
-            return sum(len(self._read(batch)[0]) for batch in self._loader)
+        loader = self._loader
+        if isinstance(loader, list | tuple):
+            return sum(len(self._read(batch)[0]) for batch in loader)
+        if not isinstance(loader, DataLoader):
+            return None
+        if self.is_drawn:
+            return sum(map(len, loader.batch_sampler))  # type: ignore[arg-type]
+        if loader.batch_size is None or loader.drop_last:
+            return None
+        with contextlib.suppress(TypeError):
+            return len(loader.sampler)  # type: ignore[arg-type]
         return None
 
     def head(self, count: int) -> Tensor:
-        """Return the first samples, at most `count`, and buffer them for the iteration.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the loader's batches can't be used.
-        """
+        """Return the first samples, at most `count`, and buffer them for the iteration."""
         while sum(map(len, self._buffered)) < count and (batch := self._next()) is not None:
             self._buffered.append(batch)
         if not self._buffered:
@@ -180,8 +176,10 @@ def drawn_batches(
         len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError, AttributeError):
         return Batches(loader, read)
-    if isinstance(loader, DataLoader) and _has_indices(loader):
-        return Batches(_shuffled(loader, seed), read, is_drawn=True)
+    if isinstance(loader, DataLoader):
+        has_indices = not isinstance(loader.dataset, IterableDataset)
+        if has_indices and loader.batch_sampler is not None:
+            return Batches(_shuffled(loader, seed), read, is_drawn=True)
     batches = iter(loader)
     parts: list[ReadBatch] = []
     size = 0
@@ -200,11 +198,6 @@ def drawn_batches(
     chosen = torch.split(sample_order(inputs, seed), READ_BATCH)
     drawn = [(inputs[part], None if labels is None else labels[part]) for part in chosen]
     return Batches(drawn, lambda part: part, is_drawn=True)
-
-
-def _has_indices(loader: DataLoader[Any]) -> bool:
-    """Return True if a loader collates the items of a dataset that has indices."""
-    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
 
 
 def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
@@ -286,10 +279,7 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
 class DrawnBatches(Batches):
     """A sample from a dataset, read again in each iteration, in batches of the model's precision.
 
-    Raises
-    ------
-    nlbench.RequestError
-        At the end of an iteration, if the samples differ from those of the first iteration.
+    An iteration raises at its end if the samples differ from those of the first one.
     """
 
     def __init__(
@@ -306,21 +296,21 @@ class DrawnBatches(Batches):
         """Number of samples."""
         return self.samples
 
-    @property
-    def _dtype(self) -> torch.dtype:
+    def _converted(self, inputs: Tensor) -> Tensor:
+        """Convert floats to the model's precision; tokens stay integers."""
         floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
-        return next(floats, torch.float32)
+        return inputs.to(next(floats, torch.float32)) if inputs.is_floating_point() else inputs
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield all batches."""
         for part in self.parts():
-            yield part.inputs.to(self._dtype)
+            yield self._converted(part.inputs)
 
     def labelled(self, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples and their labels, in batches of at most `limit`."""
         for part in self.parts():
             assert part.labels is not None
-            inputs = part.inputs.to(self._dtype)
+            inputs = self._converted(part.inputs)
             yield from zip(torch.split(inputs, limit), torch.split(part.labels, limit), strict=True)
 
     def parts(self) -> Iterator[Sample]:
@@ -349,27 +339,14 @@ def draw(
 ) -> tuple[Sample, DrawnBatches | None]:
     """Draw a subject's samples, without running the model.
 
-    Only a `Dataset` can be read batch by batch, in the model's precision.
-
-    Returns
-    -------
-    sample : Sample
-        All samples or, if there is a stream, its first samples.
-    stream : DrawnBatches or None
-        All samples, if they exceed `max_bytes`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the samples can't be read.
+    If they exceed `max_bytes`, the sample has the first ones, and a stream has all. Only a
+    `Dataset` can be read batch by batch, in the model's precision.
     """
     if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= max_bytes:
         return dataset.sample(count, split=split, seed=seed), None
     stream = DrawnBatches(dataset, count, split, seed, model)
-    first: list[Sample] = []
-    for index, part in enumerate(stream.parts()):
-        if index * READ_BATCH < HEAD_SAMPLES:
-            first.append(part)
+    # All are read once, which records their hash.
+    first = [part for i, part in enumerate(stream.parts()) if i * READ_BATCH < HEAD_SAMPLES]
     labels = [part.labels for part in first if part.labels is not None]
     head = Sample(
         torch.cat([part.images for part in first]),

@@ -7,12 +7,15 @@ a function takes, and which modules it imports from its own folder.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.options import Option
@@ -68,31 +71,15 @@ def _is_package(source: str) -> bool:
     return _is_file(os.path.join(source, "__init__.py"))  # noqa: PTH118
 
 
-@dataclass(frozen=True)
-class Definition:
-    """A name that a file defines at its top level.
+class Definition(NamedTuple):
+    """A name that a file defines at its top level. `node` is None if it comes from elsewhere."""
 
-    Parameters
-    ----------
-    node : ast.ClassDef, ast.FunctionDef, ast.expr or None
-        None if the name is imported from elsewhere.
-    """
-
-    name: str
     node: ast.AST | None
     file: Path
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """The keyword arguments of a class or a function. `options` is None if they are unknown.
-
-    Parameters
-    ----------
-    options : mapping of str to Option, or None
-    required : tuple of str
-        Arguments without a default.
-    """
+class Parameters(NamedTuple):
+    """The keyword arguments of a class or function, None if unknown, and those without default."""
 
     options: Mapping[str, Option] | None = None
     required: tuple[str, ...] = ()
@@ -118,13 +105,7 @@ class SourceFile:
 
     @classmethod
     def find(cls, source: str) -> SourceFile:
-        """Find a file, or a module in the current folder or on Python's search path.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is none.
-        """
+        """Find a file, or a module in the current folder or on Python's search path."""
         path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path.expanduser raises for unknown users
         if _is_package(str(path)):
             path = path / "__init__.py"
@@ -151,13 +132,7 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed source.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it isn't valid Python.
-        """
+        """The parsed source; an error if it isn't valid Python."""
         try:
             return _parse(_read(self.file))
         except (SyntaxError, ValueError, RecursionError) as error:
@@ -179,10 +154,7 @@ class SourceFile:
     @property
     def base(self) -> Path:
         """The folder that contains the outermost package, or the file."""
-        folder = self.file.parent
-        for _ in self.package:
-            folder = folder.parent
-        return folder
+        return self.file.parents[len(self.package)]
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -193,16 +165,14 @@ class SourceFile:
 
     def own_files(self) -> list[Path]:
         """Return the file and the modules that it imports from its own folder, recursively."""
-        packages = [self.file.parents[i] / "__init__.py" for i in range(len(self.package))]
-        pending = [self.file, *packages]
-        files: dict[Path, None] = {}
+        pending = [self.file]
+        pending += [self.file.parents[i] / "__init__.py" for i in range(len(self.package))]
+        files: set[Path] = set()
         while pending:
             file = pending.pop()
-            if file in files:
-                continue
-            files[file] = None
-            if file.suffix == ".py":
-                pending += self._imported_files(file)
+            if file not in files:
+                files.add(file)
+                pending += self._imported_files(file) if file.suffix == ".py" else []
         return sorted(files)
 
     def fingerprint(self) -> str:
@@ -227,68 +197,56 @@ class SourceFile:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    files += self._absolute(alias.name.split("."))
+                    files += self._module_files(alias.name.split("."))
             elif isinstance(node, ast.ImportFrom):
                 module = node.module.split(".") if node.module else []
                 for parts in (module, *([*module, alias.name] for alias in node.names)):
-                    if node.level:
-                        folder = file.parents[node.level - 1]
-                        files += _module_files(folder, parts)
-                    elif parts:
-                        files += self._absolute(parts)
+                    files += self._module_files(parts, node.level, file)
         return files
 
-    def _absolute(self, parts: Sequence[str]) -> list[Path]:
-        if parts[0] in SHARED_PACKAGES:
+    def _module_files(
+        self, parts: Sequence[str], level: int = 0, file: Path | None = None
+    ) -> list[Path]:
+        """Return the own files that an import runs, in a file if it is relative."""
+        if level:
+            return _module_files((file or self.file).parents[level - 1], parts)
+        if not parts or parts[0] in SHARED_PACKAGES:
             return []
         if self.installed and parts[0] != self.installed.partition(".")[0]:
             return []
-        for root in self.roots:
-            files = _module_files(root, parts)
-            if files:
-                return files
-        return []
+        found = (_module_files(root, parts) for root in self.roots)
+        return next(filter(None, found), [])
 
     def definitions(self) -> dict[str, Definition]:
         """Return the names that the file defines at its top level."""
         names: dict[str, Definition] = {}
         for node in _top_level(self.tree.body):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                names[node.name] = Definition(node.name, node, self.file)
+                names[node.name] = Definition(node, self.file)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target in targets:
-                    for name in ast.walk(target):
-                        if isinstance(name, ast.Name):
-                            names[name.id] = Definition(name.id, node.value, self.file)
+                for name in itertools.chain.from_iterable(map(ast.walk, targets)):
+                    if isinstance(name, ast.Name):
+                        names[name.id] = Definition(node.value, self.file)
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
-                    name_ = alias.asname or alias.name.partition(".")[0]
-                    names[name_] = self._imported(node, alias, name_)
+                    local = alias.asname or alias.name.partition(".")[0]
+                    names[local] = self._imported(node, alias.name)
         return names
 
-    def _imported(
-        self, node: ast.Import | ast.ImportFrom, alias: ast.alias, name: str
-    ) -> Definition:
+    def _imported(self, node: ast.Import | ast.ImportFrom, name: str) -> Definition:
         """Return the definition in another own file, if that is where a name comes from."""
-        unknown = Definition(name, None, self.file)
-        if not isinstance(node, ast.ImportFrom) or not node.module:
-            return unknown
-        parts = node.module.split(".")
-        if node.level:
-            files = _module_files(self.file.parents[node.level - 1], parts)
-        else:
-            files = self._absolute(parts)
-        if not files or files[-1] == self.file or files[-1].suffix != ".py":
-            return unknown
-        try:
-            other = SourceFile(files[-1], self.label, self.installed)
-            for each in _top_level(other.tree.body):
-                if isinstance(each, ast.ClassDef | ast.FunctionDef) and each.name == alias.name:
-                    return Definition(name, each, other.file)
-        except RequestError:
-            return unknown
-        return unknown
+        if isinstance(node, ast.ImportFrom) and node.module:
+            files = self._module_files(node.module.split("."), node.level)
+            if files and files[-1] != self.file and files[-1].suffix == ".py":
+                other = SourceFile(files[-1], self.label, self.installed)
+                with contextlib.suppress(RequestError):
+                    for each in _top_level(other.tree.body):
+                        if not isinstance(each, ast.ClassDef | ast.FunctionDef):
+                            continue
+                        if each.name == name:
+                            return Definition(each, other.file)
+        return Definition(None, self.file)
 
     def check_name(self, name: str) -> None:
         """Raise if the file certainly doesn't define a name."""
@@ -301,33 +259,24 @@ class SourceFile:
 
     def networks(self) -> list[str]:
         """Return the names of the file's modules and builders, or else of its networks."""
-        known = {n: d for n, d in self.definitions().items() if d.file == self.file}
-        classes = {n: d.node for n, d in known.items() if isinstance(d.node, ast.ClassDef)}
+        known = {n: d.node for n, d in self.definitions().items() if d.file == self.file}
+        classes = {n: node for n, node in known.items() if isinstance(node, ast.ClassDef)}
         modules = [name for name in classes if _is_module_class(name, classes)]
+        public = {name: node for name, node in known.items() if name[0] != "_"}
         builders = [
             name
-            for name, definition in known.items()
-            if isinstance(definition.node, ast.FunctionDef)
-            and name[0] != "_"
-            and _is_builder(definition.node, modules)
+            for name, node in public.items()
+            if isinstance(node, ast.FunctionDef) and _is_builder(node, modules)
         ]
-        instances = [
-            name
-            for name, definition in known.items()
-            if isinstance(definition.node, ast.Call) and name[0] != "_"
-        ]
-        return [n for n in modules if n[0] != "_"] + builders or instances
+        instances = [name for name, node in public.items() if isinstance(node, ast.Call)]
+        return [name for name in modules if name in public] + builders or instances
 
     def parameters(self, name: str) -> Parameters:
         """Return the arguments of a class or function as far as the source shows them."""
-        definition = self.definitions().get(name)
-        node = definition.node if definition else None
+        node, file = self.definitions().get(name, (None, self.file))
         if isinstance(node, ast.ClassDef):
-            assert definition is not None
-            return _class_parameters(node, SourceFile(definition.file, self.label))
-        if isinstance(node, ast.FunctionDef):
-            return _parameters(node, skip=0)
-        return Parameters()
+            return _class_parameters(node, SourceFile(file, self.label))
+        return _parameters(node, skip=0) if isinstance(node, ast.FunctionDef) else Parameters()
 
 
 def _read(file: Path) -> bytes:
@@ -365,9 +314,8 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
-            handlers = getattr(node, "handlers", [])
             yield from _top_level(node.body)
-            for handler in handlers:
+            for handler in getattr(node, "handlers", []):
                 yield from _top_level(handler.body)
             yield from _top_level(getattr(node, "orelse", []))
 
@@ -419,21 +367,18 @@ def _is_builder(node: ast.FunctionDef, modules: Sequence[str]) -> bool:
 
 
 def _class_parameters(node: ast.ClassDef, source: SourceFile) -> Parameters:
-    classes = {n: d.node for n, d in source.definitions().items()}
+    definitions = source.definitions()
     visited = set()
-    while node.name not in visited:
+    while node.name not in visited and not node.decorator_list:
         visited.add(node.name)
-        if node.decorator_list:
-            return Parameters()
         for inner in node.body:
             if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
                 return _parameters(inner, skip=1)
-        if len(node.bases) != 1:
-            return Parameters()
-        base = classes.get(_last_name(node.bases[0]))
-        if not isinstance(base, ast.ClassDef):
-            return Parameters({} if _last_name(node.bases[0]) == "Module" else None)
-        node = base
+        base = _last_name(node.bases[0]) if len(node.bases) == 1 else ""
+        parent = definitions[base].node if base in definitions else None
+        if not isinstance(parent, ast.ClassDef):
+            return Parameters({} if base == "Module" else None)
+        node = parent
     return Parameters()
 
 

@@ -64,10 +64,8 @@ class Subject:
         count = len(self.inputs)
         return list(batch_sizes(count, count if self.is_indivisible else limit))
 
-    def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return all samples and their labels in order, in batches.
-
-        For a loader that is read only once, these are the first samples.
+    def labelled(self, limit: int) -> Iterable[tuple[Tensor, Any]]:
+        """Return the samples as in `repeatable`, with their labels.
 
         Raises
         ------
@@ -76,20 +74,16 @@ class Subject:
         """
         if self.labels is None:
             raise Undefined("the samples have no labels")
-        if isinstance(self.stream, DrawnBatches):
-            return self.stream.labelled(limit)
-        sizes = self._sizes(limit)
-        parts = torch.split(self.inputs, sizes), torch.split(self.labels, sizes)
-        return zip(*parts, strict=True)
+        return self.repeatable(limit)
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
         """Return the samples that can be read repeatedly, in order, with their labels if any.
 
         For a loader that is read only once, these are the first samples.
         """
-        if isinstance(self.stream, DrawnBatches) and self.labels is not None:
-            return self.stream.labelled(limit)
         if isinstance(self.stream, DrawnBatches):
+            if self.labels is not None:
+                return self.stream.labelled(limit)
             return ((inputs, None) for inputs in self.batches(limit))
         sizes = self._sizes(limit)
         inputs = torch.split(self.inputs, sizes)

@@ -13,10 +13,9 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nlbench.errors import RequestError, nearest, one_line, shorten, system_text
 from nlbench.serialization.files import check_is_file, write_atomically
@@ -78,10 +77,6 @@ def load_weights(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The model to load into; its device and dtype don't change.
-    path : path
-        The checkpoint.
     rename : callable, optional
         Maps a name in the file to a name in the model, or to None to skip the tensor.
     read : callable, optional
@@ -98,8 +93,7 @@ def load_weights(
     ------
     nlbench.RequestError
         If the file can't be read, could run code, is not a state dict, doesn't match the model's
-        names, shapes or kinds of dtype, or contains NaN or infinities. In these cases, the model
-        is unchanged.
+        names, shapes or kinds of dtype, or contains NaN or infinities. The model is then unchanged.
 
     Examples
     --------
@@ -114,9 +108,7 @@ def load_weights(
     path = Path(path)
     content, metadata = (read or read_checkpoint)(path)
     model_state = model.state_dict()
-    tensors = _choose_network(
-        _networks(content, path, key), model_state, rename or (lambda name: name), path
-    )
+    tensors = _choose_network(content, model_state, rename or (lambda name: name), path, key)
     with torch.no_grad():
         converted = {
             name: _convert(tensor, model_state[name], name, path)
@@ -135,11 +127,6 @@ def save_weights(
 
     The bytes depend only on the state and on the metadata, which is stored in the file's header.
     The folder must exist.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be written.
     """
     from safetensors.torch import save
 
@@ -213,17 +200,8 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Network:
-    """A state dict in a file.
-
-    Parameters
-    ----------
-    key : str
-        Its entry in the file; empty if it is the whole file.
-    is_lightning : bool
-        True for a Lightning module's state, which includes its losses and metrics.
-    """
+class _Network(NamedTuple):
+    """The state dict at a key of a file. A Lightning module's includes its losses and metrics."""
 
     key: str
     state: dict[str, torch.Tensor]
@@ -237,19 +215,21 @@ _PREFERRED_KEYS = (
 """Entries whose names are reported if no entry fits the model, in this order."""
 
 
-def _networks(content: Any, path: Path, key: str) -> list[_Network]:
-    """Return the state dicts in a file, or those of an entry or a prefix.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are none.
-    """
+def _choose_network(
+    content: Any,
+    model_state: Mapping[str, torch.Tensor],
+    rename: Callable[[str], str | None],
+    path: Path,
+    key: str,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of the only state dict in a file that fits the model, with its names."""
     if not isinstance(content, Mapping):
         raise RequestError(f"{path} contains a {type(content).__name__}, expected a state dict")
     networks = list(_nested_networks(content, "", "pytorch-lightning_version" in content))
+    order = {name: rank for rank, name in enumerate(_PREFERRED_KEYS)}
+    networks.sort(key=lambda network: order.get(network.key, len(order)))
     if key:
-        return [_entry(networks, key, path)]
+        networks = [_entry(networks, key, path)]
     if not networks:
         nested = (content[name] for name in _PREFERRED_KEYS if name in content)
         inner = next((value for value in nested if isinstance(value, Mapping)), content)
@@ -258,8 +238,24 @@ def _networks(content: Any, path: Path, key: str) -> list[_Network]:
             f"{path} is not a state dict: expected names with tensors, "
             f"found {name!r} with a {type(value).__name__}"
         )
-    order = {name: rank for rank, name in enumerate(_PREFERRED_KEYS)}
-    return sorted(networks, key=lambda network: order.get(network.key, len(order)))
+    required = {name for name in model_state if name.rpartition(".")[2] != BATCH_COUNTER}
+    fitting: dict[str, dict[str, torch.Tensor]] = {}
+    for network in networks:
+        for prefix, tensors in _by_prefix(network, model_state, rename):
+            if required <= tensors.keys() <= model_state.keys():
+                has_prefix = prefix and network.is_lightning
+                fitting.setdefault(f"{prefix}*" if has_prefix else network.key, tensors)
+    # A smaller network may have the same names.
+    same = [k for k, t in fitting.items() if all(t[n].shape == model_state[n].shape for n in t)]
+    if len(same) > 1:
+        raise RequestError(
+            f"{path} contains several networks that fit the model, '{same[0]}' and '{same[1]}'; "
+            f"choose one, as in --weights '{path}#{same[0].rstrip('.*')}'"
+        )
+    if fitting:
+        return fitting[same[0] if same else next(iter(fitting))]
+    by_prefix = dict(_by_prefix(networks[0], model_state, rename))
+    raise _misfit(by_prefix.get(PARALLEL_PREFIX, by_prefix[""]).keys(), required, model_state, path)
 
 
 def _nested_networks(content: Any, key: str, is_lightning: bool) -> Iterator[_Network]:
@@ -289,52 +285,57 @@ def _entry(networks: Sequence[_Network], key: str, path: Path) -> _Network:
     for network in networks:
         if network.key == key:
             return network
-    prefix = f"{key.rstrip('.')}."
     for network in networks:
-        inside = {
-            n.removeprefix(prefix): t for n, t in network.state.items() if n.startswith(prefix)
-        }
-        if inside:
+        if inside := _within(network.state, f"{key.rstrip('.')}."):
             return _Network(key, inside)
     keys = [network.key for network in networks if network.key]
     raise RequestError(f"{path} has no entry '{shorten(key)}'{nearest(key, keys)}")
 
 
-def _choose_network(
-    networks: Sequence[_Network],
+def _within(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+
+def _by_prefix(
+    network: _Network,
     model_state: Mapping[str, torch.Tensor],
     rename: Callable[[str], str | None],
-    path: Path,
-) -> dict[str, torch.Tensor]:
-    """Return the tensors of the only state dict that fits the model, with the model's names.
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Yield the tensors with the model's names, by the prefix that wrappers may have added.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If none or several fit.
+    Wrappers are `torch.nn.DataParallel`, `torch.compile` and trainer modules that store the
+    network in an attribute. All names have the prefix, except in a Lightning module.
     """
-    fitting: dict[str, dict[str, torch.Tensor]] = {}
-    problem: RequestError | None = None
-    for network in networks:
-        try:
-            tensors = _with_model_names(network, model_state, rename, path)
-            _check_names(tensors, model_state, path)
-        except RequestError as error:
-            problem = problem or error
-            continue
-        fitting[network.key] = tensors
-    # A smaller network may have the same names.
-    same = {k: t for k, t in fitting.items() if all(t[n].shape == model_state[n].shape for n in t)}
-    if len(same) > 1:
-        first, second = list(same)[:2]
-        raise RequestError(
-            f"{path} contains several networks that fit the model, '{first}' and '{second}'; "
-            f"choose one, as in --weights '{path}#{first}'"
-        )
-    if same or fitting:
-        return next(iter((same or fitting).values()))
-    assert problem is not None
-    raise problem
+    state = network.state
+    if not any(COMPILED_PREFIX in name for name in model_state):
+        plain = {name.replace(COMPILED_PREFIX, ""): tensor for name, tensor in state.items()}
+        state = plain if len(plain) == len(state) else state
+    if AVERAGE_COUNTER not in model_state:
+        state = {name: tensor for name, tensor in state.items() if name != AVERAGE_COUNTER}
+    names = state if network.is_lightning else list(state)[:1]
+    prefixes = {name[: dot.end()] for name in names for dot in re.finditer(r"\.", name)}
+    for prefix in ("", *sorted(prefixes)):
+        inside = _within(state, prefix)
+        if network.is_lightning or len(inside) == len(state):
+            named = ((rename(name), tensor) for name, tensor in inside.items())
+            yield prefix, {name: tensor for name, tensor in named if name is not None}
+
+
+def _misfit(
+    names: Collection[str], required: Collection[str], model_names: Collection[str], path: Path
+) -> RequestError:
+    """Return the error for a state dict with other names than the model's."""
+    missing = [name for name in model_names if name in required and name not in names]
+    unexpected = [name for name in names if name not in model_names]
+    problems = [
+        f"{what} '{which[0]}'" + (f" and {len(which) - 1} more" if len(which) > 1 else "")
+        for what, which in (("it lacks", missing), ("it has the unexpected", unexpected))
+        if which
+    ]
+    if any(".lora_" in name for name in names):
+        problems.append("it is an adapter, merge it into its base model first")
+    return RequestError(f"{path} doesn't fit the model: {'; '.join(problems)}")
 
 
 @contextlib.contextmanager
@@ -360,84 +361,6 @@ def _plain_data_allowed() -> Iterator[None]:
         yield
 
 
-def _with_model_names(
-    network: _Network,
-    model_state: Mapping[str, torch.Tensor],
-    rename: Callable[[str], str | None],
-    path: Path,
-) -> dict[str, torch.Tensor]:
-    """Return the tensors keyed by the model's names, without prefixes added by wrappers.
-
-    Wrappers are `torch.nn.DataParallel`, `torch.compile` and trainer modules that store the
-    network in an attribute.
-    """
-    state = network.state
-    is_lightning = network.is_lightning
-    if not any(COMPILED_PREFIX in name for name in model_state):
-        plain = {name.replace(COMPILED_PREFIX, ""): tensor for name, tensor in state.items()}
-        if len(plain) == len(state):
-            state = plain
-
-    def within(prefix: str) -> dict[str, torch.Tensor]:
-        inside = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-        return {new: t for name, t in inside.items() if (new := rename(name)) is not None}
-
-    required = {name for name in model_state if name.rpartition(".")[2] != BATCH_COUNTER}
-    plain = within("")
-    if required <= plain.keys():
-        return plain
-    if AVERAGE_COUNTER in state and AVERAGE_COUNTER not in model_state:
-        state = {name: tensor for name, tensor in state.items() if name != AVERAGE_COUNTER}
-        plain = within("")
-    # In a trainer's checkpoint, some names may lack the prefix.
-    sources = state if is_lightning else list(state)[:1]
-    prefixes = {
-        name[: dot + 1] for name in sources for dot, letter in enumerate(name) if letter == "."
-    }
-    fitting = {prefix: within(prefix) for prefix in sorted(prefixes)}
-    fitting = {
-        prefix: tensors
-        for prefix, tensors in fitting.items()
-        if required <= tensors.keys() <= model_state.keys()
-        and (is_lightning or all(name.startswith(prefix) for name in state))
-    }
-    if len(fitting) > 1:
-        first, second = list(fitting)[:2]
-        raise RequestError(
-            f"{path} contains several networks that fit the model, '{first}*' and '{second}*'; "
-            f"choose one, as in --weights '{path}#{first.rstrip('.')}'"
-        )
-    if fitting:
-        return fitting.popitem()[1]
-    # No prefix fits. Remove a common prefix, so that the error shows the model's tensor names.
-    is_parallel = all(name.startswith(PARALLEL_PREFIX) for name in state)
-    return within(PARALLEL_PREFIX) if is_parallel and state else plain
-
-
-def _check_names(
-    tensors: Mapping[str, torch.Tensor], model_state: Mapping[str, torch.Tensor], path: Path
-) -> None:
-    missing = [
-        name
-        for name in model_state
-        if name not in tensors and name.rpartition(".")[2] != BATCH_COUNTER
-    ]
-    unexpected = [name for name in tensors if name not in model_state]
-    problems = [
-        f"{what} {_first(names)}"
-        for what, names in (("it lacks", missing), ("it has the unexpected", unexpected))
-        if names
-    ]
-    if problems:
-        if any(".lora_" in name for name in tensors):
-            problems.append("it is an adapter, merge it into its base model first")
-        raise RequestError(f"{path} doesn't fit the model: {'; '.join(problems)}")
-
-
-def _first(names: list[str]) -> str:
-    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
 def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
     """Return a tensor in the model's dtype; raise if it doesn't fit."""
     import torch
@@ -449,7 +372,9 @@ def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) 
             f"{path} doesn't fit the model: '{name}' has shape {tuple(tensor.shape)}, "
             f"expected {tuple(target.shape)}"
         )
-    if _kind(tensor) != _kind(target):
+    if not torch.can_cast(tensor.dtype, target.dtype) or not torch.can_cast(
+        target.dtype, tensor.dtype
+    ):
         raise RequestError(
             f"{path} doesn't fit the model: '{name}' has dtype {tensor.dtype}, "
             f"expected {target.dtype}"
@@ -459,16 +384,6 @@ def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) 
     if not bool(torch.isfinite(converted).all()):
         raise RequestError(f"{path}: '{name}' contains NaN or infinities, expected finite weights")
     return converted
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    import torch
-
-    if tensor.dtype == torch.bool:
-        return "booleans"
-    if tensor.is_complex():
-        return "complex numbers"
-    return "real numbers" if tensor.is_floating_point() else "integers"
 
 
 def _with_sorted_header(content: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from nlbench import registry
@@ -39,6 +40,8 @@ class WeightsChoice:
         The model's `ModelInfo.fingerprint`; empty if it has none.
     key : str
         Entry of the file, such as ``ema``, if it holds several networks.
+    problem : str
+        Reason why there are no such weights, in a plan.
     """
 
     label: str
@@ -46,10 +49,13 @@ class WeightsChoice:
     note: str = ""
     model: str = ""
     key: str = ""
+    problem: str = ""
 
-    @property
+    @cached_property
     def content(self) -> str:
         """Hash of the file, or label of fresh weights."""
+        if self.problem:
+            return f"absent: {self.label}"
         weights = file_hash(self.file) if self.file else self.label
         return f"{weights}#{self.key}" if self.key else weights
 
@@ -63,11 +69,6 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     """Choose the weights given in a subject's specification.
 
     ``auto`` means ``trained`` if the model has a checkpoint for the dataset, otherwise ``init``.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If ``trained`` is requested without a checkpoint, or a file doesn't exist.
     """
     # An unknown model is reported before any problem with the weights.
     info = model_info(registry.load("models", spec.model))
@@ -104,8 +105,15 @@ def _choose(spec: SubjectSpec, info: ModelInfo) -> WeightsChoice:
 def _checkpoint(weights: str) -> WeightsChoice:
     file = Path(weights)
     if os.path.exists(file):  # noqa: PTH110 (returns False for an invalid name instead of raising)
-        _check_no_folder(file)
-        return WeightsChoice(_label(file), file)
+        if not file.is_dir():
+            return WeightsChoice(_label(file), file)
+        problem = "it is a folder, expected a checkpoint's path"
+        if (file / "adapter_config.json").is_file():
+            problem = (
+                "it is the folder of an adapter, which needs its base model; merge the two and "
+                "save the whole model"
+            )
+        raise RequestError(f"weights '{shorten(weights)}': {problem}")
     path, hash_mark, key = weights.rpartition("#")
     if hash_mark and key and os.path.isfile(path):  # noqa: PTH113
         return WeightsChoice(f"{_label(Path(path))}#{key}", Path(path), key=key)
@@ -116,18 +124,6 @@ def _checkpoint(weights: str) -> WeightsChoice:
         f"weights '{shorten(weights)}': no such file; expected trained, init, calibrated "
         "or a checkpoint's path"
     )
-
-
-def _check_no_folder(path: Path) -> None:
-    """Raise for a folder, with another message for those of adapters."""
-    if not path.is_dir():
-        return
-    if (path / "adapter_config.json").is_file():
-        raise RequestError(
-            f"weights '{shorten(path)}': it is the folder of an adapter, which needs its base "
-            "model; merge the two and save the whole model"
-        )
-    raise RequestError(f"weights '{shorten(path)}': it is a folder, expected a checkpoint's path")
 
 
 def _label(file: Path) -> str:

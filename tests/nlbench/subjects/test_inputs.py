@@ -18,8 +18,8 @@ from nlbench.subjects.inputs import (
     ArgumentLayout,
     Arguments,
     BatchReader,
+    OutputChoice,
     single_tensor_call,
-    tensor_of_output,
 )
 
 ALL = ["affinity", "r2", "nlc", "density", "absdev", "pathlength"]
@@ -410,7 +410,7 @@ def test_a_reader_says_what_a_scripted_or_unknown_forward_leaves_open():
 
 def test_an_output_without_logits_stays_as_it_is():
     for output in ("text", None, (1, 2), {"a": torch.zeros(1), "b": torch.zeros(1)}):
-        assert tensor_of_output(nn.Identity(), (), output) is output
+        assert OutputChoice()(nn.Identity(), (), output) is output
 
 
 def test_of_a_tensor_of_a_subclass_the_numbers_are_taken_and_nothing_else():
