@@ -28,10 +28,10 @@ from .environment import environment
 from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
 from .layout import Table
-from .leaderboard import Measures, sense_of
+from .leaderboard import sense_of
 from .manifest import flatten, settings_of
 from .relative import has_relative, with_relative
-from .tables import Scores, TableCell, TableSubject
+from .tables import Measures, Score, Scores, TableSubject
 from .text import (
     ERROR_LEGEND,
     count,
@@ -533,7 +533,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     names = _names(first, second)
     described = [with_relative(run.manifest.get("measures") or {}) for run in (first, second)]
     before, after = (
-        Scores.of_records(run.records, known)
+        Scores({"": run.records}, known)
         for run, known in zip((first, second), described, strict=True)
     )
     pairs = _match_checkpoints(before.subjects, after.subjects)
@@ -605,8 +605,8 @@ def _label(before: TableSubject, after: TableSubject) -> str:
 def difference_of(
     subject: str,
     measure: str,
-    before: TableCell,
-    after: TableCell,
+    before: Score,
+    after: Score,
     where: Mapping[str, str] | None = None,
 ) -> Difference:
     """Compare two cells and the places that they have in common, in the order of the second.
@@ -627,8 +627,8 @@ def difference_of(
             subject,
             measure,
             place.name,
-            before.place_estimate(known[place.name]),
-            after.place_estimate(place),
+            known[place.name],
+            place,
             note=place.reason or known[place.name].reason,
             where=(where or {}).get(place.name, ""),
         )
@@ -643,8 +643,8 @@ def difference_of(
         subject,
         measure,
         "",
-        before.estimate,
-        after.estimate,
+        before,
+        after,
         note="; ".join(notes),
         places=() if before.unit == "paths" else places,  # a path has no error of its own
     )

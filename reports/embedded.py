@@ -1,31 +1,26 @@
-"""The data embedded in the page: the packed tidy table, its texts and the metadata of the runs.
+"""The data embedded in the page: scores, their texts and the metadata of the runs.
 
 All numbers are formatted here; the page's script sorts, filters and draws.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from nlbench.errors import RequestError
-from nlbench.serialization.files import read_text
-
 from .estimates import change
-from .fingerprint import Scale, level_of
+from .fingerprint import Scale, level_name
 from .layout import NamedRun
-from .leaderboard import Measures, Row, Standing, family_of, sense_of
-from .population import ColourScale, colour_scale, reference_share
+from .leaderboard import Row, Standing, family_of, sense_of
+from .population import colour_scale, reference_share
 from .relative import RELATIVE
-from .tables import Scores, TableCell, TableSubject, mean_cell
+from .tables import Measures, Score, Scores, TableSubject
 from .text import (
     count,
     interval_text,
@@ -37,196 +32,17 @@ from .text import (
     uncertain_decimals,
 )
 
-COLUMNS = (
-    "run", "model", "weights", "data", "seed", "measure", "place", "statistic", "value", "n",
-    "status", "reason",
-)  # fmt: skip
-
-SCORES_SCRIPT = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+SCORES_SCRIPT = re.compile(r'<script type="text/plain" id="data">(.*?)</script>', re.DOTALL)
 _FACTS = (
     "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
     "weights_metadata", "data_options", "mode", "omega",
 )  # fmt: skip
 
-MAX_PLACE_VALUES = 70_000
-"""Maximum number of values by place on one page, at about 20 bytes each."""
+MAX_PLACE_VALUES = 100_000
+"""Maximum number of values by place on one page, at about 10 bytes each."""
 MAX_DIFFERENCES = 4_000
 """Maximum number of differences between two rows on one page."""
 _SHARED_STATISTICS = ("value", "error", "std", "min", "max", "median", "spread")
-
-
-def pack(
-    scores: Scores, measures: Measures, rows: Sequence[Row], runs: Sequence[NamedRun]
-) -> dict[str, Any]:
-    """Pack everything that a page shows or exports into JSON-compatible values.
-
-    Numbered statistics of places (one per logit or segment) and their parts (``site:NAME``) are
-    omitted: there are many of them, and the page doesn't show them.
-    """
-    positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
-    by_name = {run.name: run for run in runs}
-    with_places = _subjects_with_places(scores, rows)
-    lists = _PlaceLists()
-    traces: dict[str, int] = {}
-    colours = {
-        name: colour_scale(
-            name,
-            measures.get(name, {}),
-            (v for s in scores.subjects for v in scores[s.label, name].place_values),
-        )
-        for name in scores.measures
-    }
-    decimals = {
-        name: uncertain_decimals(
-            (row.entries[name].value for row in rows), (row.entries[name].error for row in rows)
-        )
-        for name in scores.measures
-    }
-    return {
-        "measures": [
-            _measure(name, measures.get(name, {}), rows, scores, colours[name])
-            for name in scores.measures
-        ],
-        "counts": _count_texts(scores),
-        "statistics": _statistics_legend(scores),
-        "differences": _differences(rows, scores.measures),
-        "subjects": [
-            _subject(subject, by_name.get(subject.run, runs[0])) for subject in scores.subjects
-        ],
-        "rows": [
-            {
-                "label": row.label,
-                "subjects": [positions[subject.label] for subject in row.subjects],
-                "cells": [_entry(row.entries[name], decimals[name]) for name in scores.measures],
-                "reference": [
-                    _percent_text(reference_share(row, name, measures.get(name, {})))
-                    for name in scores.measures
-                ],
-                "means": _means(row, scores, by_name, with_places, lists, colours),
-            }
-            for row in rows
-        ],
-        "cells": [
-            [
-                _cell(
-                    scores[subject.label, name],
-                    subject,
-                    name,
-                    by_name,
-                    lists if subject.label in with_places else None,
-                    traces,
-                    colours[name],
-                )
-                for name in scores.measures
-            ]
-            for subject in scores.subjects
-        ],
-        "names": lists.names,
-        "kinds": lists.kinds,
-        "runs": [run.name for run in runs],
-        "settings": [_settings(run.manifest) for run in runs],
-        "traces": list(traces),
-    }
-
-
-def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Format the options of each measure and its probe."""
-    probes = manifest.get("probes") or {}
-    texts = {}
-    for name, info in (manifest.get("measures") or {}).items():
-        probe = str(info.get("probe", ""))
-        own, shared = (
-            settings_text(info.get("options") or {}),
-            settings_text(probes.get(probe) or {}),
-        )
-        parts = (f"version {info.get('version', '')}", own, shared and f"probe {probe}: {shared}")
-        texts[name] = "; ".join(part for part in parts if part)
-    return texts
-
-
-def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
-    """Return the subjects whose places fit on the page: the first seeds by rank, then the rest."""
-    order = [row.subjects[0] for row in rows]
-    order += [subject for row in rows for subject in row.subjects[1:]]
-    chosen, remaining = set(), MAX_PLACE_VALUES
-    for subject in order:
-        cells = (scores[subject.label, name] for name in scores.measures)
-        # A place has a text and a colour besides its numbers.
-        remaining -= sum(len(place.statistics) + 1 for cell in cells for place in cell.places)
-        if remaining < 0:
-            break
-        chosen.add(subject.label)
-    return chosen
-
-
-def places_left_out(content: Mapping[str, Any]) -> list[str]:
-    """Return a list with a sentence on subjects whose places are omitted; empty if none are."""
-    subjects = sum(any("x" in cell for cell in cells) for cells in content["cells"])
-    if not subjects:
-        return []
-    return [f"Values by place for {count(subjects, 'network')} are only in scores.csv."]
-
-
-class _PlaceLists:
-    """Distinct lists of places, shared by the measures of a probe."""
-
-    def __init__(self) -> None:
-        self.names: list[list[str]] = []
-        self.kinds: list[list[str]] = []
-        self._indices: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
-
-    def index(self, names: tuple[str, ...], kinds: tuple[str, ...]) -> int:
-        key = (names, kinds)
-        if key not in self._indices:
-            self._indices[key] = len(self.names)
-            self.names.append(list(names))
-            self.kinds.append(list(kinds) if any(kinds) else [])
-        return self._indices[key]
-
-
-def _measure(
-    name: str,
-    info: Mapping[str, Any],
-    rows: Sequence[Row],
-    scores: Scores,
-    colours: ColourScale | None,
-) -> dict[str, Any]:
-    sense = sense_of(info)
-    entries = [row.entries[name] for row in rows]
-    ends = [end for e in entries for end in (e.value, e.low, e.high)]
-    mark = Scale.of(ends, sense)
-    bounds = [None if b is None or math.isinf(b) else b for b in info.get("bounds") or (None,) * 2]
-    axis = Scale.of(
-        (
-            end
-            for subject in scores.subjects
-            for cell in [scores[subject.label, name]]
-            for place in cell.places
-            for end in (place.value, *cell.place_estimate(place).interval)
-        ),
-        1,
-    )
-    return {
-        "name": name,
-        "probe": str(info.get("probe", "")),
-        "noun": place_noun(info),
-        "sense": sense,
-        "mark": mark and asdict(mark),
-        "strip": colours and {**asdict(colours.scale), **colours.legend()},
-        "axis": axis and [axis.low, axis.high, axis.log],
-        "description": str(info.get("description", "")).strip(),
-        "bounds": bounds,
-        "scale": str(info.get("scale") or ""),
-        "derived": name in RELATIVE,
-    }
-
-
-def _count_texts(scores: Scores) -> dict[int, str]:
-    """Format all numbers of samples on the page."""
-    counts = {scores[s.label, name].n for s in scores.subjects for name in scores.measures}
-    return {n: f"{n:,}" for n in sorted(counts)}
-
-
 _STATISTICS = {
     "above": "the part where the output lies above its chord",
     "below": "the part where the output lies below its chord",
@@ -255,11 +71,250 @@ _STATISTICS = {
 """Statistics of measures besides their value."""
 
 
-def _statistics_legend(scores: Scores) -> dict[str, str]:
-    """Describe the other statistics on the page, as far as they are known."""
-    cells = [scores[s.label, name] for s in scores.subjects for name in scores.measures]
-    shown = {name for cell in cells for name in cell.statistics}
-    return {name: text for name, text in _STATISTICS.items() if name in shown}
+class PageData:
+    """The scores of a page as JSON-compatible values.
+
+    Numbered statistics of places (one per logit or segment) and their parts (``site:NAME``) are
+    omitted: there are many of them, and the page doesn't show them.
+
+    Attributes
+    ----------
+    colours : dict of str to ColourScale or None
+        The scale of the strips of each measure.
+    """
+
+    def __init__(
+        self, scores: Scores, measures: Measures, rows: Sequence[Row], runs: Sequence[NamedRun]
+    ) -> None:
+        self._scores = scores
+        self._measures = measures
+        self._rows = rows
+        self._runs = {run.name: run for run in runs}
+        self._first = runs[0]
+        self._with_places = self._choose_subjects()
+        self._place_lists: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+        self._traces: dict[str, int] = {}
+        self.colours = {
+            name: colour_scale(
+                name,
+                measures.get(name, {}),
+                (v for s in scores.subjects for v in scores[s.label, name].place_values),
+            )
+            for name in scores.measures
+        }
+
+    def pack(self) -> dict[str, Any]:
+        """Return everything that the page shows or exports."""
+        scores = self._scores
+        positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
+        decimals = {name: entry_decimals(self._rows, name) for name in scores.measures}
+        rows = [
+            {
+                "label": row.label,
+                "subjects": [positions[subject.label] for subject in row.subjects],
+                "cells": [
+                    self._entry(row.entries[name], name, decimals[name]) for name in scores.measures
+                ],
+                "means": [self._mean(row, row.entries[name], name) for name in scores.measures],
+            }
+            for row in self._rows
+        ]
+        cells = [
+            [self._cell(subject, scores[subject.label, name], name) for name in scores.measures]
+            for subject in scores.subjects
+        ]
+        shown = {name for _, _, score in scores.cells() for name in score.statistics}
+        return {
+            "measures": [self._measure(name) for name in scores.measures],
+            "statistics": {name: text for name, text in _STATISTICS.items() if name in shown},
+            "differences": _differences(self._rows, scores.measures),
+            "subjects": [self._subject(subject) for subject in scores.subjects],
+            "rows": rows,
+            "cells": cells,
+            "names": [names for names, _ in self._place_lists],
+            "kinds": [kinds if any(kinds) else [] for _, kinds in self._place_lists],
+            "runs": list(self._runs),
+            "settings": [_settings(run.manifest) for run in self._runs.values()],
+            "traces": list(self._traces),
+        }
+
+    def left_out(self) -> list[str]:
+        """Return a list with a sentence on subjects whose places are omitted, if there are any."""
+        subjects = {
+            subject.label
+            for subject, _, score in self._scores.cells()
+            if score.places and subject.label not in self._with_places
+        }
+        if not subjects:
+            return []
+        return [f"Values by place for {count(len(subjects), 'network')} are only in scores.csv."]
+
+    def kinds(self, subject: TableSubject, score: Score) -> tuple[str, ...]:
+        """Return the activation function at each place of a score, empty where there is none."""
+        kinds = self._run(subject).kinds(subject.identity)
+        return tuple(kinds.get(place.name, "") for place in score.places)
+
+    def has_places(self, row: Row) -> bool:
+        """Return True if the places of all subjects of a row are on the page."""
+        return all(subject.label in self._with_places for subject in row.subjects)
+
+    def _run(self, subject: TableSubject) -> NamedRun:
+        return self._runs.get(subject.run, self._first)
+
+    def _choose_subjects(self) -> set[str]:
+        """Return the subjects whose places fit: the first seeds by rank, then the others."""
+        order = [row.subjects[0] for row in self._rows]
+        order += [subject for row in self._rows for subject in row.subjects[1:]]
+        chosen: set[str] = set()
+        remaining = MAX_PLACE_VALUES
+        for subject in order:
+            scores = (self._scores[subject.label, name] for name in self._scores.measures)
+            # A place has a text and a colour besides its numbers.
+            remaining -= sum(len(p.statistics) + 1 for score in scores for p in score.places)
+            if remaining < 0:
+                break
+            chosen.add(subject.label)
+        return chosen
+
+    def _measure(self, name: str) -> dict[str, Any]:
+        info = self._measures.get(name, {})
+        sense = sense_of(info)
+        entries = [row.entries[name] for row in self._rows]
+        bounds = info.get("bounds") or (None, None)
+        places = [p for s in self._scores.subjects for p in self._scores[s.label, name].places]
+        axis = Scale.of((end for p in places for end in (p.value, *p.interval)), 1)
+        mark = Scale.of((end for e in entries for end in (e.value, e.low, e.high)), sense)
+        colours = self.colours[name]
+        return {
+            "name": name,
+            "probe": str(info.get("probe", "")),
+            "noun": place_noun(info),
+            "sense": sense,
+            "mark": mark and asdict(mark),
+            "strip": colours and colours.legend(),
+            "axis": axis and [axis.low, axis.high, axis.log],
+            "description": str(info.get("description", "")).strip(),
+            "bounds": [None if b is None or math.isinf(b) else b for b in bounds],
+            "scale": str(info.get("scale") or ""),
+            "derived": name in RELATIVE,
+        }
+
+    def _subject(self, subject: TableSubject) -> dict[str, Any]:
+        run = self._run(subject)
+        facts = run.subjects.get(subject.identity, {})
+        return {
+            **asdict(subject),
+            "family": family_of(subject.model),
+            "facts": {
+                key.replace("_", " "): _fact_text(facts[key])
+                for key in _FACTS
+                if facts.get(key) not in (None, "", {})
+            },
+            "remarks": list(run.remarks(subject.identity)),
+            "drawing": run.drawings.get(subject.identity),
+        }
+
+    def _entry(self, entry: Standing, name: str, decimals: int | None) -> dict[str, Any]:
+        texts = entry_texts(entry, decimals)
+        share = reference_share(entry.value, name, self._measures.get(name, {}))
+        return {
+            "s": entry.status,
+            "r": entry.reason,
+            "value": _json_number(entry.value),
+            "low": _short(entry.low),
+            "high": _short(entry.high),
+            "rank": entry.rank,
+            "tied": entry.tied,
+            "ranks": entry.ranks,
+            "best": entry.best,
+            "worst": entry.worst,
+            "quantile": "" if entry.quantile is None else _percent_text(entry.quantile),
+            "n": f"{entry.n:,}" if entry.n else "",
+            "over": entry.over,
+            "reference": _percent_text(share),
+            **dict(zip(("text", "error", "interval", "range"), texts, strict=True)),
+        }
+
+    def _mean(self, row: Row, entry: Standing, name: str) -> dict[str, Any] | None:
+        """Pack the means over seeds at each place, if there are several seeds."""
+        if len(row.subjects) < 2 or not self.has_places(row):
+            return None
+        if not entry.places or not entry.places[0].unit.endswith("seeds"):
+            return None
+        places = self._places(row.subjects[0], entry, name, is_mean=True)
+        return {"s": "ok", "seeds": len(row.subjects), **places}
+
+    def _cell(self, subject: TableSubject, score: Score, name: str) -> dict[str, Any]:
+        packed: dict[str, Any] = {"s": score.status, "n": score.n}
+        packed["count"] = f"{score.n:,}" if score.n else ""
+        if score.reason:
+            packed["r"] = score.reason
+        if score.statistics:
+            packed["t"] = {key: _statistic(key, value) for key, value in score.statistics.items()}
+            packed["v"] = plus_minus(score.value, score.error)
+            packed |= _statistics_texts(score)
+        record = self._run(subject).cells.get((*subject.identity, name))
+        if record is not None:
+            packed["i"] = record.key
+            times = {"sec": record.seconds, "pass": record.costs.get("wall_seconds")}
+            packed |= {key: f"{seconds:.2g} s" for key, seconds in times.items() if seconds}
+            if memory := record.costs.get("peak_memory"):
+                packed["mem"] = f"{memory / 2**20:,.0f} MiB"
+            if record.traceback:
+                packed["tb"] = self._traces.setdefault(record.traceback, len(self._traces))
+        if score.places and subject.label in self._with_places:
+            packed |= self._places(subject, score, name)
+        return packed
+
+    def _places(
+        self, subject: TableSubject, score: Score, measure: str, *, is_mean: bool = False
+    ) -> dict[str, Any]:
+        """Pack the names, values, texts and colours of a score's places."""
+        places = score.places
+        kinds = self.kinds(subject, score)
+        key = (tuple(place.name for place in places), kinds)
+        statistics = dict.fromkeys(name for place in places for name in place.statistics)
+        left_out = numbered(statistics)
+        columns = [n for n in statistics if n not in left_out and ":" not in n]
+        counts = [place.n for place in places]
+        packed: dict[str, Any] = {
+            "p": self._place_lists.setdefault(key, len(self._place_lists)),
+            "c": {
+                name: [_statistic(name, place.statistics.get(name)) for place in places]
+                for name in columns
+            },
+            "f": [plus_minus(p.value, p.error) if math.isfinite(p.value) else "" for p in places],
+            "h": [_short(p.interval[1] - p.value) if p.error >= 0 else None for p in places],
+            "k": counts[0] if len(set(counts)) == 1 else counts,
+        }
+        colours = self.colours[measure]
+        if colours is not None:
+            packed["l"] = "".join(level_name(colours.scale, place.value) for place in places)
+        if not any(kinds) and not is_mean:  # these have a table of all statistics
+            rows = [[place.statistics.get(name) for name in columns] for place in places]
+            packed["fs"] = [["" if v is None else number(v) for v in row] for row in rows]
+        remarks = [
+            [index, place.status, place.reason]
+            for index, place in enumerate(places)
+            if place.status != "ok" or place.reason
+        ]
+        return {**packed, "m": remarks} if remarks else packed
+
+
+def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Format the options of each measure and its probe."""
+    probes = manifest.get("probes") or {}
+    texts = {}
+    for name, info in (manifest.get("measures") or {}).items():
+        probe = str(info.get("probe", ""))
+        shared = settings_text(probes.get(probe) or {})
+        parts = (
+            f"version {info.get('version', '')}",
+            settings_text(info.get("options") or {}),
+            shared and f"probe {probe}: {shared}",
+        )
+        texts[name] = "; ".join(part for part in parts if part)
+    return texts
 
 
 def _percent_text(share: float) -> str:
@@ -283,53 +338,8 @@ def _difference_text(base: Row, row: Row, measure: str) -> str:
     second = row.entries[measure]
     if base is row or not math.isfinite(first.value) or not math.isfinite(second.value):
         return ""
-    found = change(first.estimate, second.estimate)
+    found = change(first, second)
     return plus_minus(found.value, found.error, signed=True)
-
-
-def _means(
-    row: Row,
-    scores: Scores,
-    runs: Mapping[str, NamedRun],
-    with_places: Collection[str],
-    lists: _PlaceLists,
-    colours: Mapping[str, ColourScale | None],
-) -> list[dict[str, Any] | None]:
-    """Pack the means over seeds at each place, if there are several seeds."""
-    if len(row.subjects) < 2 or not all(s.label in with_places for s in row.subjects):
-        return []
-    run = runs.get(row.subjects[0].run) or next(iter(runs.values()))
-    means: list[dict[str, Any] | None] = []
-    for name in scores.measures:
-        cells = [scores[subject.label, name] for subject in row.subjects]
-        mean = mean_cell(cells)
-        means.append(None)
-        if mean.unit == "seeds" and mean.places:
-            packed = _pack_places(
-                mean, row.subjects[0], run, lists, colours[name], ("value", "error")
-            )
-            means[-1] = {"s": "ok", "n": mean.n, "seeds": len(cells), **packed}
-    return means
-
-
-def _subject(subject: TableSubject, run: NamedRun) -> dict[str, Any]:
-    facts = run.subjects.get(subject.identity, {})
-    return {
-        "label": subject.label,
-        "run": subject.run,
-        "model": subject.model,
-        "weights": subject.weights,
-        "data": subject.data,
-        "seed": subject.seed,
-        "family": family_of(subject.model),
-        "facts": {
-            key.replace("_", " "): _fact_text(facts[key])
-            for key in _FACTS
-            if facts.get(key) not in (None, "", {})
-        },
-        "remarks": list(run.remarks.get(subject.identity, ())),
-        "drawing": run.drawings.get(subject.identity),
-    }
 
 
 def _fact_text(value: Any) -> str:
@@ -338,15 +348,10 @@ def _fact_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _entry(entry: Standing, decimals: int | None) -> list[Any]:
-    ends = (_short(entry.low), _short(entry.high))
-    ranks = (entry.rank, entry.tied, entry.best, entry.worst)
-    quantile = "" if entry.quantile is None else _percent_text(entry.quantile)
-    texts = entry_texts(entry, decimals)
-    return [
-        _json_number(entry.value), *ends, *ranks, quantile, entry.n, entry.over, entry.status,
-        entry.reason, *texts,
-    ]  # fmt: skip
+def entry_decimals(rows: Sequence[Row], measure: str) -> int | None:
+    """Return the number of decimals for the values of a measure that have no error."""
+    entries = [row.entries[measure] for row in rows]
+    return uncertain_decimals((e.value for e in entries), (e.error for e in entries))
 
 
 def entry_texts(entry: Standing, decimals: int | None) -> tuple[str, str, str, str]:
@@ -367,40 +372,6 @@ def _short(value: float) -> float | str | None:
     return float(f"{value:.6g}") if math.isfinite(value) else _json_number(value)
 
 
-def _cell(
-    cell: TableCell,
-    subject: TableSubject,
-    measure: str,
-    runs: Mapping[str, NamedRun],
-    lists: _PlaceLists | None,
-    traces: dict[str, int],
-    colours: ColourScale | None,
-) -> dict[str, Any]:
-    packed: dict[str, Any] = {"s": cell.status, "n": cell.n}
-    if cell.reason:
-        packed["r"] = cell.reason
-    if cell.statistics:
-        packed["t"] = {name: _statistic(name, value) for name, value in cell.statistics.items()}
-        packed["v"] = plus_minus(cell.value, cell.estimate.error)
-        packed |= _statistics_texts(cell)
-    run = runs.get(subject.run) or next(iter(runs.values()))
-    facts = run.cells.get((*subject.identity, measure), {})
-    if facts.get("key"):
-        packed["i"] = facts["key"]
-    for name, short in (("seconds", "sec"), ("wall_seconds", "pass")):
-        if facts.get(name):
-            packed[short] = f"{facts[name]:.2g} s"
-    if facts.get("peak_memory"):
-        packed["mem"] = f"{facts['peak_memory'] / 2**20:,.0f} MiB"
-    if facts.get("traceback"):
-        packed["tb"] = traces.setdefault(facts["traceback"], len(traces))
-    if cell.places and lists is None:
-        packed["x"] = len(cell.places)
-    elif cell.places and lists is not None:
-        packed |= _pack_places(cell, subject, run, lists, colours)
-    return packed
-
-
 def _statistic(name: str, value: float | None) -> float | str | None:
     """Convert a statistic to JSON, an error with four digits."""
     if name == "error" and value is not None and math.isfinite(value):
@@ -408,15 +379,15 @@ def _statistic(name: str, value: float | None) -> float | str | None:
     return _json_number(value)
 
 
-def _statistics_texts(cell: TableCell) -> dict[str, Any]:
+def _statistics_texts(score: Score) -> dict[str, Any]:
     """Format the statistics that aren't shown otherwise, and the parts of the value."""
-    left_out = numbered(cell.statistics)
+    left_out = numbered(score.statistics)
     others = [
         f"{name} {number(value)}"
-        for name, value in cell.statistics.items()
+        for name, value in score.statistics.items()
         if name not in _SHARED_STATISTICS and name not in left_out and ":" not in name
     ]
-    parts = {n.partition(":")[2]: v for n, v in cell.statistics.items() if ":" in n}
+    parts = {n.partition(":")[2]: v for n, v in score.statistics.items() if ":" in n}
     total = sum(parts.values())
     texts = [
         [name, _json_number(v), f"{number(v)}, {100 * v / total:.1f} %" if total > 0 else number(v)]
@@ -424,54 +395,6 @@ def _statistics_texts(cell: TableCell) -> dict[str, Any]:
     ]
     packed: dict[str, Any] = {"o": ", ".join(others)} if others else {}
     return {**packed, "parts": texts} if texts else packed
-
-
-def _pack_places(
-    cell: TableCell,
-    subject: TableSubject,
-    run: NamedRun,
-    lists: _PlaceLists,
-    colours: ColourScale | None,
-    chosen: Collection[str] = (),
-) -> dict[str, Any]:
-    """Pack the names, values, texts and colours of a cell's places."""
-    kinds = run.kinds.get(subject.identity, {})
-    names = tuple(place.name for place in cell.places)
-    statistics = chosen or dict.fromkeys(name for place in cell.places for name in place.statistics)
-    left_out = numbered(statistics)
-    columns = [n for n in statistics if n not in left_out and ":" not in n]
-    counts = [place.n for place in cell.places]
-    estimates = [cell.place_estimate(place) for place in cell.places]
-    packed: dict[str, Any] = {
-        "p": lists.index(names, tuple(kinds.get(name, "") for name in names)),
-        "c": {
-            name: [_statistic(name, place.statistics.get(name)) for place in cell.places]
-            for name in columns
-        },
-        "f": [plus_minus(e.value, e.error) if math.isfinite(e.value) else "" for e in estimates],
-        "k": counts[0] if len(set(counts)) == 1 else counts,
-    }
-    known = next((e for e in estimates if e.error > 0), None)
-    if known is not None:  # the half width of an interval in standard errors
-        packed["h"] = _short((known.interval[1] - known.value) / known.error)
-    if colours is not None:
-        packed["l"] = "".join(_level(colours.scale, place.value) for place in cell.places)
-    if kinds.keys().isdisjoint(names) and not chosen:  # these have a table of all statistics
-        packed["fs"] = [
-            [number(v) if (v := place.statistics.get(name)) is not None else "" for name in columns]
-            for place in cell.places
-        ]
-    remarks = [
-        [index, place.status, place.reason]
-        for index, place in enumerate(cell.places)
-        if place.status != "ok" or place.reason
-    ]
-    return {**packed, "m": remarks} if remarks else packed
-
-
-def _level(scale: Scale, value: float) -> str:
-    position = scale.position(value)
-    return "x" if math.isnan(position) else str(level_of(position))
 
 
 def _json_number(value: float | None) -> float | str | None:
@@ -495,61 +418,12 @@ def numbered(names: Collection[str]) -> set[str]:
     return {name for name in names if name[-1:].isdigit() and name.rstrip("0123456789") in stems}
 
 
+def compressed(content: bytes) -> str:
+    """Compress content for a page, which unpacks it by ``DecompressionStream``."""
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
+
+
 def to_script(content: Mapping[str, Any]) -> str:
-    r"""Serialize to JSON that is safe inside a ``<script>`` element.
-
-    Examples
-    --------
-    >>> to_script({"name": "</script>"})
-    '{"name":"\\u003c/script>"}'
-    """
+    """Serialize a page's data to compressed JSON."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # U+2028 and U+2029 end a line in old JavaScript; a less-than sign may begin a tag.
-    for character in "<\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def unpack(content: Mapping[str, Any]) -> pd.DataFrame:
-    """Convert the output of `pack` back to the tidy table."""
-    rows: list[tuple[Any, ...]] = []
-    for subject, cells in zip(content["subjects"], content["cells"], strict=True):
-        identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))
-        for measure, cell in zip(content["measures"], cells, strict=True):
-            if cell["s"] == "absent" or measure.get("derived"):
-                continue
-            key = (*identity, measure["name"])
-            state = (cell["n"], cell["s"], cell.get("r", ""))
-            numbers = cell.get("t") or {"value": "NaN"}
-            rows += [(*key, "", name, float(value), *state) for name, value in numbers.items()]
-            rows += [(*key, *row) for row in _place_rows(content, cell)]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def _place_rows(content: Mapping[str, Any], cell: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    if "p" not in cell:
-        return []
-    rows: list[tuple[Any, ...]] = []
-    remarks = {index: (status, reason) for index, status, reason in cell.get("m", ())}
-    for index, place in enumerate(content["names"][cell["p"]]):
-        n = cell["k"] if isinstance(cell["k"], int) else cell["k"][index]
-        state = (n, *remarks.get(index, ("ok", "")))
-        numbers = {name: column[index] for name, column in cell["c"].items()}
-        numbers = {name: value for name, value in numbers.items() if value is not None}
-        for name, value in (numbers or {"value": "NaN"}).items():
-            rows.append((place, name, float(value), *state))
-    return rows
-
-
-def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read the tidy table from a page written by nlbench.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file isn't a page written by nlbench.
-    """
-    match = SCORES_SCRIPT.search(read_text(Path(path)))
-    if not match:
-        raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
-    return unpack(json.loads(match[1]))
+    return compressed(text.encode("utf-8", "replace"))

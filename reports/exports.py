@@ -14,10 +14,9 @@ import pandas as pd
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
 
-from .leaderboard import Measures, Row, leaderboard, sense_of
-from .tables import read_run
+from .leaderboard import Row, leaderboard, sense_of
+from .tables import Measures, read_run
 from .text import number, plus_minus, uncertain_decimals
-from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -210,6 +209,6 @@ def _column(rows: Sequence[Row], name: str, ranks: bool, error: bool) -> list[st
         text = number(entry.value, decimals)
         if error and entry.error > 0:
             text = plus_minus(entry.value, entry.error)
-        interval = ranks_text(entry.best, entry.worst) if len(rows) > 1 else ""
+        interval = entry.ranks if len(rows) > 1 else ""
         texts.append(f"{text} ({interval})" if ranks and interval else text)
     return texts

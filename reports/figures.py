@@ -6,10 +6,8 @@ colours that are distinct for colour-blind readers and in grey.
 
 from __future__ import annotations
 
-import base64
 import fnmatch
 import functools
-import gzip
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,8 @@ from nlbench.errors import RequestError, nearest
 
 from .compare import Difference, compare_runs, difference_of, mark_significant
 from .dumbbell import dumbbell_figure
+from .embedded import compressed
+from .layout import Identity, NamedRun
 from .leaderboard import Row, compared_measures, leaderboard, sense_of
 from .notebook_figure import PAGE_WIDTH, NotebookFigure, laid_out
 from .panels import (
@@ -41,7 +41,7 @@ from .panels import (
 )
 from .population import ColourScale, colour_scale
 from .relative import has_relative
-from .tables import Scores, TableCell, TableSubject, mean_cell, read_run
+from .tables import Score, Scores, TableSubject, read_run
 from .text import direction
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FigureData:
 
     scores: Scores
     measures: Mapping[str, Mapping[str, Any]]
-    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]] = field(default_factory=dict)
+    drawings: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     measure: str | None = None
 
@@ -88,7 +88,9 @@ class FigureData:
         """
         scores, measures = read_run(run)
         chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        source = cls(scores, measures, path_drawings(run), chosen, measure)
+        source = cls(
+            scores, measures, NamedRun(run.name, {}, tuple(run.records)).drawings, chosen, measure
+        )
         if measure is not None:
             check_measure_name(measure, scores)
         for name in chosen:
@@ -107,7 +109,7 @@ class FigureData:
 
     def rows(self, measures: Sequence[str]) -> list[Row]:
         """Return the chosen networks, the most nonlinear first."""
-        rows = leaderboard(self.scores.of_measures(measures), self.measures)
+        rows = leaderboard(self.scores.restrict(measures=measures), self.measures)
         return [
             row
             for row in rows
@@ -120,12 +122,9 @@ class FigureData:
         named = [s for name in self.names for s in chosen if _matches(name, s.label, s.model)]
         return list(dict.fromkeys(named)) or chosen
 
-    def cells(self, measure: str) -> list[tuple[str, TableCell]]:
+    def cells(self, measure: str) -> list[tuple[str, Score]]:
         """Return the label and cell of each chosen network with values at places."""
-        cells = [
-            (row.label, mean_cell([self.scores[s.label, measure] for s in row.subjects]))
-            for row in self.rows([measure])
-        ]
+        cells = [(row.label, row.entries[measure]) for row in self.rows([measure])]
         return [(label, cell) for label, cell in cells if len(cell.place_values)]
 
     def site_measure(self) -> str:
@@ -309,7 +308,7 @@ def _difference(
     if other is not None:
         comparison = compare_runs(run, other)
         measures = [d.measure for d in comparison.differences]
-        scores = source.scores.of_measures(measures)
+        scores = source.scores.restrict(measures=measures)
         name = source.measure or site_measure(scores, comparison.measures, None)
         chosen = [d for d in comparison.differences if d.measure == name]
         chosen = [d for d in chosen if source.is_chosen(d.subject)]
@@ -356,7 +355,7 @@ def _path(figure: Figure, source: FigureData) -> float:
 def page_exports(
     scores: Scores,
     measures: Mapping[str, Mapping[str, Any]],
-    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]],
+    drawings: Mapping[Identity, Mapping[str, Any]],
 ) -> dict[str, str]:
     """Draw the figures that a page exports, as compressed SVG files in Base64, keyed by form.
 
@@ -369,21 +368,12 @@ def page_exports(
             figure = laid_out(WIDTHS["column"], "svg", functools.partial(_draw, draw, source))
         except RequestError:
             continue  # nothing to draw, or too much for one figure
-        exports[form] = base64.b64encode(gzip.compress(figure.to_bytes(), mtime=0)).decode("ascii")
+        exports[form] = compressed(figure.to_bytes())
     return exports
 
 
 def _draw(draw: Callable[[Figure, FigureData], float], source: FigureData, figure: Figure) -> float:
     return draw(figure, source)
-
-
-def path_drawings(run: Run) -> dict[tuple[str, str, str, int], Mapping[str, Any]]:
-    """Return the recorded path of each subject that has one, shared by the measures of lines."""
-    drawings: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
-    for record in run.records:
-        if drawing := record.probe.facts.get("drawing"):
-            drawings.setdefault(record.identity[:4], drawing)
-    return drawings
 
 
 _DRAWINGS: dict[str, Callable[[Figure, FigureData], float]] = {

@@ -11,16 +11,15 @@ from nlbench.errors import one_line
 from .agreement import Correlation
 from .estimates import change, exceeding
 from .leaderboard import (
-    Measures,
     Row,
     compared_measures,
     is_training,
     sense_of,
     sort_measure,
 )
-from .population import population_of, reference_share
+from .population import population_of
 from .remarks import Gap, group_remarks
-from .tables import Scores, TableCell, mean_cell
+from .tables import Measures, Score, Scores
 from .text import count, place_noun, place_text, plus_minus, range_text
 from .training import training_findings, training_runs
 
@@ -29,7 +28,7 @@ _MAX_REASON = 120
 _STANDOUT_GAP = 2.0  # as a multiple of the mean gap between the other places
 
 
-def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
+def standout_places(cell: Score, sense: int) -> tuple[list[str], list[str]]:
     """Split the places of a cell into those that stand out as the most nonlinear and the others.
 
     Up to three of the most nonlinear places stand out if the gap between them and the next one
@@ -37,10 +36,9 @@ def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
 
     Examples
     --------
-    >>> from .tables import Place
-    >>> places = tuple(Place(n, {"value": v}, 8, "ok", "") for n, v in
-    ...     [("a", 0.9), ("b", 0.5), ("c", 0.93), ("d", 0.95)])
-    >>> standout_places(TableCell({"value": 0.8}, 8, "ok", "", places), -1)
+    >>> values = {"a": 0.9, "b": 0.5, "c": 0.93, "d": 0.95}
+    >>> places = tuple(Score(value, name=name) for name, value in values.items())
+    >>> standout_places(Score(0.8, places=places), -1)
     (['b'], ['a', 'c', 'd'])
     """
     finite = [(place.name, place.value) for place in cell.places if math.isfinite(place.value)]
@@ -55,15 +53,11 @@ def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
     return names[:best], [name for name, _ in finite if name not in names[:best]]
 
 
-def are_clearly_first(cell: TableCell, names: Sequence[str], sense: int) -> bool:
+def are_clearly_first(cell: Score, names: Sequence[str], sense: int) -> bool:
     """Return True if places are more nonlinear than all others by more than the error."""
     first = [place for place in cell.places if place.name in names]
     others = [p for p in cell.places if p.name not in names and math.isfinite(p.value)]
-    changes = [
-        change(cell.place_estimate(other), cell.place_estimate(place))
-        for place in first
-        for other in others
-    ]
+    changes = [change(other, place) for place in first for other in others]
     excesses = [sense * c.excess() for c in changes]
     clear = exceeding(excesses, [c.degrees for c in changes])
     return bool(changes) and bool(clear.all()) and min(excesses) > 0
@@ -74,7 +68,7 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
     sentences = []
     compared = compared_measures(measures, scores.measures)
     for measure in compared:
-        cell = mean_cell([scores[subject.label, measure] for subject in row.subjects])
+        cell = row.entries[measure]
         if measures[measure].get("probe") == "sites" and len(cell.place_values) > 2:
             sentences.append(_places_sentence(measure, cell, measures[measure]))
             break
@@ -85,7 +79,7 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
         entry = row.entries[measure]
         if population is None or not math.isfinite(entry.value):
             continue
-        shares[measure] = reference_share(row, measure, info)
+        shares[measure] = population.share_below(entry.value)
         place = population.sentence(entry.value)
         value = plus_minus(entry.value, entry.error)
         sentences.append(f"By {measure} ({value}), it is {place[0].lower()}{place[1:]}.")
@@ -120,7 +114,7 @@ def _disagreement(shares: Mapping[str, float], measures: Measures) -> list[str]:
     ]
 
 
-def _places_sentence(measure: str, cell: TableCell, info: Mapping[str, Any]) -> str:
+def _places_sentence(measure: str, cell: Score, info: Mapping[str, Any]) -> str:
     """Describe the most nonlinear places, as far as the errors tell them apart."""
     places = {place.name: place for place in cell.places}
     sense = sense_of(info)
@@ -128,8 +122,7 @@ def _places_sentence(measure: str, cell: TableCell, info: Mapping[str, Any]) -> 
 
     def named(name: str) -> str:
         place = places[name]
-        error = cell.place_estimate(place).error
-        return f"{place_text(name)} ({plus_minus(place.value, error)})"
+        return f"{place_text(name)} ({plus_minus(place.value, place.error)})"
 
     finite = [place for place in cell.places if math.isfinite(place.value)]
     ordered = sorted(finite, key=lambda place: -sense * place.value)
@@ -151,7 +144,7 @@ def _places_sentence(measure: str, cell: TableCell, info: Mapping[str, Any]) -> 
             f"{count(len(finite), noun)}{end}."
         )
     text = f"By {measure}, {count(len(finite), noun)} lie in {range_text(p.value for p in finite)}"
-    if all(math.isfinite(cell.place_estimate(place).error) for place in ordered[:2]):
+    if all(math.isfinite(place.error) for place in ordered[:2]):
         text += "; the errors do not tell which is the most nonlinear"
     return f"{text}."
 
@@ -174,7 +167,7 @@ def findings(
     if len(ranked) > 1 and first and not is_training(rows):
         sentences.append(_extremes(ranked, first))
         top = ranked[0]
-        cell = mean_cell([scores[subject.label, first] for subject in top.subjects])
+        cell = top.entries[first]
         if measures[first].get("probe") == "sites" and len(cell.place_values) > 2:
             sentence = _places_sentence(first, cell, measures[first])
             sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")

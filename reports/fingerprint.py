@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,7 @@ from markupsafe import Markup, escape
 from nlbench.errors import without_controls
 
 LEVELS = 10
-WIDTH, HEIGHT, BAND = 1000.0, 20.0, 5.0
-_GAP = 1.5
+_MAX_GAPS = 60  # with more fields, there are no gaps between them
 _CLIP_FROM = 200  # number of values from which 0.5 % are clipped at either end
 
 
@@ -74,15 +73,21 @@ def level_of(position: float) -> int:
     return min(LEVELS - 1, int(position * LEVELS))
 
 
+def level_name(scale: Scale, value: float) -> str:
+    """Return the colour level of a value as a digit, or ``x`` without a value."""
+    position = scale.position(value)
+    return "x" if math.isnan(position) else str(level_of(position))
+
+
 def strip(
     values: Sequence[float],
     scale: Scale,
     kinds: Sequence[int] = (),
     *,
     title: str,
-    colours: Mapping[int, str] | None = None,
+    colours: Sequence[str] = (),
 ) -> Markup:
-    """Draw a strip with one cell per site in call order, hatched where there is no value.
+    """Draw a strip with one field per site in call order, hatched where there is no value.
 
     Parameters
     ----------
@@ -92,45 +97,17 @@ def strip(
         Index of each site's activation function; indices from 1 are drawn as marks below the strip.
     title : str
         Text for screen readers.
-    colours : mapping of int to str, optional
-        Colours keyed by level, for pages without page.css; by default, classes ``q0``, ``q1``, ….
-
-    Returns
-    -------
-    markupsafe.Markup
-        One ``<svg>`` element.
+    colours : sequence of str
+        Colour of each level, for pages without page.css; by default, classes ``q0``, ``q1``, ….
     """
-    width = WIDTH / max(1, len(values))
-    gap = _GAP * 3 if len(values) < 24 else (_GAP if len(values) < 90 else 0.0)
-    fields: dict[int, list[str]] = {}
-    marks: dict[int, list[str]] = {}
-    for site, value in enumerate(values):
-        position = scale.position(value)
-        level = -1 if math.isnan(position) else level_of(position)
-        begin, across = f"{site * width:.1f}", max(width - gap, 0.5 * width)
-        box = f"M{begin} 0h{across:.1f}v{HEIGHT:g}H{begin}z"
-        fields.setdefault(level, []).append(box)
-        kind = kinds[site] if site < len(kinds) else 0
-        if kind:
-            marks.setdefault(kind, []).append(_mark(kind, site * width, width - gap))
-    parts = [f"<title>{escape(without_controls(title))}</title>"]
-    for level, boxes in sorted(fields.items()):
-        name = "qx" if level < 0 else f"q{level}"
-        fill = f' fill="{colours.get(level, "#bbb")}"' if colours else ""
-        parts.append(f'<path class="{name}"{fill} d="{"".join(boxes)}"/>')
-    for kind, boxes in sorted(marks.items()):
-        parts.append(f'<path class="k{kind}" d="{"".join(boxes)}"/>')
-    height = HEIGHT + (BAND + 2 if marks else 0)
-    style = f' style="width:100%;height:{height:g}px"' if colours else ""
-    return Markup(
-        f'<svg class="strip" role="img" viewBox="0 0 {WIDTH:g} {height:g}"'
-        f' preserveAspectRatio="none"{style}>{"".join(parts)}</svg>'
-    )
-
-
-def _mark(kind: int, x: float, width: float) -> str:
-    """Return the SVG path for a kind's mark: full width, left half, right half or middle."""
-    parts = {1: (0.0, 1.0), 2: (0.0, 0.45), 3: (0.55, 0.45), 4: (0.3, 0.4)}
-    begin, length = parts.get(kind, parts[4])
-    y = HEIGHT + 2
-    return f"M{x + begin * width:.1f} {y:g}h{length * width:.1f}v{BAND:g}h-{length * width:.1f}z"
+    levels = [level_name(scale, value) for value in values]
+    label = escape(without_controls(title))
+    if colours:
+        fills = ["#bbb" if level == "x" else colours[int(level)] for level in levels]
+        fields = "".join(f'<i style="flex:1;background:{fill}"></i>' for fill in fills)
+        style = "display:flex;height:20px"
+        return Markup(f'<span style="{style}" role="img" aria-label="{label}">{fields}</span>')
+    marks = [f" k{kind}" if kind else "" for kind in kinds] or [""] * len(levels)
+    fields = "".join(f'<i class="q{q}{k}"></i>' for q, k in zip(levels, marks, strict=True))
+    name = "strip many" if len(levels) > _MAX_GAPS else "strip"
+    return Markup(f'<span class="{name}" role="img" aria-label="{label}">{fields}</span>')

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from .estimates import LEVEL, Estimate, clear_orders, over_seeds
+from .estimates import LEVEL, clear_orders
 from .relative import has_relative
-from .tables import Scores, TableCell, TableSubject
+from .tables import Measures, Score, Scores, TableSubject, mean_score
 
 CONFIDENCE = LEVEL
 _FIELDS = (
@@ -22,26 +22,17 @@ _FIELDS = (
 )  # fmt: skip
 _TEXT_FIELDS = ("over", "status", "reason", "tied")
 
-Measures = Mapping[str, Mapping[str, Any]]
-
 
 @dataclass(frozen=True)
-class Standing:
-    """One entry in a leaderboard: a value with its error, and its rank.
+class Standing(Score):
+    """One entry in a leaderboard: a score, which is the mean over seeds if there are several.
 
     Parameters
     ----------
-    estimate : Estimate
-        The value with its replicates; the mean over seeds if there are several.
     low, high : float
         Confidence interval, within the measure's bounds; NaN if the error is unknown.
     least, greatest : float
         Range over places, or over seeds if there are several; NaN if there is only one.
-    n : int
-        Number of samples.
-    over : str
-        What the standard error is over: ``samples``, ``paths``, ``5 seeds``; ``exact`` if the value
-        doesn't depend on samples, empty if the error is unknown.
     rank : int or None
         One more than the number of subjects that are clearly more nonlinear; without errors, than
         the number of subjects with a more nonlinear value. None if there is no value or no
@@ -55,15 +46,10 @@ class Standing:
         nonlinear.
     """
 
-    estimate: Estimate
-    low: float
-    high: float
-    least: float
-    greatest: float
-    n: int
-    over: str
-    status: str
-    reason: str
+    low: float = math.nan
+    high: float = math.nan
+    least: float = math.nan
+    greatest: float = math.nan
     rank: int | None = None
     tied: bool = False
     best: int | None = None
@@ -71,14 +57,11 @@ class Standing:
     quantile: float | None = None
 
     @property
-    def value(self) -> float:
-        """The value, or NaN if there is none."""
-        return self.estimate.value
-
-    @property
-    def error(self) -> float:
-        """Standard error of the value, or 0 if it is exact, NaN if unknown."""
-        return self.estimate.error
+    def ranks(self) -> str:
+        """The interval for the rank as text, such as ``1–3``; empty if it is unknown."""
+        if self.best is None or self.worst is None:
+            return ""
+        return str(self.best) if self.best == self.worst else f"{self.best}–{self.worst}"
 
 
 @dataclass(frozen=True)
@@ -219,83 +202,29 @@ def _column(
     name: str,
     members: Sequence[tuple[TableSubject, ...]],
 ) -> list[Standing]:
-    entries = []
-    for group in members:
-        cells = [scores[subject.label, name] for subject in group]
-        entry = _of_cell(cells[0]) if len(group) == 1 else _of_seeds(cells, group)
-        entries.append(_with_interval(entry, info))
+    entries = [_standing([scores[s.label, name] for s in group], group, info) for group in members]
     sense = sense_of(info)
     return _ranked(entries, sense) if sense else entries
 
 
-def _with_interval(entry: Standing, info: Mapping[str, Any]) -> Standing:
-    """Add the confidence interval, as far as it lies within the measure's bounds."""
-    low, high = entry.estimate.interval
-    half = entry.estimate.numerical_error
+def _standing(
+    seeds: Sequence[Score], subjects: Sequence[TableSubject], info: Mapping[str, Any]
+) -> Standing:
+    """Return the entry of a network, with its interval as far as it is within the bounds."""
+    score = mean_score(seeds, [subject.training_seed for subject in subjects])
+    values = score.place_values
+    if len(seeds) > 1:
+        values = np.array([each.value for each in seeds if math.isfinite(each.value)])
+    is_range = len(values) > 1 and (len(seeds) == 1 or score.status == "ok")
+    low, high = score.interval
+    half = score.numerical_error
     least, greatest = (None if b is None else float(b) for b in info.get("bounds") or (None, None))
-    return replace(
-        entry,
-        low=low - half if least is None else min(max(low - half, least), entry.value),
-        high=high + half if greatest is None else max(min(high + half, greatest), entry.value),
-    )
-
-
-def _of_cell(cell: TableCell) -> Standing:
-    """Return the entry of one subject."""
-    estimate = cell.estimate
-    places = cell.place_values
-    several = len(places) > 1
     return Standing(
-        estimate,
-        math.nan,
-        math.nan,
-        float(places.min()) if several else math.nan,
-        float(places.max()) if several else math.nan,
-        cell.n,
-        estimate.unit if math.isfinite(estimate.value) else "",
-        cell.status,
-        cell.reason,
-    )
-
-
-def _of_seeds(cells: Sequence[TableCell], group: Sequence[TableSubject]) -> Standing:
-    """Return the entry for the mean over seeds, if none failed.
-
-    A seed that the measure hasn't been applied to is left out, with a note.
-    """
-    pairs = list(zip(cells, group, strict=True))
-    known = [(cell, subject) for cell, subject in pairs if math.isfinite(cell.value)]
-    missing = [(cell, subject) for cell, subject in pairs if not math.isfinite(cell.value)]
-    n = max(cell.n for cell in cells)
-    failed = [pair for pair in missing if pair[0].status == "failed"]
-    nan = math.nan
-    if failed or not known:
-        cell, subject = (failed or missing)[0]
-        reason = f"seed {subject.training_seed}: {cell.reason}"
-        return Standing(Estimate(nan), nan, nan, nan, nan, n, "", cell.status, reason)
-    if len(known) == 1:
-        estimate = known[0][0].estimate
-        over = estimate.unit
-    else:
-        seeds = [subject.training_seed for _, subject in known]
-        estimate = over_seeds((cell.value for cell, _ in known), seeds)
-        numerical = max(cell.estimate.numerical_error for cell, _ in known)
-        estimate = replace(estimate, numerical_error=numerical)
-        over = f"{len(known)} seeds"
-    values = [cell.value for cell, _ in known]
-    several = len(values) > 1
-    reasons = dict.fromkeys(cell.reason for cell in cells if cell.status == "ok" and cell.reason)
-    notes = [f"seed {s.training_seed} is {c.status}: {c.reason}" for c, s in missing]
-    return Standing(
-        estimate,
-        nan,
-        nan,
-        min(values) if several else nan,
-        max(values) if several else nan,
-        n,
-        over,
-        "ok",
-        "; ".join([*reasons, *notes]),
+        **{field.name: getattr(score, field.name) for field in fields(score)},
+        low=low - half if least is None else min(max(low - half, least), score.value),
+        high=high + half if greatest is None else max(min(high + half, greatest), score.value),
+        least=float(values.min()) if is_range else math.nan,
+        greatest=float(values.max()) if is_range else math.nan,
     )
 
 
@@ -310,7 +239,7 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
         return entries
     group = [entries[index] for index in ranked]
     values = sense * np.array([entry.value for entry in group])
-    orders = sense * clear_orders([entry.estimate for entry in group])
+    orders = sense * clear_orders(group)
     best = 1 + (orders < 0).sum(axis=1)
     worst = len(group) - (orders > 0).sum(axis=1)
     has_error = np.array([math.isfinite(entry.error) for entry in group])
@@ -351,7 +280,7 @@ def leaderboard_frame(
         One row per subject, indexed by ``run, model, weights, data, seeds, subject`` (if `full`) or
         ``subject``; columns ``(measure, field)``.
     """
-    fields = _FIELDS if full else ("value", "error", "low", "high", "rank")
+    chosen = _FIELDS if full else ("value", "error", "low", "high", "rank")
     keys = ["run", "model", "weights", "data", "seeds", "subject"]
     seeds = [", ".join(str(s.training_seed) for s in row.subjects) for row in rows]
     index: pd.Index | None = pd.Index([row.label for row in rows], name="subject")
@@ -361,9 +290,9 @@ def leaderboard_frame(
         ]
         index = pd.MultiIndex.from_tuples(names, names=keys) if rows else None
     cells = [
-        [getattr(row.entries[name], field) for name in measures for field in fields] for row in rows
+        [getattr(row.entries[name], field) for name in measures for field in chosen] for row in rows
     ]
-    columns = pd.MultiIndex.from_product([measures, fields], names=["measure", "field"])
+    columns = pd.MultiIndex.from_product([measures, chosen], names=["measure", "field"])
     frame = pd.DataFrame(cells, index=index, columns=columns, dtype=object)
     for name, field in columns:
         if field not in _TEXT_FIELDS:

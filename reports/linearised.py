@@ -5,20 +5,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nlbench.errors import one_line
 
-from .layout import NamedRun, Table
+from .layout import Identity, NamedRun, Table
 from .text import count, number
+
+if TYPE_CHECKING:
+    from nlbench.measure import Result
 
 MODES = {
     "post-training": "linearised after training",
     "from-start": "linearised from the start",
     "random": "random units linear",
 }
+_MEASURES = ("accuracy", "pathlength", "linear-units")
 _MAX_PANELS = 6
 
 
@@ -96,23 +100,18 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
         subjects = run.manifest.get("subjects") or []
         if not any(_parse_header(subject)[0] in MODES for subject in subjects):
             continue
-        numbers = _numbers(run)
-        for subject in subjects:
-            key = (subject["model"], subject["weights"], subject["data"], int(subject["seed"]))
-            values = [
-                numbers.get((*key, measure, "", "value"))
-                for measure in ("accuracy", "pathlength", "linear-units")
-            ]
-            if None in values:
+        for identity, subject in run.subjects.items():
+            results = [_result(run, identity, name) for name in _MEASURES]
+            if None in results:
                 continue
             label = f"{subject['model']} on {subject['data']}"
             label += f" ({run.name})" if len(runs) > 1 else ""
+            accuracy, length, linear = (r.summary["value"] for r in results if r is not None)
             layers = {
-                name[5]: (value, numbers[(*key, "linear-units", name[5], "units")])
-                for name, value in numbers.items()
-                if name[:5] == (*key, "linear-units") and name[5] and name[6] == "nonlinear"
+                value.place: (value.statistics["nonlinear"], value.statistics["units"])
+                for value in (results[2].values if results[2] else ())
+                if value.status == "ok" and "nonlinear" in value.statistics
             }
-            accuracy, length, linear = (float(value) for value in values if value is not None)
             network = Network(*_parse_header(subject), accuracy, length, linear, layers)
             members.setdefault(label, []).append(network)
     return [
@@ -135,14 +134,10 @@ def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
         return "reference", None, own_seed
 
 
-def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
-    table = run.scores[run.scores["status"] == "ok"]
-    columns = ["model", "weights", "data", "seed", "measure", "place", "statistic", "value"]
-    return {
-        (str(m), str(w), str(d), int(s), str(measure), str(place or ""), str(statistic)): float(v)
-        for m, w, d, s, measure, place, statistic, v in table[columns].itertuples(index=False)
-        if measure in ("accuracy", "pathlength", "linear-units")
-    }
+def _result(run: NamedRun, subject: Identity, measure: str) -> Result | None:
+    """Return the result of a measure if it has a value."""
+    record = run.cells.get((*subject, measure))
+    return record.result if record and "value" in record.result.numbers else None
 
 
 def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:

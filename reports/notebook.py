@@ -17,9 +17,8 @@ from .fingerprint import strip
 from .leaderboard import Row, leaderboard, leaderboard_frame
 from .panels import RAMP
 from .population import ColourScale, colour_scale, reference_share
-from .tables import Scores, mean_cell, read_run
+from .tables import Scores, read_run
 from .text import number, plus_minus
-from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.measure import Result
@@ -49,12 +48,14 @@ def leaderboard_of(
     names = list(scores.measures) if measures is None else list(measures)
     for name in names:
         check_measure_name(name, scores)
-    rows = leaderboard(scores.of_measures(names), known, together=seeds == "together")
+    rows = leaderboard(scores.restrict(measures=names), known, together=seeds == "together")
     frame = leaderboard_frame(rows, names, full=full)
     if reference:
         for name in names:
             info = known.get(name, {})
-            frame[name, "reference"] = [reference_share(r, name, info) for r in rows]
+            frame[name, "reference"] = [
+                reference_share(row.entries[name].value, name, info) for row in rows
+            ]
     return frame[names]
 
 
@@ -143,16 +144,15 @@ def _row_html(
 ) -> list[Markup]:
     cells = [Markup("<b>{}</b>").format(row.label)]
     if colours:
-        mean = mean_cell([scores[subject.label, name] for subject in row.subjects])
-        values = [place.value for place in mean.places]
-        drawn = strip(values, colours.scale, title=row.label, colours=dict(enumerate(RAMP)))
+        values = [place.value for place in row.entries[name].places]
+        drawn = strip(values, colours.scale, title=row.label, colours=RAMP)
         cells.append(Markup('<div style="width:200px">{}</div>').format(drawn))
     for measure in scores.measures:
         entry = row.entries[measure]
         if entry.status != "ok":
             cells.append(Markup('<i title="{}">{}</i>').format(entry.reason, entry.status))
             continue
-        ranks = ranks_text(entry.best, entry.worst) if is_ranked else ""
+        ranks = entry.ranks if is_ranked else ""
         text = Markup('<span title="{!r}">{}</span>').format(
             entry.value, plus_minus(entry.value, entry.error)
         )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from array import array
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from markupsafe import Markup
 
 from nlbench.errors import RequestError
@@ -26,10 +24,10 @@ from nlbench.serialization.files import (
 )
 
 from .agreement import agreement
-from .embedded import SCORES_SCRIPT, pack, places_left_out, to_script
+from .embedded import SCORES_SCRIPT, PageData, to_script
 from .environment import environment
 from .exports import latex_table
-from .figures import page_exports, path_drawings
+from .figures import page_exports
 from .findings import DISAGREE, findings
 from .layout import NamedRun
 from .leaderboard import (
@@ -43,7 +41,7 @@ from .leaderboard import (
 from .linearised import tradeoffs
 from .manifest import manifest_lines
 from .planes import planes_of
-from .population import colour_scale, population_of
+from .population import population_of
 from .relative import with_relative
 from .remarks import (
     describe_scope,
@@ -55,8 +53,8 @@ from .remarks import (
 )
 from .signatures import signature_maps
 from .single import cards, cite_sentence, strip_fields
-from .tables import CellReplicates, Identity, Scores, labelled, mean_cell, replicates_by_cell
-from .text import ERROR_LEGEND, functional_calls, place_noun
+from .tables import Measures, Scores
+from .text import ERROR_LEGEND, place_noun
 from .training import change_table, training_runs
 from .views import bibtex, board_view, heatmaps, meanings, questions
 
@@ -66,8 +64,10 @@ if TYPE_CHECKING:
 _GENERATOR = '<meta name="generator" content="nlbench">'
 _SOURCE = '<meta name="nlbench-source" content="{}">'
 _HEAD_BYTES = 4096
-MAX_SUBJECTS = 800
-"""Maximum number of subjects on one page; with more, it would exceed 5 MB."""
+MAX_BYTES = 5_000_000
+"""Approximate maximum size of a page."""
+BYTES_PER_SUBJECT = 500
+BYTES_PER_CELL = 400
 MAX_MANIFEST_LINES = 200
 MAX_LATEX_ROWS = 100
 
@@ -117,19 +117,12 @@ def _source_hash(named: Sequence[NamedRun]) -> str:
     """Compute a hash of everything on a page that comes from its runs."""
     digest = hashlib.sha256(version("nlbench").encode())
     for run in named:
-        tables = ("scores", "replicates")
-        facts = {name: value for name, value in vars(run).items() if name not in tables}
-        digest.update(repr(to_plain(facts)).encode("utf-8", "surrogatepass") + b"\0")
-        for name, column in run.scores.items():
-            numbers = column.to_numpy()
-            if numbers.dtype.kind in "if":
-                digest.update(f"{name}\0".encode() + numbers.tobytes())
-            else:
-                text = "\0".join(map(str, (name, *numbers)))
-                digest.update(text.encode("utf-8", "surrogatepass"))
-        for cell in run.replicates.values():
-            for replicates in (cell.summary, *cell.places.values()):
-                digest.update(array("d", replicates).tobytes())
+        facts = to_plain((run.name, run.manifest, run.planes))
+        digest.update(repr(facts).encode("utf-8", "surrogatepass"))
+        for record in run.records:
+            facts = to_plain((record.identity, record.probe, record.costs))
+            text = repr((facts, record.key, record.seconds, record.traceback, record.result))
+            digest.update(text.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 
 
@@ -208,12 +201,11 @@ def _file_name(name: str, taken: Container[str]) -> str:
 
 def _index_row(run: NamedRun) -> dict[str, Any]:
     """Return a run's row in the index."""
-    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures") or {}
-    scores = Scores(labelled(run.scores), measures)
+    scores, measures = read_runs([run])
     rows = leaderboard(scores, measures)
     first = sort_measure(measures, scores.measures)
     top = rows[0] if rows and first and rows[0].entries[first].status == "ok" else None
-    cells = [scores[s.label, name].status for s in scores.subjects for name in scores.measures]
+    cells = [score.status for _, _, score in scores.cells()]
     return {
         "name": run.name,
         "created": str(run.manifest.get("created") or ""),
@@ -236,33 +228,26 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         Shown instead of the names of the runs.
     """
     named = named_runs(runs)
-    table, measures = concatenate_scores(named)
-    measures = with_relative(measures)
-    probes = list(dict.fromkeys(info.get("probe") for info in measures.values()))
-    measures = dict(sorted(measures.items(), key=lambda item: probes.index(item[1].get("probe"))))
-    replicates = {key: r for run in named for key, r in _replicates(run, len(named) > 1)}
-    scores = Scores(labelled(table), measures, replicates)
-    measures = scores.describe(measures)
+    scores, measures = read_runs(named)
     all_rows = leaderboard(scores, measures)
     missing = gaps(named, scores)
-    rows, left_out = _limit_rows(all_rows, len(scores.subjects))
-    shown = scores.subset(subject for row in rows for subject in row.subjects)
-    maps = signature_maps(rows, shown, measures)
+    rows, left_out = _limit_rows(all_rows, scores)
+    shown = scores.restrict(subjects=[subject for row in rows for subject in row.subjects])
     is_single = len(rows) == 1 and not head
     correlations = agreement(all_rows, scores, measures)
     linearised = tradeoffs(named)
     sentences = findings(all_rows, scores, measures, missing, correlations["spearman"])
+    data = PageData(shown, measures, rows, named)
+    drawings = {key: drawing for run in named for key, drawing in run.drawings.items()}
     content = {
-        **pack(shown, measures, rows, named),
+        **data.pack(),
         "single": is_single,
         "kindOrder": _kinds(named),
         "confidence": CONFIDENCE,
-        "maps": maps,
+        "maps": signature_maps(rows, shown, measures),
         "trainings": [],
         "tradeoffs": [tradeoff.content for tradeoff in linearised],
-        "figures": page_exports(
-            shown, measures, {key: d for run in named for key, d in run.drawings.items()}
-        ),
+        "figures": page_exports(shown, measures, drawings),
     }
     changed = []
     positions = {row.label: index for index, row in enumerate(rows)}
@@ -282,57 +267,51 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             disagree=any(DISAGREE in sentence for sentence in sentences),
             questions=questions(scores.measures),
             sentence=summary_sentence(scores, missing),
-            single=_single_view(rows[0], shown, measures) if is_single else None,
+            single=_single_view(rows[0], measures, data) if is_single else None,
             trainings=changed,
             cite=_citation(named, all_rows, measures),
             bibtex=bibtex(named, measures),
             latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
             error_legend=ERROR_LEGEND,
-            left_out=[*left_out, *places_left_out(content)],
+            left_out=[*left_out, *data.left_out()],
             confidence=f"{100 * CONFIDENCE:g}",
             unfinished=unfinished(named),
             differences=differences(named),
             meanings=meanings(measures),
             agreement=heatmaps(correlations, scores.measures),
             lines=any(info.get("probe") == "lines" for info in measures.values()),
-            maps=bool(maps),
+            maps=bool(content["maps"]),
             planes=[picture for run in named for picture in run.planes],
             tradeoffs=linearised,
             gaps=gap_table(missing),
             manifests=[(run.name, _manifest_lines(run)) for run in named],
             version=named[0].manifest.get("nlbench", ""),
-            data=Markup(to_script(content)),  # `to_script` escapes tags
-            **board_view(shown, measures, rows, content),
+            data=Markup(to_script(content)),
+            **board_view(data, content, measures, rows),
         )
     )
 
 
-def _single_view(
-    row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def _single_view(row: Row, measures: Measures, data: PageData) -> dict[str, Any]:
     """Return the strip and the cards for a page with one network."""
     sites = [
         name
-        for name in scores.measures
-        if measures.get(name, {}).get("probe") == "sites"
-        and len(scores[row.subjects[0].label, name].place_values)
+        for name, entry in row.entries.items()
+        if measures.get(name, {}).get("probe") == "sites" and len(entry.place_values)
     ]
     first = next((n for n in sites if sense_of(measures[n])), sites[0] if sites else "")
-    cell = mean_cell([scores[s.label, first] for s in row.subjects]) if first else None
-    colours = colour_scale(first, measures[first], cell.place_values) if cell else None
+    colours = data.colours.get(first)
     return {
         "strip_measure": first,
         "noun": place_noun(measures[first]) if first else "",
-        "fields": strip_fields(cell, colours) if cell else [],
+        "fields": strip_fields(row.entries[first], colours) if first else [],
         "colours": colours.legend() if colours else None,
-        "cards": cards(row, scores, measures),
-        "references": any(population_of(n, measures.get(n, {})) for n in scores.measures),
+        "cards": cards(row, measures),
+        "references": any(population_of(n, measures.get(n, {})) for n in row.entries),
     }
 
 
-def _citation(
-    runs: Sequence[NamedRun], rows: Sequence[Row], measures: Mapping[str, Mapping[str, Any]]
-) -> str:
+def _citation(runs: Sequence[NamedRun], rows: Sequence[Row], measures: Measures) -> str:
     """Return a sentence that cites the first network on a page, or the last step of training."""
     row = rows[-1 if is_training(rows) else 0] if rows else None
     if row is None or not any(entry.status == "ok" for entry in row.entries.values()):
@@ -355,23 +334,25 @@ def _citation(
     )
 
 
-def _limit_rows(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
+def _limit_rows(rows: Sequence[Row], scores: Scores) -> tuple[list[Row], list[str]]:
     """Return the rows that a page shows, and sentences on what it omits.
 
-    With more than `MAX_SUBJECTS` subjects, each row lists only its first seed (with the values for
-    all seeds). If there are too many rows, only the most and the least nonlinear are shown.
+    With too many subjects, each row lists only its first seed (with the values for all seeds). If
+    there are too many rows, only the most and the least nonlinear are shown.
     """
-    if subjects <= MAX_SUBJECTS:
+    limit = MAX_BYTES // (BYTES_PER_SUBJECT + BYTES_PER_CELL * len(scores.measures))
+    subjects = len(scores.subjects)
+    if subjects <= limit:
         return list(rows), []
     sentences = []
     folded = [replace(row, subjects=row.subjects[:1]) for row in rows]
     if subjects > len(rows):
         sentences.append("Values for individual seeds are only in scores.csv.")
-    if len(rows) > MAX_SUBJECTS:
-        tail = MAX_SUBJECTS // 4
-        folded = folded[: MAX_SUBJECTS - tail] + folded[-tail:]
+    if len(rows) > limit:
+        tail = limit // 4
+        folded = folded[: limit - tail] + folded[-tail:]
         sentences.append(
-            f"This page shows the {MAX_SUBJECTS - tail:,} most and the {tail:,} least nonlinear of "
+            f"This page shows the {limit - tail:,} most and the {tail:,} least nonlinear of "
             f"{len(rows):,} networks; scores.csv contains all."
         )
     return folded, sentences
@@ -392,7 +373,7 @@ def _join_names(named: Sequence[NamedRun]) -> str:
 
 
 def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
-    """Give each run a unique name and collect the facts that pages show from its records."""
+    """Give each run a name that is unique on the page."""
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if not members:
         raise RequestError("no runs to report; expected at least one")
@@ -405,53 +386,29 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
             name = f"{run.name} ({number})"
             number += 1
         # Each access to a manifest serializes the entry, so convert it once.
-        manifest = dict(run.manifest)
-        subjects = {
-            (str(s["model"]), str(s["weights"]), str(s["data"]), int(s["seed"])): s
-            for s in manifest.get("subjects") or []
-            if {"model", "weights", "data", "seed"} <= s.keys()
-        }
-        facts = _record_facts(run)
-        facts["replicates"] = replicates_by_cell(run.records)
-        named.append(NamedRun(name, run.scores, manifest, subjects=subjects, **facts))
+        planes = planes_of(run.path) if run.path else ()
+        named.append(NamedRun(name, dict(run.manifest), tuple(run.records), planes))
     return named
 
 
-def _record_facts(run: Run) -> dict[str, Any]:
-    """Collect the facts in a run's records that are not in its table."""
-    kinds: dict[tuple[str, str, str, int], dict[str, str]] = {}
-    remarks: dict[tuple[str, str, str, int], dict[str, None]] = {}
-    cells: dict[tuple[str, str, str, int, str], dict[str, Any]] = {}
-    for record in run.records:
-        subject = record.identity[:4]
-        facts = record.probe.facts
-        kinds.setdefault(subject, {}).update(facts.get("kinds", {}))
-        notes = remarks.setdefault(subject, {})
-        for site, remark in facts.get("remarks", {}).items():
-            notes[f"{site}: {remark}"] = None
-        if where := facts.get("where"):
-            notes[functional_calls(where)] = None
-        if facts.get("unseen"):
-            notes[f"activations inside {', '.join(facts['unseen'])} were not observed"] = None
-        cells[record.identity] = {
-            "key": record.key,
-            "seconds": record.seconds,
-            "traceback": record.traceback,
-            **record.costs,
-        }
-    return {
-        "drawings": path_drawings(run),
-        "kinds": kinds,
-        "cells": cells,
-        "remarks": {subject: tuple(notes) for subject, notes in remarks.items()},
-        "planes": planes_of(run.path) if run.path else (),
-    }
+def read_runs(runs: Sequence[NamedRun]) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
+    """Return the scores of runs, and each measure's metadata from the first run with it.
 
-
-def _replicates(run: NamedRun, several: bool) -> Iterator[tuple[Identity, CellReplicates]]:
-    """Yield a run's replicates, under the name that its cells have in the page's table."""
-    for key, replicates in run.replicates.items():
-        yield (run.name if several else "", *key[1:]), replicates
+    Measures that share a probe are neighbours.
+    """
+    known: dict[str, Mapping[str, Any]] = {}
+    for run in runs:
+        sites = (run.manifest.get("probes") or {}).get("sites") or {}
+        nouns = {"activations": "activation", "blocks": "block", "spans": "span"}
+        noun = nouns.get(sites.get("of", "activations").partition(":")[0], "module")
+        for name, info in (run.manifest.get("measures") or {}).items():
+            known.setdefault(name, {**info, "of": noun})
+    known = with_relative(known)
+    probes = list(dict.fromkeys(info.get("probe") for info in known.values()))
+    measures = dict(sorted(known.items(), key=lambda item: probes.index(item[1].get("probe"))))
+    records = {run.name if len(runs) > 1 else "": run.records for run in runs}
+    scores = Scores(records, measures)
+    return scores, scores.describe(measures)
 
 
 def _manifest_lines(run: NamedRun) -> list[tuple[str, str]]:
@@ -462,24 +419,8 @@ def _manifest_lines(run: NamedRun) -> list[tuple[str, str]]:
 
 def _kinds(runs: Sequence[NamedRun]) -> list[str]:
     """Return the activation functions, most frequent first."""
-    counted = Counter(
-        kind for run in runs for sites in run.kinds.values() for kind in sites.values() if kind
-    )
-    return [kind for kind, _ in counted.most_common()]
-
-
-def concatenate_scores(
-    runs: Sequence[NamedRun],
-) -> tuple[pd.DataFrame, dict[str, Mapping[str, Any]]]:
-    """Concatenate the scores of runs; take each measure's metadata from the first run with it."""
-    measures: dict[str, Mapping[str, Any]] = {}
+    counted: Counter[str] = Counter()
     for run in runs:
-        sites = (run.manifest.get("probes") or {}).get("sites") or {}
-        nouns = {"activations": "activation", "blocks": "block", "spans": "span"}
-        noun = nouns.get(sites.get("of", "activations").partition(":")[0], "module")
-        for name, info in (run.manifest.get("measures") or {}).items():
-            measures.setdefault(name, {**info, "of": noun})
-    if len(runs) == 1:
-        return runs[0].scores, measures
-    tables = [run.scores.assign(run=run.name) for run in runs if len(run.scores)]
-    return (pd.concat(tables, ignore_index=True) if tables else runs[0].scores), measures
+        for subject in dict.fromkeys(record.subject.identity for record in run.records):
+            counted.update(filter(None, run.kinds(subject).values()))
+    return [kind for kind, _ in counted.most_common()]

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from nlbench.errors import RequestError, one_line
 
 from .fingerprint import Scale, level_of
-from .tables import TableCell
+from .tables import Score
 from .text import count
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _MAX_CAPS = 40  # with more error bars, the caps blur and make up half of the fi
 _STRIP_HEIGHT = 0.74
 _GAP = 0.12
 """Fraction of a strip's cell that is left empty, if there are few."""
-LabelledCells = Mapping[int, tuple[str, TableCell]]
+LabelledCells = Mapping[int, tuple[str, Score]]
 """Label and cell of each subject, keyed by the subject's index, which determines its colour."""
 
 
@@ -106,7 +106,7 @@ def draw_signature(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) ->
         axes.errorbar(
             depth,
             values,
-            _reach(values, [cell.place_estimate(place).interval for place in cell.places]),
+            _reach(values, [place.interval for place in cell.places]),
             label=legend_label(label),
             linewidth=0.9,
             capsize=1.6 if len(depth) <= _MAX_CAPS else 0,
@@ -197,7 +197,7 @@ def draw_curve(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
     axes.grid(axis="y", color=_RULE, linewidth=0.6)
 
 
-def draw_strips(axes: Axes, strips: Sequence[tuple[str, TableCell]], scale: Scale) -> None:
+def draw_strips(axes: Axes, strips: Sequence[tuple[str, Score]], scale: Scale) -> None:
     """Draw a strip per network, from input to output, hatched where there is no value.
 
     The places of a single network are named if they are few.
@@ -379,7 +379,7 @@ def legend_label(label: str) -> str:
     return f" {label}" if label.startswith("_") else label
 
 
-def _use_bounds(axes: Axes, cells: Sequence[TableCell], bounds: Iterable[float | None]) -> None:
+def _use_bounds(axes: Axes, cells: Sequence[Score], bounds: Iterable[float | None]) -> None:
     """Show the full range of a bounded measure if its values span a quarter of it."""
     low, high = bounds
     values = np.concatenate([cell.place_values for cell in cells]).tolist()
@@ -389,7 +389,7 @@ def _use_bounds(axes: Axes, cells: Sequence[TableCell], bounds: Iterable[float |
     axes.set_ylim(min(low, *values) - margin, max(high, *values) + margin)
 
 
-def _name_places(axes: Axes, cells: Sequence[TableCell], axis_label: str) -> None:
+def _name_places(axes: Axes, cells: Sequence[Score], axis_label: str) -> None:
     """Label the axis, with the names of the places if they are few and shared by all series."""
     longest = max(len(cell.places) for cell in cells)
     names = [place.name for place in cells[0].places]

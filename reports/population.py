@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .fingerprint import Scale
-from .leaderboard import Row, sense_of
+from .leaderboard import sense_of
 from .relative import RELATIVE
 from .text import number, short_decimals
 
@@ -123,13 +123,12 @@ def colour_scale(
     return ColourScale(fitted, "values on this page", False)
 
 
-def reference_share(row: Row, measure: str, info: Mapping[str, Any]) -> float:
-    """Return the fraction of reference networks that are less nonlinear than a row's network.
+def reference_share(value: float, measure: str, info: Mapping[str, Any]) -> float:
+    """Return the fraction of reference networks that are less nonlinear than a value.
 
-    The result is NaN if the row has no value or the measure has no reference population.
+    The result is NaN if there is no value or the measure has no reference population.
     """
     population = population_of(measure, info)
-    value = row.entries[measure].value
     return population.share_below(value) if population and math.isfinite(value) else math.nan
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nlbench.measure.replicates import GROUPS, group_index
 
 if TYPE_CHECKING:
-    from .tables import Place, TableCell
+    from .tables import Score
 
 RELATIVE = {"absdev.relative": ("absdev", "over_range")}
 """Base measure and statistic of each derived measure."""
@@ -44,41 +44,34 @@ def has_relative(name: str, measures: Mapping[str, Mapping[str, Any]]) -> bool:
     return any(base == name and derived in measures for derived, (base, _) in RELATIVE.items())
 
 
-def relative_cell(cell: TableCell, statistic: str) -> TableCell:
-    """Return a cell in which a statistic of paths is the value.
+def relative_score(score: Score, statistic: str) -> Score:
+    """Return a score in which a statistic of paths is the value.
 
     Its replicates are means over paths without one group each, as those of the value.
     """
-    if cell.status != "ok":
-        return cell
-    places = tuple(_relative_place(place, statistic) for place in cell.places)
-    number = cell.statistics.get(statistic, math.nan)
-    if not math.isfinite(number):
-        reason = f"without the statistic {statistic}"
-        return replace(
-            cell, statistics={}, status="undefined", reason=reason, places=places, replicates=()
-        )
+    places = tuple(_with_value(place, statistic) for place in score.places)
+    relative = replace(_with_value(score, statistic), places=places)
+    if relative.status != "ok":
+        return relative
     values = [place.value for place in places]
+    finite = [value for value in values if math.isfinite(value)]
+    ends = {"min": min(finite), "max": max(finite)} if finite else {}
     return replace(
-        cell,
-        statistics={"value": number, **_range(values)},
-        places=places,
-        replicates=_leave_groups_out(values) if cell.replicates else (),
+        relative,
+        statistics={**relative.statistics, **ends},
+        replicates=_leave_groups_out(values) if score.replicates else (),
     )
 
 
-def _relative_place(place: Place, statistic: str) -> Place:
-    number = place.statistics.get(statistic, math.nan)
-    if place.status != "ok" or not math.isfinite(number):
-        status = place.status if place.status != "ok" else "undefined"
-        reason = place.reason or f"without the statistic {statistic}"
-        return replace(place, statistics={}, status=status, reason=reason, replicates=())
-    return replace(place, statistics={"value": number}, replicates=())
-
-
-def _range(values: list[float]) -> dict[str, float]:
-    finite = [value for value in values if math.isfinite(value)]
-    return {"min": min(finite), "max": max(finite)} if finite else {}
+def _with_value(score: Score, statistic: str) -> Score:
+    """Return a score without places whose value is a statistic, without replicates."""
+    number = score.statistics.get(statistic, math.nan)
+    bare = replace(score, statistics={}, replicates=(), numerical_error=0.0)
+    if score.status == "ok" and math.isfinite(number):
+        return replace(bare, value=number, statistics={"value": number})
+    status = score.status if score.status != "ok" else "undefined"
+    reason = score.reason or f"without the statistic {statistic}"
+    return replace(bare, value=math.nan, status=status, reason=reason)
 
 
 def _leave_groups_out(values: list[float]) -> tuple[float, ...]:

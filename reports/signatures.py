@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .leaderboard import Row
-from .tables import Scores
+from .tables import Measures, Scores
 
 MIN_NETWORKS, MAX_NETWORKS = 4, 80
 """Numbers of networks in a heatmap; with more, the rows would be unreadable."""
@@ -97,7 +97,7 @@ def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
 
 
 def signature_maps(
-    rows: Sequence[Row], scores: Scores, measures: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[Row], scores: Scores, measures: Measures
 ) -> dict[str, dict[str, Any]]:
     """Compare the signatures of a leaderboard's networks for each measure of activations.
 

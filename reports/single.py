@@ -13,7 +13,7 @@ from .definitions import definition
 from .fingerprint import Scale, level_of
 from .leaderboard import Row, Standing, sense_of
 from .population import ColourScale, Population, population_of
-from .tables import Scores, TableCell
+from .tables import Measures, Score
 from .text import number, plus_minus, short_decimals, value_text
 
 _WIDTH, _HEIGHT, _MARGIN = 300.0, 46.0, 12.0
@@ -33,7 +33,7 @@ class Card:
     formula: str = ""
 
 
-def strip_fields(cell: TableCell, colours: ColourScale | None) -> list[dict[str, Any]]:
+def strip_fields(cell: Score, colours: ColourScale | None) -> list[dict[str, Any]]:
     """Return the cells of a measure's strip, one per activation, in call order."""
     decimals = short_decimals(cell.place_values)
     fields = []
@@ -41,32 +41,31 @@ def strip_fields(cell: TableCell, colours: ColourScale | None) -> list[dict[str,
         level = -1
         if colours is not None and math.isfinite(place.value):
             level = level_of(colours.scale.position(place.value))
-        error = cell.place_estimate(place).error
         fields.append(
             {
                 "label": ".".join(place.name.split(".")[-2:]),
                 "text": number(place.value, decimals) if level >= 0 else place.status,
                 "level": "qx" if level < 0 else f"q{level}",
                 "dark": level >= _FIRST_DARK_LEVEL,
-                "remark": place.reason or f"{place.name}: {plus_minus(place.value, error)}",
+                "remark": place.reason or f"{place.name}: {plus_minus(place.value, place.error)}",
             }
         )
     return fields
 
 
-def cards(row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]) -> list[Card]:
+def cards(row: Row, measures: Measures) -> list[Card]:
     """Return a card for each measure of a network."""
     network_cards = []
-    for index, name in enumerate(scores.measures):
+    for index, (name, entry) in enumerate(row.entries.items()):
         info = measures.get(name, {})
-        entry, cells = row.entries[name], [scores[s.label, name] for s in row.subjects]
         description = str(info.get("description", "")).strip()
         if entry.status != "ok":
             network_cards.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
             continue
-        card = _card(name, description, entry, cells, info)
-        formula = definition(name, info, f"formula{index}")
-        network_cards.append(replace(card, formula=formula))
+        # The places of a mean over seeds are not the seeds' own.
+        places = [p.value for p in entry.places] if len(row.subjects) == 1 else []
+        card = _card(name, description, entry, places, info)
+        network_cards.append(replace(card, formula=definition(name, info, f"formula{index}")))
     return network_cards
 
 
@@ -74,7 +73,7 @@ def _card(
     name: str,
     description: str,
     entry: Standing,
-    cells: Sequence[TableCell],
+    places: Sequence[float],
     info: Mapping[str, Any],
 ) -> Card:
     scale = str(info.get("scale") or "")
@@ -87,7 +86,6 @@ def _card(
         notes.append(population.sentence(entry.value) + ".")
     if entry.reason:
         notes.append(f"{entry.reason[0].upper()}{entry.reason[1:]}.")
-    places = [place.value for place in cells[0].places] if len(cells) == 1 else []
     return Card(
         name, description, value, _axis(name, entry, places, population, info), tuple(notes)
     )
@@ -144,7 +142,7 @@ def _axis(
     )
 
 
-def cite_sentence(row: Row, measures: Mapping[str, Mapping[str, Any]], facts: Sequence[str]) -> str:
+def cite_sentence(row: Row, measures: Measures, facts: Sequence[str]) -> str:
     """Return a citable sentence with a network's values that ends with `facts` about the run."""
     texts = []
     units: dict[str, None] = {}

@@ -26,7 +26,6 @@ from .text import (
     uncertain_decimals,
     value_text,
 )
-from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -146,11 +145,10 @@ def _column(name: str, rows: Sequence[Row], info: Mapping[str, Any]) -> list[str
 def _text(entry: Standing, decimals: int | None) -> str:
     if entry.status != "ok":
         return entry.status
-    ranks = ranks_text(entry.best, entry.worst)
     text = number(entry.value, decimals)
     if entry.error > 0:
         text = plus_minus(entry.value, entry.error)
-    return f"{text} ({ranks})" if ranks else text
+    return f"{text} ({entry.ranks})" if entry.ranks else text
 
 
 def _width(texts: Sequence[str]) -> int:

@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .compare import Difference, difference_of, mark_significant
-from .estimates import over_seeds
 from .layout import Table
 from .leaderboard import Row, compared_measures, is_training
-from .tables import Scores, TableCell, mean_cell
+from .tables import Measures, Score, Scores, mean_score
 from .text import place_text, plus_minus, range_noun
-
-Measures = Mapping[str, Mapping[str, Any]]
 
 _MAX_PLACES = 3
 
@@ -65,7 +62,7 @@ class TrainingRun:
             },
         }
 
-    def _pairs(self, scores: Scores, measure: str) -> list[tuple[TableCell, TableCell]]:
+    def _pairs(self, scores: Scores, measure: str) -> list[tuple[Score, Score]]:
         """Return the cells for the first and the last step, paired by seed."""
         first, last = (
             {s.training_seed: scores[s.label, measure] for s in row.subjects}
@@ -99,16 +96,11 @@ def _step(row: Row) -> int:
     return checkpoint.step if checkpoint else 0
 
 
-def _difference(measure: str, pairs: Sequence[tuple[TableCell, TableCell]]) -> Difference:
+def _difference(measure: str, pairs: Sequence[tuple[Score, Score]]) -> Difference:
     """Compare two steps, by their means over seeds."""
-    if len(pairs) == 1:
-        return difference_of("", measure, *pairs[0])
     seeds = range(len(pairs))
-    first, last = (replace(mean_cell(cells), key="seeds") for cells in zip(*pairs, strict=True))
-    ends = (over_seeds((cell.value for cell in cells), seeds) for cells in zip(*pairs, strict=True))
-    before, after = ends
-    places = difference_of("", measure, first, last).places
-    return Difference("", measure, "", before, after, places=places)
+    first, last = (mean_score(side, seeds, key="seeds") for side in zip(*pairs, strict=True))
+    return difference_of("", measure, first, last)
 
 
 def most_changed(difference: Difference) -> list[Difference]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -16,21 +16,13 @@ from nlbench.question import load_questions
 
 from .agreement import Correlation
 from .definitions import definition
-from .embedded import entry_texts
+from .embedded import PageData
 from .fingerprint import Scale, strip
 from .layout import NamedRun
-from .leaderboard import Measures, Row, Standing, is_training, sort_measure
+from .leaderboard import Row, Standing, is_training, sort_measure
 from .remarks import remarks_of
-from .tables import Scores, mean_cell
-from .text import (
-    bounds_text,
-    count,
-    direction,
-    number,
-    range_text,
-    settings_text,
-    uncertain_decimals,
-)
+from .tables import Measures
+from .text import bounds_text, direction, number, range_text, settings_text
 
 _GROUPS = {
     "sites": "Activations",
@@ -92,99 +84,65 @@ def bibtex(runs: Sequence[NamedRun], measures: Measures) -> str:
     return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
 
 
-@dataclass(frozen=True)
-class BoardCell:
-    """One cell of the leaderboard on the static page.
-
-    Parameters
-    ----------
-    text : str
-        The value, rounded to its interval.
-    exact : str
-        The value at full precision.
-    small : str
-        Standard error and interval for the rank.
-    place : str
-        CSS variables that position the mark and its interval.
-    note : str
-        Footnote mark that refers to the remark below the table.
-    """
-
-    status: str
-    text: str = ""
-    exact: str = ""
-    small: str = ""
-    place: str = ""
-    remark: str = ""
-    note: str = ""
-
-
 def board_view(
-    scores: Scores, measures: Measures, rows: Sequence[Row], content: Mapping[str, Any]
+    data: PageData, content: Mapping[str, Any], measures: Measures, rows: Sequence[Row]
 ) -> dict[str, Any]:
     """Build the template variables for the leaderboard.
 
     Parameters
     ----------
     content : mapping
-        Output of `nlbench.reports.embedded.pack`.
+        What `data` was packed into, with ``kindOrder``.
     """
-    names = list(scores.measures)
     packed = content["measures"]
+    names = [measure["name"] for measure in packed]
     first = None if is_training(rows) else sort_measure(measures, names)
-    strips = _strip_measure(packed, scores)
-    order = _group(packed)
-    starts = {group[0] for group in order}
+    strips = _strip_measure(packed, rows)
+    groups = [
+        [index for index, _ in group]
+        for _, group in itertools.groupby(enumerate(packed), key=lambda pair: pair[1]["probe"])
+    ]
     directions = {1: "↑ nonlinear", -1: "↓ nonlinear", 0: "no direction"}
+    order = {1: "descending", -1: "ascending"}
     columns = [
         {
-            "name": name,
-            "direction": packed[i]["scale"] or directions[sense],
-            "first": i in starts,
-            "sorted": ("descending" if sense > 0 else "ascending") if name == first else "",
+            "name": m["name"],
+            "direction": m["scale"] or directions[m["sense"]],
+            "first": index in {group[0] for group in groups},
+            "sorted": order[m["sense"]] if m["name"] == first else "",
+            "mark": Scale(**m["mark"]) if m["mark"] else None,
         }
-        for i, name in enumerate(names)
-        for sense in [packed[i]["sense"]]
+        for index, m in enumerate(packed)
     ]
-    decimals = {
-        name: uncertain_decimals(
-            (row.entries[name].value for row in rows), (row.entries[name].error for row in rows)
-        )
-        for name in names
-    }
-    marks = [Scale(**m["mark"]) if m["mark"] else None for m in packed]
     remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"]
     noted = {cell: m for m, r in zip(_MARKS, remarks, strict=False) for cell in r.cells}
-    shown = [
-        {
-            "index": index,
-            "slug": quote(row.label.encode("utf-8", "replace"), safe=""),
-            "name": row.subjects[0].model.rpartition("/")[2] or row.subjects[0].model,
-            "details": _details(row, scores),
-            "strip": ""
-            if strips is None
-            else _strip(row, scores, strips, content, content["rows"][index]["subjects"][0]),
-            "cells": [
-                _board_cell(
-                    row.entries[name], decimals[name], marks[i], noted.get((row.label, name), "†")
-                )
-                for i, name in enumerate(names)
-            ],
-        }
-        for index, row in enumerate(rows)
-    ]
+    differing = {key for key in ("data", "seed") if len({s[key] for s in content["subjects"]}) > 1}
+    shown = []
+    for row, line in zip(rows, content["rows"], strict=True):
+        cells = []
+        for column, cell in zip(columns, line["cells"], strict=True):
+            note = noted.get((row.label, column["name"]), "†") if cell["r"] else ""
+            style = _mark_style(row.entries[column["name"]], column["mark"])
+            cells.append({**cell, "note": note, "style": style})
+        shown.append(
+            {
+                "slug": quote(row.label.encode("utf-8", "replace"), safe=""),
+                "name": row.subjects[0].model.rpartition("/")[2] or row.subjects[0].model,
+                "details": _details(row, differing),
+                "strip": "" if strips is None else _strip(row, data, names[strips], content),
+                "cells": cells,
+            }
+        )
     entries = [entry for row in rows for entry in row.entries.values()]
     return {
         "columns": columns,
         "groups": [
             {"title": _GROUPS.get(packed[group[0]]["probe"], "Other"), "columns": len(group)}
-            for group in order
+            for group in groups
         ],
         "rows": shown,
-        "strips": strips is not None,
-        "strip_name": "" if strips is None else names[strips],
-        "ramp": _ramp(packed[strips]) if strips is not None else {},
-        "kinds": _kinds(content["kindOrder"]),
+        "strip": None if strips is None else packed[strips],
+        "kinds": content["kindOrder"],
         "has_errors": any(entry.error > 0 for entry in entries),
         "over_seeds": any(entry.over.endswith("seeds") for entry in entries),
         "remarks": [
@@ -194,109 +152,51 @@ def board_view(
     }
 
 
-def _strip_measure(packed: Sequence[Mapping[str, Any]], scores: Scores) -> int | None:
+def _strip_measure(packed: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> int | None:
     """Return the measure of the fingerprints: with a direction, and values for most networks."""
     drawn = [i for i, m in enumerate(packed) if m["probe"] == "sites" and m["strip"]]
     drawn = [i for i in drawn if packed[i]["sense"]] or drawn
-
-    def networks(index: int) -> int:
-        name = packed[index]["name"]
-        return sum(len(scores[s.label, name].place_values) > 0 for s in scores.subjects)
-
-    return max(drawn, key=networks, default=None)
+    networks = {
+        i: sum(len(row.entries[packed[i]["name"]].place_values) > 0 for row in rows) for i in drawn
+    }
+    return max(drawn, key=networks.__getitem__, default=None)
 
 
-def _group(packed: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Group neighbouring measures that use the same probe."""
-    return [
-        [index for index, _ in group]
-        for _, group in itertools.groupby(enumerate(packed), key=lambda pair: pair[1]["probe"])
-    ]
-
-
-def _details(row: Row, scores: Scores) -> str:
+def _details(row: Row, differing: Collection[str]) -> str:
     """Return the fields, other than the name, in which a row's network differs from others."""
     subject = row.subjects[0]
     provider = subject.model.rpartition("/")[0]
-    varies = {
-        key: len({getattr(other, key) for other in scores.subjects}) > 1 for key in ("data", "seed")
-    }
     folded = len(row.subjects) > 1 or subject.checkpoint
     weights = subject.weights_text if folded else subject.weights
-    parts = [subject.run, provider, weights, subject.data if varies["data"] else ""]
+    parts = [subject.run, provider, weights, subject.data if "data" in differing else ""]
     if len(row.subjects) > 1:
         parts.append(f"{len(row.subjects)} seeds")
-    elif varies["seed"]:
+    elif "seed" in differing:
         parts.append(f"seed {subject.seed}")
     return " · ".join(part for part in parts if part)
 
 
-def _strip(
-    row: Row, scores: Scores, measure: int, content: Mapping[str, Any], index: int
-) -> Markup:
-    info = content["measures"][measure]
-    mean = mean_cell([scores[subject.label, info["name"]] for subject in row.subjects])
-    values = [place.value for place in mean.places]
-    cell = content["cells"][index][measure]
-    # If there are too many places, the page omits their names.
-    if not values or "p" not in cell:
+def _strip(row: Row, data: PageData, measure: str, content: Mapping[str, Any]) -> Markup:
+    """Draw the strip of a row; if there are too many places, the page omits it."""
+    entry = row.entries[measure]
+    colours = data.colours[measure]
+    if not entry.places or colours is None or not data.has_places(row):
         return Markup("")
-    order = {kind: index for index, kind in enumerate(content["kindOrder"])}
-    kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
-    title = f"{row.label}: {info['name']} at {count(len(values), info['noun'])} in call order"
-    if spread := range_text(values):
-        title += f", range {spread}"
-    scale = {key: info["strip"][key] for key in ("low", "high", "log", "sense")}
-    return strip(values, Scale(**scale), kinds, title=title)
+    order = {kind: min(4, index) for index, kind in enumerate(content["kindOrder"])}
+    kinds = [order.get(kind, 0) for kind in data.kinds(row.subjects[0], entry)]
+    values = [place.value for place in entry.places]
+    title = f"{measure} from input to output: {range_text(values) or 'no value'}"
+    return strip(values, colours.scale, kinds, title=title)
 
 
-def _ramp(info: Mapping[str, Any]) -> dict[str, str]:
-    scale = info["strip"]
-    word = "more nonlinear" if info["sense"] else "more"
-    return {
-        "least": f"{info['name']} {scale['least']}",
-        "most": f"{scale['most']}, {word} ({scale['source']})",
-    }
-
-
-def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
-    """Return the legend for the marks below a strip; empty if there is a single kind."""
-    if len(kinds) < 2:
-        return []
-    marks = ("", "M0 3h20v5h-20z", "M0 3h9v5h-9z", "M11 3h9v5h-9z", "M6 3h8v5h-8z")
-    shown = [{"name": kind, "mark": marks[i]} for i, kind in enumerate(kinds[:4])]
-    if len(kinds) > 4:
-        shown.append({"name": ", ".join(kinds[4:]), "mark": marks[4]})
-    return shown
-
-
-def _board_cell(entry: Standing, decimals: int | None, mark: Scale | None, note: str) -> BoardCell:
-    if entry.status != "ok" or not math.isfinite(entry.value):
-        status = entry.status if entry.status != "ok" else "undefined"
-        return BoardCell(status, remark=entry.reason or "no finite number")
-    place = ""
-    if entry.rank is not None and mark is not None:
-        ends = [mark.position(entry.low), mark.position(entry.high)]
-        ends = sorted(end for end in ends if math.isfinite(end)) or [mark.position(entry.value)] * 2
-        place = f"--p:{mark.position(entry.value):.3f};--a:{ends[0]:.3f};--z:{ends[-1]:.3f}"
-    value, error, _, _ = entry_texts(entry, decimals)
-    small = " · ".join(part for part in (error, ranks_text(entry.best, entry.worst)) if part)
-    return BoardCell(
-        "ok", value, repr(entry.value), small, place, entry.reason, note if entry.reason else ""
-    )
-
-
-def ranks_text(best: int | None, worst: int | None) -> str:
-    """Format the interval for a rank.
-
-    Examples
-    --------
-    >>> ranks_text(1, 3), ranks_text(2, 2), ranks_text(None, None)
-    ('1–3', '2', '')
-    """
-    if best is None or worst is None:
+def _mark_style(entry: Standing, mark: Scale | None) -> str:
+    """Return the CSS variables that position the mark of a ranked value and its interval."""
+    if entry.rank is None or mark is None:
         return ""
-    return str(best) if best == worst else f"{best}–{worst}"
+    position = mark.position(entry.value)
+    ends = sorted(mark.position(end) for end in (entry.low, entry.high) if math.isfinite(end))
+    low, high = ends or (position, position)
+    return f"--p:{position:.3f};--a:{low:.3f};--z:{high:.3f}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 "use strict";
 /* Sorts and filters the page's tables, draws figures from the embedded data, and stores the state
-   of the view in the URL. Python has formatted all numbers but those at the axes of figures. */
-const D = JSON.parse(document.getElementById("data").textContent);
+   of the view in the URL. Python has formatted all numbers but those at the axes of figures.
+   The page unpacks the data into D before it runs this script. */
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const SVG = "http://www.w3.org/2000/svg";
@@ -23,8 +23,7 @@ function h(tag, attributes = {}, ...children) {
 const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const num = value => (value === null || value === undefined ? NaN : Number(value));
 
-/* The packed data: indices into the entries of rows, and accessors for the cells of subjects. */
-const VALUE = 0, LOW = 1, HIGH = 2, RANK = 3, TIED = 4, BEST = 5, WORST = 6, QUANTILE = 7, N = 8, OVER = 9, STATUS = 10, REASON = 11, TEXT = 12, ERROR = 13, INTERVAL = 14, RANGE = 15;
+/* Accessors for the entries of rows and the cells of subjects. */
 const M = D.measures, ROWS = D.rows, SUBJECTS = D.subjects;
 const siteMeasures = M.map((m, i) => i).filter(i => M[i].probe === "sites" && M[i].strip);
 const lineMeasures = M.map((m, i) => i).filter(i => M[i].probe === "lines" && M[i].strip);
@@ -34,8 +33,7 @@ const rowCell = (row, measure) => ROWS[row].means[measure] || cellOf(ROWS[row].s
 const places = cell => ("p" in cell ? D.names[cell.p] : []);
 const placeValues = cell => ("c" in cell && cell.c.value ? cell.c.value.map(num) : []);
 const placeTexts = cell => cell.f || [];
-const halves = cell => (cell.h && cell.c.error ? cell.c.error.map(error => cell.h * num(error)) : []);
-const countText = n => D.counts[n] || String(n);
+const halves = cell => (cell.h || []).map(num);
 const kindsOf = cell => ("p" in cell ? D.kinds[cell.p] : []);
 const remarkOf = (cell, index) => (cell.m || []).find(([place]) => place === index);
 /* The state of the view, stored in the URL's fragment. */
@@ -99,20 +97,21 @@ const FACETS = ["family", "weights", "data", "seed", "run"].map(key => [key, [..
 const facetCache = ROWS.map((_, row) => facetsOf(row));
 const searchCache = ROWS.map(row => row.subjects.map(s => [SUBJECTS[s].label, SUBJECTS[s].model, SUBJECTS[s].weights, SUBJECTS[s].data, SUBJECTS[s].family, SUBJECTS[s].run].join(" ")).join(" ").toLowerCase());
 
-const rangeText = entry => (entry[BEST] === null ? "" : entry[BEST] === entry[WORST] ? String(entry[BEST]) : entry[BEST] + "–" + entry[WORST]);
+/* A value with its error, as it is written in sentences. */
+const valueText = entry => [entry.text, entry.error].filter(Boolean).join(" ");
 function cellTexts(row, measure) {
   const entry = ROWS[row].cells[measure];
-  const value = num(entry[VALUE]);
-  if (entry[STATUS] !== "ok" || !Number.isFinite(value)) return null;
+  const value = num(entry.value);
+  if (entry.s !== "ok" || !Number.isFinite(value)) return null;
   const base = state.base === "" ? -1 : ROWS.findIndex(r => r.label === state.base);
   const shown = D.differences[base];
-  if (state.show === "ranks") return [entry[RANK] === null ? "–" : (entry[TIED] ? "=" : "") + entry[RANK], rangeText(entry)];
-  if (state.show === "quantiles") return [entry[QUANTILE] || "–", rangeText(entry)];
+  if (state.show === "ranks") return [entry.rank === null ? "–" : (entry.tied ? "=" : "") + entry.rank, entry.ranks];
+  if (state.show === "quantiles") return [entry.quantile || "–", entry.ranks];
   if (shown && base !== row) {
     const [change, error] = (shown[row][measure] || "–").split(" ± ");
     return [change, error ? "± " + error : ""];
   }
-  return [entry[TEXT], state.spread ? entry[RANGE] : [entry[ERROR], rangeText(entry)].filter(Boolean).join(" · ")];
+  return [entry.text, state.spread ? entry.range : [entry.error, entry.ranks].filter(Boolean).join(" · ")];
 }
 function drawCells() {
   lines.forEach((line, row) => {
@@ -161,7 +160,7 @@ function sortBoard() {
   order = ROWS.map((_, row) => row);
   if (measure >= 0) {
     const sense = M[measure].sense || 1;
-    const key = ROWS.map(row => (row.cells[measure][STATUS] === "ok" ? sense * num(row.cells[measure][VALUE]) : NaN));
+    const key = ROWS.map(row => (row.cells[measure].s === "ok" ? sense * num(row.cells[measure].value) : NaN));
     order.sort((a, b) => (Number.isNaN(key[a]) - Number.isNaN(key[b])) || back * (key[b] - key[a]) || a - b);
   } else if (state.sort === "name") {
     const compare = new Intl.Collator(undefined, {numeric: true}).compare;
@@ -206,7 +205,7 @@ function openSeeds() {
     if (!open.has(row.label)) return;
     const seedLines = row.subjects.map(subject => {
       const line = h("tr", {class: "seed", "data-subject": subject}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
-      if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(cellOf(subject, measureIndex(state.strip)), SUBJECTS[subject].label, measureIndex(state.strip)) || ""));
+      if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(cellOf(subject, measureIndex(state.strip)), measureIndex(state.strip)) || ""));
       M.forEach((_, measure) => {
         const cell = cellOf(subject, measure), value = num((cell.t || {}).value);
         const fine = cell.s === "ok" && Number.isFinite(value);
@@ -221,40 +220,18 @@ const valueParts = text => { const [value, error] = text.split(" ± "); return [
 const missing = (status, reason) => h("td", {class: "num none " + status}, h("b", {}, status), h("small", {}, reason || ""));
 
 /* ---- Strips ---- */
-function path(d, name) { const element = document.createElementNS(SVG, "path"); element.setAttribute("d", d); element.setAttribute("class", name); return element; }
 const kindIndex = kind => Math.max(0, Math.min(4, D.kindOrder.indexOf(kind)));
-function stripOf(cell, label, measure) {
-  if (!places(cell).length) return null;
-  const count = places(cell).length, kinds = kindsOf(cell);
-  const width = 1000 / count, gap = count < 24 ? 4.5 : count < 90 ? 1.5 : 0;
-  const boxes = {}, marks = {};
-  for (let site = 0; site < count; site++) {
-    const x = (site * width).toFixed(1);
-    const name = "q" + (cell.l || "")[site];
-    boxes[name] = (boxes[name] || "") + `M${x} 0h${Math.max(width - gap, width / 2).toFixed(1)}v20H${x}z`;
-    const kind = kinds.length ? kindIndex(kinds[site]) : 0;
-    if (kind) {
-      const [begin, share] = [[0, 1], [0, .45], [.55, .45], [.3, .4]][kind - 1];
-      const w = ((width - gap) * share).toFixed(1);
-      marks["k" + kind] = (marks["k" + kind] || "") + `M${(site * width + begin * (width - gap)).toFixed(1)} 22h${w}v5h-${w}z`;
-    }
-  }
-  const marked = Object.keys(marks).length > 0;
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "strip" + (marked ? "" : " low"));
-  svg.setAttribute("viewBox", "0 0 1000 " + (marked ? 27 : 20));
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${label}: ${M[measure].name} at ${plural(count, M[measure].noun)} in call order`);
-  for (const name of Object.keys(boxes).sort()) svg.append(path(boxes[name], name));
-  for (const name of Object.keys(marks).sort()) svg.append(path(marks[name], name));
-  return svg;
+function stripOf(cell, measure) {
+  if (!cell.l) return null;
+  const kinds = kindsOf(cell).map(kind => (kindIndex(kind) ? " k" + kindIndex(kind) : ""));
+  const label = `${M[measure].name} from input to output: ${rangeOf(placeValues(cell), placeTexts(cell))}`;
+  return h("span", {class: "strip" + (cell.l.length > 60 ? " many" : ""), role: "img", "aria-label": label}, [...cell.l].map((level, site) => h("i", {class: `q${level}${kinds[site] || ""}`})));
 }
 const drawnStrips = ROWS.map(() => START.strip);
 function refreshStrip(row) {
   if (SHIFT !== 2 || drawnStrips[row] === state.strip) return;
   drawnStrips[row] = state.strip;
-  const measure = measureIndex(state.strip), drawn = stripOf(rowCell(row, measure), ROWS[row].label, measure);
+  const measure = measureIndex(state.strip), drawn = stripOf(rowCell(row, measure), measure);
   lines[row].cells[1].replaceChildren(...(drawn ? [drawn] : []));
 }
 function drawStrips() {
@@ -280,15 +257,15 @@ function showTip(text, event) {
 }
 function describe(row, measure) {
   const entry = ROWS[row].cells[measure], m = M[measure];
-  if (entry[STATUS] !== "ok") return `${m.name}, ${ROWS[row].label}: ${entry[STATUS]}: ${entry[REASON]}`;
-  const parts = [`${m.name} ${[entry[TEXT], entry[ERROR]].filter(Boolean).join(" ")}${m.scale ? `, ${m.scale}` : ""}`];
-  if (entry[INTERVAL]) parts.push(`${Math.round(100 * D.confidence)} % interval ${entry[INTERVAL]}`);
-  if (entry[OVER] && entry[OVER] !== "exact") parts.push("± over " + entry[OVER]);
-  if (entry[RANGE]) parts.push("range " + entry[RANGE]);
-  if (entry[BEST] !== null) parts.push(`${entry[RANK] - 1} clearly more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
-  if (ROWS[row].reference[measure]) parts.push(`more nonlinear than ${ROWS[row].reference[measure]} of the reference networks`);
-  if (entry[N]) parts.push(`${countText(entry[N])} samples`);
-  if (entry[REASON]) parts.push(entry[REASON]);
+  if (entry.s !== "ok") return `${m.name}, ${ROWS[row].label}: ${entry.s}: ${entry.r}`;
+  const parts = [`${m.name} ${valueText(entry)}${m.scale ? `, ${m.scale}` : ""}`];
+  if (entry.interval) parts.push(`${Math.round(100 * D.confidence)} % interval ${entry.interval}`);
+  if (entry.over && entry.over !== "exact") parts.push("± over " + entry.over);
+  if (entry.range) parts.push("range " + entry.range);
+  if (entry.best !== null) parts.push(`${entry.rank - 1} clearly more nonlinear; rank between ${entry.best} and ${entry.worst} of ${ROWS.filter(r => r.cells[measure].rank !== null).length}`);
+  if (entry.reference) parts.push(`more nonlinear than ${entry.reference} of the reference networks`);
+  if (entry.n) parts.push(`${entry.n} samples`);
+  if (entry.r) parts.push(entry.r);
   return parts.join("; ");
 }
 function stripSite(event) {
@@ -348,7 +325,7 @@ function showRecord(subjects, measure, summary) {
   const m = M[measure], dialog = $("#record"), alone = subjects.length === 1;
   const parts = subjects.flatMap((subject, place) => {
     const cell = cellOf(subject, measure), one = SUBJECTS[subject], value = num((cell.t || {}).value);
-    const facts = {value: Number.isFinite(value) ? `${cell.v} (${value})` : cell.s, [cell.s === "ok" ? "note" : "reason"]: cell.r, samples: cell.n ? countText(cell.n) : "", "own time": cell.sec || "", "shared pass": cell.pass || "",
+    const facts = {value: Number.isFinite(value) ? `${cell.v} (${value})` : cell.s, [cell.s === "ok" ? "note" : "reason"]: cell.r, samples: cell.count, "own time": cell.sec || "", "shared pass": cell.pass || "",
       "peak memory": cell.mem || "", options: place ? "" : (D.settings[Math.max(0, D.runs.indexOf(one.run))][m.name] || ""), weights: one.facts["weights hash"], record: cell.i ? `cells/${cell.i}.json` : ""};
     return [alone ? null : h("h4", {}, one.label),
       h("dl", {}, Object.entries(facts).filter(([, text]) => text).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {class: /weights|record/.test(name) ? "code" : null}, text)])),
@@ -367,7 +344,6 @@ function download(name, text, type) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
-const unpacked = text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 let copied = "";
 async function copy(text) {
   copied = text;
@@ -395,7 +371,7 @@ function view() {
   const head = ["network", ...columns.map(i => M[i].name)];
   const cells = shown.map(row => [ROWS[row].label, ...columns.map(i => {
     const texts = cellTexts(row, i);
-    if (!texts) return ROWS[row].cells[i][STATUS];
+    if (!texts) return ROWS[row].cells[i].s;
     return texts[0] + (state.spread && state.show === "values" && texts[1] ? " " + texts[1] : "");
   })]);
   return {columns, order: shown, head, cells};
@@ -413,7 +389,7 @@ function asCsv() {
     const first = SUBJECTS[ROWS[row].subjects[0]];
     return [first.run, first.model, first.weights, first.data, ROWS[row].subjects.map(s => SUBJECTS[s].seed).join(" "), ...columns.flatMap(i => {
       const entry = ROWS[row].cells[i];
-      return [num(entry[VALUE]), num(entry[LOW]), num(entry[HIGH]), entry[RANK] === null ? NaN : entry[RANK], entry[STATUS]];
+      return [num(entry.value), num(entry.low), num(entry.high), entry.rank === null ? NaN : entry.rank, entry.s];
     })];
   })]);
 }
@@ -553,12 +529,12 @@ function drawCurves() {
 }
 function curves(measure) {
   const T = D.trainings, m = M[measure], alone = T.length === 1;
-  const valueAt = row => num(ROWS[row].cells[measure][VALUE]);
+  const valueAt = row => num(ROWS[row].cells[measure].value);
   const known = T.flatMap(t => t.rows.map(valueAt)).filter(Number.isFinite), top = alone ? T[0].top[m.name] : "";
   if (!known.some(value => value !== known[0]) && !top) return null;
   const thin = alone && m.probe !== "lines" ? T[0].rows.map(row => { const cell = rowCell(row, measure); return new Map(places(cell).map((name, i) => [name, placeValues(cell)[i]])); }) : [];
   const names = thin.length && thin[0].size > 1 && thin[0].size <= MAX_CURVES ? [...thin[0].keys()] : [];
-  const band = row => { const entry = ROWS[row].cells[measure]; return [num(entry[LOW]), num(entry[HIGH])]; };
+  const band = row => { const entry = ROWS[row].cells[measure]; return [num(entry.low), num(entry.high)]; };
   const width = 360, height = 200, left = 56, right = width - 10, above = 8, bottom = height - 38;
   const figure = new Figure(width, height, `${m.name} over training`);
   const values = T.flatMap(t => t.rows.flatMap(row => [valueAt(row), ...band(row)])).concat(thin.flatMap(map => names.map(name => map.get(name))));
@@ -789,8 +765,8 @@ function drawAgreement() {
   ROWS.forEach((row, index) => {
     if (!visible(index)) return;
     if (!byPlace) {
-      const [x, y] = [a, b].map(m => num(row.cells[m][VALUE]));
-      if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: row.label, group: index, tip: [a, b].map(m => `${M[m].name} ${[row.cells[m][TEXT], row.cells[m][ERROR]].filter(Boolean).join(" ")}`).join(", ")});
+      const [x, y] = [a, b].map(m => num(row.cells[m].value));
+      if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: row.label, group: index, tip: [a, b].map(m => `${M[m].name} ${valueText(row.cells[m])}`).join(", ")});
       return;
     }
     for (const subject of row.subjects) {
@@ -883,15 +859,15 @@ function drawSubject() {
   if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
   const numbers = M.map((m, i) => {
     const entry = ROWS[whole >= 0 ? whole : ROWS.findIndex(r => r.subjects.length === 1 && r.subjects[0] === subject)];
-    const single = cellOf(subject, i), mine = entry ? entry.cells[i] : [];
-    const fine = whole >= 0 ? mine[STATUS] === "ok" : single.s === "ok" && Number.isFinite(num((single.t || {}).value));
-    const value = num(whole >= 0 ? mine[VALUE] : (single.t || {}).value), text = whole >= 0 ? [mine[TEXT], mine[ERROR]].filter(Boolean).join(" ") : single.v;
-    const ranked = entry && ROWS.length > 1 && mine[BEST] !== null ? rangeText(mine) : "";
-    const status = whole >= 0 ? mine[STATUS] : single.s, reason = whole >= 0 ? mine[REASON] : single.r;
-    const n = whole >= 0 ? mine[N] : single.n;
+    const single = cellOf(subject, i), mine = entry ? entry.cells[i] : {ranks: ""};
+    const fine = whole >= 0 ? mine.s === "ok" : single.s === "ok" && Number.isFinite(num((single.t || {}).value));
+    const value = num(whole >= 0 ? mine.value : (single.t || {}).value), text = whole >= 0 ? valueText(mine) : single.v;
+    const ranked = ROWS.length > 1 ? mine.ranks : "";
+    const status = whole >= 0 ? mine.s : single.s, reason = whole >= 0 ? mine.r : single.r;
+    const n = whole >= 0 ? mine.n : single.count;
     const more = [whole >= 0 ? "" : single.o, m.scale].filter(Boolean).join("; ");
     return [h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)),
-      fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, text) : h("td", {class: "missing"}, status), h("td", {class: "number"}, mine[INTERVAL] || ""), h("td", {class: "number"}, mine[RANGE] || ""), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : reason || ""), h("td", {class: "number"}, n ? countText(n) : ""), h("td", {class: "number"}, whole < 0 && single.sec || ""), h("td", {class: "number"}, whole < 0 && single.pass || "")];
+      fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, text) : h("td", {class: "missing"}, status), h("td", {class: "number"}, mine.interval || ""), h("td", {class: "number"}, mine.range || ""), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : reason || ""), h("td", {class: "number"}, n), h("td", {class: "number"}, whole < 0 && single.sec || ""), h("td", {class: "number"}, whole < 0 && single.pass || "")];
   });
   const filled = numbers[0].map((_, k) => numbers.some(cells => cells[k].textContent));
   const known = Object.entries(D.statistics).filter(([name]) => numbers.some(cells => cells[5].textContent.split(/[ ,]+/).includes(name)));

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from made_scores import records_of
 
+from nlbench.store.record import Record
 from nlbench.store.table import COLUMNS
 
 DETAILS: dict[str, dict[str, Any]] = {
@@ -55,13 +57,16 @@ DETAILS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class FakeRun:
-    """What reports read of a run."""
+    """What reports read of a run, with the records of a tidy table."""
 
     name: str = "first"
     path: Path | None = None
     scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)))
     manifest: dict[str, Any] = field(default_factory=dict)
-    records: list[Any] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[Record]:
+        return records_of(self.scores, self.manifest.get("measures") or {})
 
 
 def cell_rows(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_scores import scores_of
 from scipy.stats import binomtest, pearsonr
 
 from nlbench.reports.agreement import (
@@ -18,7 +19,6 @@ from nlbench.reports.agreement import (
     within_groups,
 )
 from nlbench.reports.leaderboard import leaderboard
-from nlbench.reports.tables import Scores
 
 numbers = st.floats(-100, 100)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=3, max_size=12)
@@ -158,7 +158,7 @@ def test_directions_are_undone_and_networks_counted_once(conftest) -> None:
         "low": {"more_means": "less nonlinear", "probe": "sites"},
         "high": {"more_means": "more nonlinear", "probe": "sites"},
     }
-    scores = Scores(conftest.frame(rows), measures)
+    scores = scores_of(conftest.frame(rows), measures)
     found = agreement(leaderboard(scores, measures), scores, measures)
     assert {kind: list(pairs) for kind, pairs in found.items()} == {
         kind: [("low", "high")] for kind in ("spearman", "kendall", "pearson")

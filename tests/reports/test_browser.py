@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from nlbench.reports import page as page_module
-from nlbench.reports.embedded import read_page
 from nlbench.reports.estimates import change
 from nlbench.reports.exports import latex_table
 from nlbench.reports.leaderboard import leaderboard
@@ -27,6 +26,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import make_run  # noqa: E402
+from made_scores import page_table  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -100,6 +100,7 @@ class Seen:
         self.said.clear()
         self.asked.clear()
         self.page.goto(self.address + hash)
+        self.page.wait_for_function("typeof update === 'function'")  # the data are unpacked
         self.wait()
 
     def wait(self):
@@ -163,7 +164,7 @@ def is_rounding(text, value):
 
 
 def test_every_number_on_the_page_is_the_tables(browser, files, eight):
-    scores = read_page(files / "eight.html")
+    scores = page_table((files / "eight.html").read_text())
     summaries = scores[(scores["place"] == "") & (scores["statistic"] == "value")]
     resources = summaries.groupby(["model", "measure"])["value"].mean()
     known = {round(v, 12) for v in [*summaries["value"], *resources, *scores["value"]] if v == v}
@@ -239,7 +240,7 @@ def test_filter_facet_columns_and_switch_are_kept_in_the_address(eight, browser,
 def test_differences_to_a_chosen_row(eight):
     eight.page.select_option("#base", "vgg8")
     cells = "#board tr[data-row='{}'] td:nth-child(3)"
-    rows = eight.page.evaluate("ROWS.map(row => [row.label, num(row.cells[0][0])])")
+    rows = eight.page.evaluate("ROWS.map(row => [row.label, num(row.cells[0].value)])")
     base = dict(rows)["vgg8"]
     for index, (label, value) in enumerate(rows):
         text = eight.page.locator(cells.format(index)).locator("b").inner_text()
@@ -262,11 +263,12 @@ def test_seeds_open_under_their_network(eight):
 
 
 def test_the_strip_of_a_row_of_seeds_is_that_of_their_mean_however_it_is_drawn(eight):
-    paths = "#board tr[data-row='0'] td.print path"
-    read = "a => a.map(e => [e.getAttribute('class'), e.getAttribute('d')])"
-    written = eight.page.locator(paths).evaluate_all(read)
+    fields = "#board tr[data-row='0'] td.print .strip i"
+    read = "a => a.map(e => e.className)"
+    written = eight.page.locator(fields).evaluate_all(read)
+    assert len(written) > 4
     eight.page.evaluate("drawnStrips[0] = ''; refreshStrip(0)")
-    assert eight.page.locator(paths).evaluate_all(read) == written
+    assert eight.page.locator(fields).evaluate_all(read) == written
     means, seeds = eight.page.evaluate(
         "(() => { const m = measureIndex(state.strip); return [placeValues(rowCell(0, m)),"
         " ROWS[0].subjects.map(s => placeValues(cellOf(s, m)))]; })()"
@@ -303,7 +305,7 @@ def test_the_tidy_table_can_be_taken_away(eight, files):
     with page.expect_download() as download:
         page.click("text=all numbers, tidy (CSV)")
     taken = pd.read_csv(download.value.path(), keep_default_na=False, na_values={"value": [""]})
-    held = read_page(files / "eight.html")
+    held = page_table((files / "eight.html").read_text())
     assert len(taken) == len(held)
     pd.testing.assert_series_equal(taken["value"].astype(float), held["value"].astype(float))
     assert taken["place"].tolist() == held["place"].tolist()
@@ -373,7 +375,7 @@ def test_differences_have_paired_errors(eight):
             entries = rows[0].entries[name], row.entries[name]
             if any(entry.status != "ok" for entry in entries):
                 continue
-            found = change(*(entry.estimate for entry in entries))
+            found = change(*entries)
             texts = eight.page.locator(cells.format(index)).nth(column).inner_text()
             shown = " ".join(texts.split()).replace("†", "")
             expected = plus_minus(found.value, found.error, signed=True)

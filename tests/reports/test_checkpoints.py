@@ -1,13 +1,12 @@
 """Checkpoints of a training: their names and their order."""
 
-import json
 import math
-import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from made_scores import Replicates, page_content, scores_of
 from torch import nn
 
 import nlbench
@@ -16,7 +15,6 @@ from nlbench.reports.compare import compare_runs
 from nlbench.reports.findings import findings
 from nlbench.reports.leaderboard import is_training, leaderboard
 from nlbench.reports.page import render_page
-from nlbench.reports.tables import CellReplicates, Scores
 from nlbench.reports.training import change_table, most_changed, training_runs
 
 
@@ -70,7 +68,7 @@ def test_a_seed_is_a_word_of_its_own():
 
 def test_checkpoints_are_in_the_order_of_their_steps_with_seeds_folded(training):
     run = training(epochs=(10, 2, 0))
-    rows = leaderboard(Scores(run.scores), run.manifest["measures"])
+    rows = leaderboard(scores_of(run.scores), run.manifest["measures"])
     assert [row.label for row in rows] == ["mlp · epoch 0", "mlp · epoch 2", "mlp · epoch 10"]
     assert is_training(rows)
     assert [len(row.subjects) for row in rows] == [3, 3, 3]
@@ -83,14 +81,14 @@ def test_one_seed_twice_is_not_folded(conftest):
     for seed in (0, 1):  # one training, on two samples
         subject = ("mlp", "clean-seed3.pt", "digits", seed)
         rows += conftest.cell_rows(subject, "affinity", {"net.1": 0.9 + 0.01 * seed})
-    scores = Scores(conftest.frame(rows))
+    scores = scores_of(conftest.frame(rows))
     assert [len(row.subjects) for row in leaderboard(scores, {})] == [1, 1]
 
 
 def test_a_page_of_checkpoints_opens_with_the_place_that_changed_most(training):
     run = training()
     measures = run.manifest["measures"]
-    scores = Scores(run.scores, measures)
+    scores = scores_of(run.scores, measures)
     rows = leaderboard(scores, measures)
     first, second, *rest = findings(rows, scores, measures, [], {})
     assert first.startswith("By affinity, net.3 changed most (−0.17")
@@ -102,12 +100,12 @@ def test_a_page_of_checkpoints_opens_with_the_place_that_changed_most(training):
 def test_changes_are_paired_by_seed(training):
     run = training()
     measures = run.manifest["measures"]
-    scores = Scores(run.scores, measures)
+    scores = scores_of(run.scores, measures)
     [found] = training_runs(leaderboard(scores, measures))
     whole = found.changes(scores, measures)["affinity"]
     top, *_ = most_changed(whole)
     # The noise of a seed is the same at all steps, so that it is no part of a difference.
-    assert (top.place, top.first.unit) == ("net.3", "seeds")
+    assert (top.place, top.first.unit) == ("net.3", "3 seeds")
     assert top.change == pytest.approx(-0.17)
     assert top.error == pytest.approx(0, abs=1e-9)
     assert top.is_significant
@@ -118,7 +116,7 @@ def test_changes_are_paired_by_seed(training):
 def test_one_seed_without_replicates_has_no_error(training):
     run = training(seeds=(4,))
     measures = run.manifest["measures"]
-    scores = Scores(run.scores, measures)
+    scores = scores_of(run.scores, measures)
     [found] = training_runs(leaderboard(scores, measures))
     changes = found.changes(scores, measures)
     assert math.isnan(changes["affinity"].error)
@@ -133,15 +131,15 @@ def test_one_seed_is_paired_over_its_samples(training):
     known = {}
     for row in run.scores.query("measure == 'affinity'").itertuples():
         if row.statistic == "value":
-            key = ("", row.model, row.weights, row.data, row.seed, "affinity")
-            cell = known.setdefault(key, CellReplicates((), {}, "same", "samples"))
+            key = (row.model, row.weights, row.data, row.seed, "affinity")
+            cell = known.setdefault(key, Replicates((), {}, "same"))
             numbers = tuple(row.value + noise + random.normal(0, 1e-5, 8))
             if row.place:
                 cell.places[row.place] = numbers
             else:
-                known[key] = CellReplicates(numbers, cell.places, "same", "samples")
+                known[key] = Replicates(numbers, cell.places, "same")
     measures = run.manifest["measures"]
-    scores = Scores(run.scores, measures, known)
+    scores = scores_of(run.scores, measures, known)
     [found] = training_runs(leaderboard(scores, measures))
     whole = found.changes(scores, measures)["affinity"]
     assert whole.first.error > 0.05 > 1e-3 > whole.error > 0
@@ -152,7 +150,7 @@ def test_one_seed_is_paired_over_its_samples(training):
 def test_trainings_of_one_page_are_apart(training):
     runs = [training(name=f"{name}-seed{{seed}}/epoch{{epoch}}.pt") for name in ("clean", "noisy")]
     table = pd.concat([run.scores for run in runs])
-    scores = Scores(table, runs[0].manifest["measures"])
+    scores = scores_of(table, runs[0].manifest["measures"])
     found = training_runs(leaderboard(scores, runs[0].manifest["measures"]))
     assert [training.label for training in found] == ["clean", "noisy"]
     assert [len(training.rows) for training in found] == [3, 3]
@@ -162,7 +160,7 @@ def test_the_page_draws_curves_and_lists_changes(training):
     html = render_page([training()])
     assert 'id="curves"' in html
     assert "<td>net.3</td>" in html or ">net.3</th>" in html
-    content = json.loads(re.search(r'id="data">(.*?)</script>', html)[1])
+    content = page_content(html)
     [packed] = content["trainings"]
     assert packed["steps"] == [0, 2, 10]
     assert packed["top"]["affinity"] == "net.3"

@@ -22,7 +22,7 @@ from nlbench.reports import compare
 from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
 from nlbench.reports.dumbbell import dumbbell_figure
 from nlbench.reports.exports import read_csv
-from nlbench.reports.tables import _table_cell
+from nlbench.reports.tables import Score
 from nlbench.reports.text import percentage
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
@@ -387,8 +387,8 @@ def test_the_axis_of_a_plot_holds_all_intervals(before):
 
 def test_rounding_is_no_change():
     def cell(values):
-        places = [Value(f"p{i}", {"value": v}, 4) for i, v in enumerate(values)]
-        return replace(_table_cell(Result.of(places)), unit="exact")
+        places = [Score(v, unit="exact", name=f"p{i}", status="ok") for i, v in enumerate(values)]
+        return Score(values[0], unit="exact", status="ok", places=tuple(places))
 
     for scale in (1e-30, 1.0, 1e30):
         first, second = (cell([scale * v for v in values]) for values in ((1, 2), (1 + 1e-12, 2.1)))

@@ -1,6 +1,7 @@
 """Standard errors, intervals and tests of differences from replicates."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from nlbench.reports.estimates import (
     pairwise_excesses,
     relative_change,
 )
-from nlbench.reports.tables import Place, TableCell
+from nlbench.reports.tables import Score
 
 GROUPS = 8
 
@@ -150,13 +151,12 @@ def drawn_cell(random, places, key, shared=0.0):
     common = random.normal(0, 1, (1, GROUPS))
     groups = 0.8 + 0.01 * (shared * common + random.normal(0, 1, (places, GROUPS)))
     entries = tuple(
-        Place(f"p{i}", {"value": float(row.mean())}, 512, "ok", "", leave_one_out(row))
+        Score(float(row.mean()), leave_one_out(row), key, "samples", name=f"p{i}", status="ok")
         for i, row in enumerate(groups)
     )
     mean = groups.mean(axis=0)
-    return TableCell(
-        {"value": float(mean.mean())}, 512, "ok", "", entries, leave_one_out(mean), key, "samples"
-    )
+    replicates = leave_one_out(mean)
+    return Score(float(mean.mean()), replicates, key, "samples", status="ok", places=entries)
 
 
 @pytest.mark.parametrize(("keys", "shared"), [(("a", "b"), 0.0), (("a", "b"), 2.0)])
@@ -177,11 +177,10 @@ def test_a_large_change_at_one_place_is_found():
     before = drawn_cell(random, 6, "a")
     after = drawn_cell(random, 6, "b")
     moved = [
-        Place(p.name, {"value": p.value + 0.2}, p.n, "ok", "", tuple(r + 0.2 for r in p.replicates))
+        replace(p, value=p.value + 0.2, replicates=tuple(r + 0.2 for r in p.replicates))
         for p in after.places[:1]
     ]
-    after = TableCell({"value": after.value}, 512, "ok", "", (*moved, *after.places[1:]),
-                      after.replicates, "b", "samples")  # fmt: skip
+    after = replace(after, places=(*moved, *after.places[1:]))
     [found] = mark_significant([difference_of("", "m", before, after)])
     assert [d.is_significant for d in found.places] == [True, False, False, False, False, False]
     assert found.verdict.endswith("; 1 of 6 layers")

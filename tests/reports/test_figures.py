@@ -26,10 +26,11 @@ from nlbench.reports.figures import FigureData, draw_measure
 from nlbench.reports.notebook_figure import PAGE_WIDTH, laid_out
 from nlbench.reports.panels import MAX_SERIES, ecdf
 from nlbench.reports.svg import to_svg
-from nlbench.reports.tables import Scores, labelled, read_run
+from nlbench.reports.tables import read_run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import make_run
+from made_scores import scores_of
 
 SUBJECT = ("net", "init", "digits", 0)
 
@@ -49,7 +50,7 @@ def marks_of(axes, label):
 
 
 def figure_of(table, measures, name):
-    source = FigureData(Scores(labelled(table), measures), measures)
+    source = FigureData(scores_of(table, measures), measures)
     return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(figure, source, name))
 
 
@@ -97,7 +98,7 @@ def test_error_bars_are_the_intervals_of_the_places(made_run) -> None:
     reach = [segment[:, 1].tolist() for segment in bars_drawn.get_segments()]
     cell = scores[subject.label, "affinity"]
     known = [p for p in cell.places if math.isfinite(p.value)]
-    expected = [list(cell.place_estimate(place).interval) for place in known]
+    expected = [list(place.interval) for place in known]
     assert any(low < high for low, high in expected)
     np.testing.assert_allclose([r for r in reach if math.isfinite(r[0])], expected)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_scores import Replicates, scores_of
 
 from nlbench import registry
 from nlbench.reports import population
@@ -16,15 +17,15 @@ from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.population import Population, build_population, population_of
 from nlbench.reports.relative import with_relative
 from nlbench.reports.remarks import Gap, gaps
-from nlbench.reports.tables import CellReplicates, Place, Scores, TableCell
+from nlbench.reports.tables import Score
 
 MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
 LESS = {"probe": "sites", "more_means": "less nonlinear", "version": "1", "options": {}}
 
 
 def cell_of(values):
-    places = tuple(Place(f"p{i}", {"value": v}, 8, "ok", "") for i, v in enumerate(values))
-    return TableCell({"value": float(np.mean(values))}, 8, "ok", "", places)
+    places = tuple(Score(v, name=f"p{i}") for i, v in enumerate(values))
+    return Score(float(np.mean(values)), places=places)
 
 
 def replicates_of(values, error):
@@ -35,7 +36,7 @@ def replicates_of(values, error):
         noise = random.normal(0, 1, 8)
         noise -= noise.mean()
         drawn[name] = tuple(value + error / 7 * noise / noise.std() * math.sqrt(7))
-    return CellReplicates(tuple(np.mean(list(drawn.values()), axis=0)), drawn, "k", "samples")
+    return (tuple(np.mean(list(drawn.values()), axis=0)), drawn, "k")
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12))
@@ -61,8 +62,8 @@ def test_evenly_spread_places_do_not_stand_out():
 def single_network_finding(conftest, places, error):
     subject = ("n", "init", "d", 0)
     table = conftest.frame(conftest.cell_rows(subject, "affinity", places))
-    known = {("", *subject, "affinity"): replicates_of(places, error)} if error else {}
-    scores = Scores(table, ["affinity"], known)
+    known = {(*subject, "affinity"): Replicates(*replicates_of(places, error))} if error else {}
+    scores = scores_of(table, ["affinity"], known)
     measures = {"affinity": LESS}
     [sentence] = findings(leaderboard(scores, measures), scores, measures, [], {})
     return sentence
@@ -103,7 +104,7 @@ def test_measures_that_disagree_say_why(conftest, monkeypatch):
     rows = conftest.cell_rows(subject, "affinity", {"a": 0.05})
     rows += conftest.cell_rows(subject, "nlc", {"a": 0.05})
     measures = {"affinity": LESS, "nlc": {**MORE, "probe": "function"}}
-    scores = Scores(conftest.frame(rows), measures)
+    scores = scores_of(conftest.frame(rows), measures)
     found = findings(leaderboard(scores, measures), scores, measures, [], {})
     assert found[-1] == (
         "The two disagree: affinity looks at each activation, nlc at the whole function, "
@@ -122,7 +123,7 @@ def test_a_single_network_is_placed_among_the_reference_networks(
     rows = conftest.cell_rows(subject, "absdev", {"path0": 3.0})
     rows.append((*subject, "absdev", "", "over_range", value, 8, "ok", ""))
     rows += conftest.cell_rows(subject, "unplaced", {"path0": 3.0})
-    scores = Scores(conftest.frame(rows))
+    scores = scores_of(conftest.frame(rows))
     given = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
     measures = scores.describe(with_relative(given))
     sentences = findings(leaderboard(scores, measures), scores, measures, [], {})
@@ -179,8 +180,8 @@ def test_extremes_are_named_beyond_their_errors(conftest, about, error, middle, 
         noise -= noise.mean()
         numbers = tuple(value + error * noise / noise.std() / math.sqrt(7))
         if error:
-            known["", *subject, "m"] = CellReplicates(numbers, {}, "k", "samples")
-    scores = Scores(conftest.frame(rows), ["m"], known)
+            known[*subject, "m"] = Replicates(numbers, {}, "k")
+    scores = scores_of(conftest.frame(rows), ["m"], known)
     sentence = findings(leaderboard(scores, {"m": about}), scores, {"m": about}, [], {})[0]
     decimals = 4 if error in (0.0, 0.001) else 2
     texts = {n: f"{values[n]:.{decimals}f}" for n in "ac"}
@@ -199,7 +200,7 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
         ("a", "c"): Correlation(-0.4, -0.8, 0.1, 9),
         ("b", "c"): Correlation(-1.0, math.nan, math.nan, 3),
     }
-    scores = Scores(conftest.frame([]))
+    scores = scores_of(conftest.frame([]))
     assert findings([], scores, {}, missing, spearman) == [
         "a and b rank the networks in opposite order (ρ −0.90 (−0.99 to −0.50)).",
         "m is undefined for n0, n1, n2: 7–9 samples are too few.",
@@ -211,7 +212,7 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
 def test_several_networks_are_described_by_their_extremes_and_gaps(conftest):
     run = conftest.realistic_run()
     measures = run.manifest["measures"]
-    scores = Scores(run.scores, measures)
+    scores = scores_of(run.scores, measures)
     board = leaderboard(scores, measures)
     missing = gaps([], scores)
     spearman = agreement(board, scores, measures)["spearman"]

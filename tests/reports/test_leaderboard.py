@@ -7,14 +7,15 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_scores import Replicates, scores_of
 
 from nlbench.reports.leaderboard import family_of, leaderboard, leaderboard_frame
-from nlbench.reports.tables import CellReplicates, Scores, mean_cell
+from nlbench.reports.tables import mean_score
 
 LESS, MORE = {"more_means": "less nonlinear"}, {"more_means": "more nonlinear"}
 
 
-def scores_of(conftest, places, measure="m", seeds=(0,)):
+def table_of(conftest, places, measure="m", seeds=(0,)):
     """A table of one measure: the values of each model's places."""
     rows = []
     for model, values in places.items():
@@ -27,10 +28,10 @@ def scores_of(conftest, places, measure="m", seeds=(0,)):
 def board(conftest, places, about, replicates=None, **kwargs):
     """A leaderboard of one measure, with the replicates and key of each network."""
     known = {
-        ("", model, "init", "d", 0, "m"): CellReplicates(tuple(numbers), {}, key, "samples")
+        (model, "init", "d", 0, "m"): Replicates(tuple(numbers), {}, key)
         for model, (key, numbers) in (replicates or {}).items()
     }
-    scores = Scores(scores_of(conftest, places), {"m": about}, known)
+    scores = scores_of(table_of(conftest, places), {"m": about}, known)
     rows = leaderboard(scores, {"m": about}, **kwargs)
     return {row.label: row.entries["m"] for row in rows}
 
@@ -91,9 +92,9 @@ def test_values_without_replicates_have_no_error_and_no_rank_interval(conftest) 
 
 def test_equal_exact_numbers_share_their_ranks(conftest) -> None:
     values = {"a": 13.0, "b": 7.0, "c": 13.0, "d": 2.0}
-    known = {("", n, "init", "d", 0, "m"): CellReplicates(unit="exact") for n in values}
-    table = scores_of(conftest, {name: [value] for name, value in values.items()})
-    rows = leaderboard(Scores(table, ["m"], known), {"m": MORE})
+    known = {(n, "init", "d", 0, "m"): Replicates(unit="exact") for n in values}
+    table = table_of(conftest, {name: [value] for name, value in values.items()})
+    rows = leaderboard(scores_of(table, ["m"], known), {"m": MORE})
     found = [row.entries["m"] for row in rows]
     assert [(e.rank, e.tied, e.best, e.worst) for e in found] == [
         (1, True, 1, 2), (1, True, 1, 2), (3, False, 3, 3), (4, False, 4, 4),
@@ -134,11 +135,11 @@ def test_networks_on_the_same_samples_are_compared_in_pairs(conftest) -> None:
 
 @pytest.mark.parametrize(("error", "ranks"), [(0.0, [1, 2, 3]), (0.6, [1, 1, 3]), (2.0, [1, 1, 1])])
 def test_values_within_the_error_of_the_method_are_tied(conftest, error, ranks) -> None:
-    table = scores_of(conftest, {"a": [4.0], "b": [3.0], "c": [1.0]})
+    table = table_of(conftest, {"a": [4.0], "b": [3.0], "c": [1.0]})
     stated = table[table["statistic"] == "value"].assign(statistic="numerical_error", value=error)
     table = pd.concat([table, stated[stated["place"] == ""]])
-    known = {("", n, "init", "d", 0, "m"): CellReplicates(unit="exact") for n in "abc"}
-    rows = leaderboard(Scores(table, ["m"], known), {"m": MORE})
+    known = {(n, "init", "d", 0, "m"): Replicates(unit="exact") for n in "abc"}
+    rows = leaderboard(scores_of(table, ["m"], known), {"m": MORE})
     entries = [row.entries["m"] for row in rows]
     assert [entry.rank for entry in entries] == ranks
     assert [entry.best for entry in entries] == ranks
@@ -149,7 +150,7 @@ def test_seeds_make_one_row_with_their_mean_and_an_interval_over_them(conftest) 
     rows = []
     for seed, value in enumerate((1.0, 2.0, 6.0)):
         rows += conftest.cell_rows(("a", "init", "d", seed), "m", {"p": value})
-    (row,) = leaderboard(Scores(conftest.frame(rows)), {"m": MORE})
+    (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
     entry = row.entries["m"]
     assert row.label == "a"
     assert len(row.subjects) == 3
@@ -157,7 +158,7 @@ def test_seeds_make_one_row_with_their_mean_and_an_interval_over_them(conftest) 
     assert entry.error == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
     assert (entry.least, entry.greatest) == (1.0, 6.0)
     assert entry.low < 1 < 6 < entry.high
-    apart = leaderboard(Scores(conftest.frame(rows)), {"m": MORE}, together=False)
+    apart = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE}, together=False)
     assert [r.label for r in apart] == ["a · seed 2", "a · seed 1", "a · seed 0"]
 
 
@@ -167,7 +168,7 @@ def test_a_seed_without_a_number_is_said_and_one_that_failed_leaves_none(
 ) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "m", {"p": 2.0})
     rows += conftest.missing_row(("a", "init", "d", 1), "m", status, "no luck")
-    (row,) = leaderboard(Scores(conftest.frame(rows)), {"m": MORE})
+    (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
     entry = row.entries["m"]
     assert entry.status == ("ok" if kept else "failed")
     assert "seed 1" in entry.reason
@@ -186,7 +187,7 @@ def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, statu
     rows = []
     for seed, each in enumerate(statuses):
         rows += conftest.missing_row(("a", "init", "d", seed), "m", each, f"reason {seed}")
-    (row,) = leaderboard(Scores(conftest.frame(rows)), {"m": MORE})
+    (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
     entry = row.entries["m"]
     assert (entry.status, entry.reason) == (status, reason)
     assert math.isnan(entry.value)
@@ -194,7 +195,9 @@ def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, statu
 
 def test_every_summary_of_the_scores_is_on_the_leaderboard(run) -> None:
     measures = run.manifest["measures"]
-    frame = leaderboard_frame(leaderboard(Scores(run.scores, measures), measures), list(measures))
+    frame = leaderboard_frame(
+        leaderboard(scores_of(run.scores, measures), measures), list(measures)
+    )
     summaries = run.scores.query("place == '' and statistic == 'value' and status == 'ok'")
     assert len(summaries) == 15
     for row in summaries.itertuples():
@@ -205,7 +208,7 @@ def test_every_summary_of_the_scores_is_on_the_leaderboard(run) -> None:
 def test_a_cell_that_was_never_recorded_is_told_from_an_undefined_one(conftest) -> None:
     rows = conftest.cell_rows(("a", "init", "digits", 0), "m", {"relu": 0.5})
     rows += conftest.cell_rows(("b", "init", "digits", 0), "other", {"relu": "constant output"})
-    found = leaderboard(Scores(conftest.frame(rows)), {})
+    found = leaderboard(scores_of(conftest.frame(rows)), {})
     assert {(r.label, n): e.status for r in found for n, e in r.entries.items()} == {
         ("a", "m"): "ok",
         ("a", "other"): "absent",
@@ -230,7 +233,7 @@ def test_weights_named_after_their_seed_are_of_one_network(conftest) -> None:
         for kind in ("random-0.5", "random-0.7"):
             subject = ("net", f"{kind}-seed{seed}", "d", seed)
             rows += conftest.cell_rows(subject, "m", {"p": 1.0 + seed})
-    found = leaderboard(Scores(conftest.frame(rows)), {"m": MORE})
+    found = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
     assert {row.label: len(row.subjects) for row in found} == {
         "net · random-0.5": 2,
         "net · random-0.7": 2,
@@ -245,12 +248,12 @@ def test_a_further_seed_with_some_measures_keeps_the_values(conftest) -> None:
         if (seed, name) != (2, "m")
         for row in conftest.cell_rows(("a", "init", "d", seed), name, {"p": value})
     ]
-    scores = Scores(conftest.frame(rows))
+    scores = scores_of(conftest.frame(rows))
     (row,) = leaderboard(scores, {"m": MORE})
     entry = row.entries["m"]
     assert (entry.value, entry.status, entry.over) == (2.5, "ok", "2 seeds")
     assert "seed 2" in entry.reason
     assert "nothing is recorded" in entry.reason
     for seeds in ((0, 1, 2), (2, 0, 1)):
-        mean = mean_cell([scores[f"a · seed {seed}", "m"] for seed in seeds])
+        mean = mean_score([scores[f"a · seed {seed}", "m"] for seed in seeds], seeds)
         assert [place.value for place in mean.places] == [2.5]

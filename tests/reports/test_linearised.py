@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from made_scores import records_of
 
 from nlbench.reports.layout import NamedRun
 from nlbench.reports.linearised import comparison_sentences, families, tradeoffs
@@ -33,7 +34,8 @@ def run(networks):
             for layer, nonlinear in (("relu1", 3), ("relu2", 1)):
                 rows.append((*identity, "linear-units", layer, "nonlinear", nonlinear, 0, "ok", ""))
                 rows.append((*identity, "linear-units", layer, "units", 4, 0, "ok", ""))
-    return NamedRun("lin", pd.DataFrame(rows, columns=list(COLUMNS)), {"subjects": subjects})
+    records = records_of(pd.DataFrame(rows, columns=list(COLUMNS)))
+    return NamedRun("lin", {"subjects": subjects}, tuple(records))
 
 
 POST = [("post-training", w, s, a + s / 100, n) for w, a, n in ((0.1, 0.9, 4), (1.0, 0.8, 2))
@@ -109,7 +111,7 @@ def test_a_run_of_another_kind_has_no_such_section():
 
 def test_networks_without_a_value_are_left_out():
     made = run([*REFERENCE, *POST])
-    scores = made.scores
-    gone = (scores["weights"] == "post-training-0.1-seed0") & (scores["measure"] == "pathlength")
-    (family,) = families([replace(made, scores=scores[~gone])])
+    gone = ("net", "post-training-0.1-seed0", "toy", 0, "pathlength")
+    kept = tuple(record for record in made.records if record.identity != gone)
+    (family,) = families([replace(made, records=kept)])
     assert len(family.networks) == 5

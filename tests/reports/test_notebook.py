@@ -134,7 +134,7 @@ def test_a_notebook_shows_a_run_and_a_reading_with_their_names_escaped(run):
     named = replace(first.subject, model="<script>alert(1)</script>")
     shown = Cells(Run(run.manifest, [replace(first, subject=named), *rest])._repr_html_())
     assert "script" not in shown.tags
-    assert "svg" in shown.tags
+    assert shown.tags.count("i") > 7  # the strip
     assert any("<script>alert(1)</script>" in text for text in shown.texts)
     result = Cells(first.result._repr_html_())
     assert "layer0.0.act1" in result.texts

@@ -1,6 +1,5 @@
 """Remarks around the numbers of a page."""
 
-import pandas as pd
 import pytest
 
 from nlbench.reports.layout import NamedRun
@@ -12,7 +11,7 @@ def run(name, *gpus, device="cuda"):
     manifest = {"nlbench": "1", "device": device, "dtype": "float32"}
     if facts:
         manifest |= {"environment": facts[0], "environments": facts if len(facts) > 1 else ()}
-    return NamedRun(name, pd.DataFrame(), manifest)
+    return NamedRun(name, manifest)
 
 
 @pytest.mark.parametrize(
