@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from types import MethodType
 from typing import Any
 
 from torch import fx, nn
-from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from nlbench.errors import RequestError, Undefined, first_line
@@ -36,50 +34,28 @@ def is_exported(module: nn.Module) -> bool:
     return isinstance(module, fx.GraphModule) and "eval" in vars(module)
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """The result of a node, as an argument of another one."""
+class _Interpreter(fx.Interpreter):
+    """Runs the nodes of a graph in parts."""
 
-    name: str
+    def run_nodes(self, nodes: Iterable[fx.Node]) -> Any:
+        """Run nodes, and return the result of the last one."""
+        result = None
+        for node in nodes:
+            self.env[node] = result = self.run_node(node)
+            for unused in self.user_to_last_uses.get(node, ()):
+                del self.env[unused]
+        return result
 
-
-@dataclass(frozen=True)
-class _Step:
-    """A node of the graph, with plain data as arguments."""
-
-    name: str
-    function: Any
-    args: Any
-    kwargs: Any
-
-    @classmethod
-    def of(cls, node: fx.Node) -> _Step:
-        args, kwargs = _with_references((node.args, node.kwargs))
-        return cls(node.name, node.target, args, kwargs)
-
-    def run(self, values: dict[str, Any]) -> None:
-        args, kwargs = pytree.tree_map_only(
-            _Reference, lambda reference: values[reference.name], (self.args, self.kwargs)
-        )
-        values[self.name] = self.function(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Consecutive operations of one call of a module.
-
-    Parameters
-    ----------
-    inputs : sequence of str
-        Names of the tensors from outside.
-    unused : sequence of str
-        Names of the results that no later block uses.
-    """
-
-    path: str
-    steps: Sequence[_Step]
-    inputs: Sequence[str]
-    unused: Sequence[str]
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Check the sizes for which the program holds."""
+        try:
+            with unobserved_calls():
+                return super().call_module(target, args, kwargs)
+        except AssertionError as error:
+            raise Undefined(
+                f"the program was exported for inputs of another size ({first_line(error)}); "
+                "export it with dynamic_shapes"
+            ) from error
 
 
 class _Scope(nn.Module):
@@ -87,10 +63,8 @@ class _Scope(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run the operations of the current call. The inputs are only shown to hooks."""
-        steps, values = self._call  # type: ignore[misc]
-        for step in steps:
-            step.run(values)
-        return values[steps[-1].name]
+        interpreter, nodes = self._call  # type: ignore[misc]
+        return interpreter.run_nodes(nodes)
 
 
 class ExportedNetwork(nn.Module):
@@ -110,49 +84,26 @@ class ExportedNetwork(nn.Module):
     def __init__(self, program: fx.GraphModule) -> None:
         super().__init__()
         self.signature = inspect.signature(program.forward)
-        self._in_spec, self._out_spec = _specs(program)
-        nodes = list(program.graph.nodes)
-        self._classes = dict(_innermost_module(node) for node in nodes)
-        self._placeholders = [node.name for node in nodes if node.op == "placeholder"]
-        self._output = _with_references(nodes[-1].args[0])
-        self._constants: dict[str, Any] = {}
+        self._graph = program.graph
+        self._classes = dict(map(_innermost_module, self._graph.nodes))
         for name, parameter in program.named_parameters(remove_duplicate=False):
             owner, leaf = self._owner(name)
             owner.register_parameter(leaf, parameter)
         for name, buffer in program.named_buffers(remove_duplicate=False):
             owner, leaf = self._owner(name)
             owner.register_buffer(leaf, buffer)
-        for node in nodes:
-            if node.op == "get_attr" and not self._has(node.target):
-                self._constants[node.name] = _attribute(program, node.target)
-        self._attributes = {
-            node.name: node.target
-            for node in nodes
-            if node.op == "get_attr" and node.name not in self._constants
-        }
-        # Checks of the sizes for which the program holds.
-        self._guards = [
-            (_attribute(program, node.target), _Step.of(node))
-            for node in nodes
-            if node.op == "call_module"
-        ]
-        calls = [node for node in nodes if node.op == "call_function"]
-        last_user = {source: node for node in calls for source in node.all_input_nodes}
-        kept = {node for node in nodes if node.op == "get_attr"} | {*nodes[-1].all_input_nodes}
-        self._blocks = [
-            self._block(list(group), last_user, kept)
-            for _, group in itertools.groupby(calls, key=_innermost_call)
-        ]
+        for node in self._graph.nodes:
+            if node.op == "call_function":
+                self._module(_innermost_module(node)[0])
+            elif node.op in ("get_attr", "call_module"):
+                owner, leaf = self._owner(node.target)
+                if not hasattr(owner, leaf):
+                    # A constant, or a check of sizes, which is no module of the network.
+                    vars(owner)[leaf] = reduce(getattr, node.target.split("."), program)
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
         path, _, leaf = name.rpartition(".")
         return self._module(path), leaf
-
-    def _has(self, name: str) -> bool:
-        path, _, leaf = name.rpartition(".")
-        modules = dict(self.named_modules())
-        owner = modules.get(path)
-        return owner is not None and (leaf in owner._parameters or leaf in owner._buffers)
 
     def _module(self, path: str) -> nn.Module:
         """Return the module of a path, created with its parents if there is none."""
@@ -164,64 +115,35 @@ class ExportedNetwork(nn.Module):
             module = module._modules[part]  # type: ignore[assignment]
         return module
 
-    def _block(
-        self, nodes: Sequence[fx.Node], last_user: Mapping[fx.Node, fx.Node], kept: set[fx.Node]
-    ) -> _Block:
-        path, _ = _innermost_module(nodes[0])
-        self._module(path)
-        inside = {node.name for node in nodes}
-        sources = [source for node in nodes for source in node.all_input_nodes]
-        inputs = dict.fromkeys(
-            source.name
-            for source in sources
-            if source.name not in inside and source.op != "get_attr"
-        )
-        unused = [
-            source.name
-            for source, user in last_user.items()
-            if user in nodes and source not in kept
-        ]
-        return _Block(path, [_Step.of(node) for node in nodes], list(inputs), unused)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operations, each inside a call of its module."""
         flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
+        if spec != self._graph._codegen.pytree_info.in_spec:  # type: ignore[attr-defined]
             raise RequestError(
                 f"the exported program takes {self.signature}, but it is called with "
                 f"{len(args) + len(kwargs)} arguments of another structure"
             )
-        values: dict[str, Any] = dict(zip(self._placeholders, flat, strict=True))
-        for guard, step in self._guards:
-            try:
-                with unobserved_calls():
-                    _Step(step.name, guard, step.args, step.kwargs).run(values)
-            except AssertionError as error:
-                raise Undefined(
-                    f"the program was exported for inputs of another size ({first_line(error)}); "
-                    "export it with dynamic_shapes"
-                ) from error
-        for name, target in self._attributes.items():
-            values[name] = _attribute(self, target)
-        values.update(self._constants)
-        for block in self._blocks:
-            if block.path:
-                self._call_module(block, values)
-            else:
-                for step in block.steps:
-                    step.run(values)
-            for name in block.unused:
-                del values[name]
-        output = pytree.tree_map_only(
-            _Reference, lambda reference: values[reference.name], self._output
-        )
-        return pytree.tree_unflatten(pytree.tree_leaves(output), self._out_spec)
+        interpreter = _Interpreter(self, graph=self._graph)
+        interpreter.args_iter = iter(flat)
+        *nodes, output = self._graph.nodes
+        calls = [node for node in nodes if node.op == "call_function"]
+        interpreter.run_nodes(node for node in nodes if node.op != "call_function")
+        for _, group in itertools.groupby(calls, key=_innermost_call):
+            self._call_module(interpreter, list(group))
+        return self._graph.process_outputs(interpreter.run_nodes([output]))
 
-    def _call_module(self, block: _Block, values: dict[str, Any]) -> None:
-        module = self.get_submodule(block.path)
-        module._call = block.steps, values  # type: ignore[assignment]
+    def _call_module(self, interpreter: _Interpreter, nodes: Sequence[fx.Node]) -> None:
+        """Run consecutive operations of one call of a module."""
+        path, _ = _innermost_module(nodes[0])
+        if not path:
+            interpreter.run_nodes(nodes)
+            return
+        module = self.get_submodule(path)
+        sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes)
+        outside = [s for s in sources if s not in nodes and s.op != "get_attr"]
+        module._call = interpreter, nodes  # type: ignore[assignment]
         try:
-            module(*(values[name] for name in block.inputs))
+            module(*(interpreter.env[source] for source in outside))
         finally:
             del module._call
 
@@ -238,20 +160,6 @@ def _scope(class_name: str) -> nn.Module:
             return activation
     stand_in: type[nn.Module] = type(name or "Module", (_Scope,), {"__module__": home or __name__})
     return stand_in()
-
-
-def _specs(program: fx.GraphModule) -> tuple[Any, Any]:
-    info = program.graph._codegen.pytree_info  # type: ignore[attr-defined]
-    return info.in_spec, info.out_spec
-
-
-def _with_references(arguments: Any) -> Any:
-    """Replace the nodes in arguments by references."""
-    return map_arg(arguments, lambda node: _Reference(node.name))  # type: ignore
-
-
-def _attribute(owner: Any, target: str) -> Any:
-    return reduce(getattr, target.split("."), owner)
 
 
 def _innermost_call(node: fx.Node) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,27 +41,22 @@ def restored_process_state() -> Iterator[Changes]:
     (torch.float32, ['torch.get_default_dtype'])
     """
     changes = Changes()
-    with one_measurement():
-        _SHARED.enter()
-        try:
-            with restored_thread_state(changes):
-                yield changes
-        finally:
-            _SHARED.leave(changes)
-            changes.lasting = _SHARED.lasting()
+    with one_measurement(), _PROCESS.restored(changes), restored_thread_state(changes):
+        yield changes
+    changes.lasting = _PROCESS.lasting()
 
 
 @contextmanager
 def restored_thread_state(changes: Changes) -> Iterator[None]:
     """Restore on exit what belongs to this thread, such as modes, and add what changed."""
-    values = _read(_THREAD_SETTINGS)
+    settings = _read(_THREAD_SETTINGS)
     modes = _read(_MODES)
     try:
         yield
     finally:
         # Modes first, since a mode may change what the settings do.
-        changes.add_foreign(_restore(_MODES, modes))
-        changes.add(_restore(_THREAD_SETTINGS, values))
+        changes.add(_restore(_MODES, modes), is_foreign=True)
+        changes.add(_restore(_THREAD_SETTINGS, settings))
 
 
 def foreign_changes() -> int:
@@ -68,7 +65,7 @@ def foreign_changes() -> int:
     Settings can be restored. After any other change, such as a patched function, numbers measured
     later in this process could differ from those of a new process, even if it was undone.
     """
-    return _SHARED.foreign_changes
+    return _PROCESS.foreign_changes
 
 
 class Changes(list[str]):
@@ -84,23 +81,14 @@ class Changes(list[str]):
         super().__init__()
         self.lasting: list[str] = []
 
-    def add(self, names: Iterable[tuple[str, bool]]) -> None:
-        """Add names, each with False if it could not be restored."""
+    def add(self, names: Iterable[tuple[str, bool]], *, is_foreign: bool = False) -> None:
+        """Add names, each with False if it could not be restored; see `foreign_changes`."""
         for name, is_restored in names:
             if name not in self:
                 self.append(name)
             if not is_restored:
-                _SHARED.note(name)
-                _SHARED.foreign_changes += 1
-
-    def add_foreign(self, names: Iterable[tuple[str, bool]]) -> None:
-        """Add names of what is no setting.
-
-        See `foreign_changes`.
-        """
-        for name, is_restored in names:
-            _SHARED.foreign_changes += 1
-            self.add([(name, is_restored)])
+                _PROCESS.unrestored[name] = None
+            _PROCESS.foreign_changes += is_foreign or not is_restored
 
     def restored(self, doer: str) -> str:
         """Return a remark on what was restored, such as "the pass changed torch.relu"."""
@@ -118,135 +106,100 @@ def _listed(names: list[str], most: int = 10) -> str:
     return ", ".join([*names[:most], *rest])
 
 
-class _SharedState:
-    """State shared by all threads, saved by the outermost of nested contexts."""
+class _Process:
+    """What all threads share, restored by the outermost of nested contexts."""
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._snapshot: _Snapshot | None = None
+        self._is_watched = False
         self._attributes: AttributeSnapshot | None = None
-        self._lasting: dict[str, None] = {}
         self._kernels: set[str] = set()
+        self.unrestored: dict[str, None] = {}
         self.foreign_changes = 0
 
-    def enter(self) -> None:
-        if not self._depth:
-            if self._attributes is None:
-                self._attributes = AttributeSnapshot()
-            else:
-                self._attributes.update()
-            self._snapshot = _Snapshot(self._attributes)
-        self._depth += 1
-
-    def leave(self, changes: Changes) -> None:
-        self._depth -= 1
-        if self._depth or self._snapshot is None:
+    @contextmanager
+    def restored(self, changes: Changes) -> Iterator[None]:
+        if self._is_watched:
+            yield
             return
-        snapshot = self._snapshot
-        self._snapshot = None
-        # Settings first, since the default type sets `torch.Storage`.
-        changes.add(snapshot.restore_settings())
-        changes.add_foreign(snapshot.restore_functions())
-        kernels = _kernels() - snapshot.kernels
-        self._kernels |= kernels
-        changes.add_foreign((_kernel_name(kernel), False) for kernel in sorted(kernels))
-
-    def note(self, name: str) -> None:
-        """Note what could not be restored."""
-        self._lasting[name] = None
+        self._is_watched = True
+        if self._attributes is None:
+            self._attributes = AttributeSnapshot()
+        else:
+            self._attributes.update()
+        settings = _read(_SETTINGS)
+        environment = dict(os.environ)
+        hooks = _read(_HOOKS_AND_IMPORTS)
+        kernels = _kernels()
+        try:
+            yield
+        finally:
+            self._is_watched = False
+            # Settings first, since the default type sets `torch.Storage`.
+            changes.add(_restore(_SETTINGS, settings))
+            changes.add(_restore_environment(environment))
+            changes.add(self._attributes.restore(), is_foreign=True)
+            changes.add(_restore(_HOOKS_AND_IMPORTS, hooks), is_foreign=True)
+            added = _kernels() - kernels
+            self._kernels |= added
+            changes.add(((name, False) for name in sorted(added)), is_foreign=True)
 
     def lasting(self) -> list[str]:
         """Return the names of what could not be restored."""
         # A kernel goes with the `torch.library.Library` that holds it.
-        gone = {_kernel_name(kernel) for kernel in self._kernels - _kernels()}
-        return [name for name in self._lasting if name not in gone]
+        gone = self._kernels - _kernels()
+        return [name for name in self.unrestored if name not in gone]
+
+
+_PROCESS = _Process()
 
 
 def _kernels() -> set[str]:
-    """Return PyTorch's own kernels that were replaced by `torch.library`.
+    """Return the names of PyTorch's own kernels that were replaced by `torch.library`.
 
     Imports of PyTorch add some for other dispatch keys.
     """
     keys = ("CPU", "CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
-    names: set[str] = getattr(torch.library, "_impls", set())
-    return {name for name in names.copy() if name.startswith("aten/") and name.endswith(keys)}
+    names = (name.split("/") for name in getattr(torch.library, "_impls", set()).copy())
+    return {
+        f"torch.ops.aten.{operator_name} ({key})"
+        for library, operator_name, key in names
+        if library == "aten" and key in keys
+    }
 
-
-def _kernel_name(kernel: str) -> str:
-    _, operator, key = kernel.split("/")
-    return f"torch.ops.aten.{operator} ({key})"
-
-
-class _Snapshot:
-    def __init__(self, attributes: AttributeSnapshot) -> None:
-        self._settings = _read(_SETTINGS)
-        self._hooks = [dict(hooks) for hooks in _GLOBAL_HOOKS.values()]
-        self._environment = dict(os.environ)
-        self._folder = _working_directory()
-        lists = ((name, getattr(sys, name)) for name in _IMPORT_LISTS)
-        self._lists = [(name, entries, entries.copy()) for name, entries in lists]
-        self._attributes = attributes
-        self.kernels = _kernels()
-
-    def restore_settings(self) -> Iterator[tuple[str, bool]]:
-        """Restore settings.
-
-        Yield the names of what changed, with False if it still differs.
-        """
-        yield from _restore(_SETTINGS, self._settings)
-        yield from ((name, True) for name in self._restore_environment())
-        if self._folder and _working_directory() != self._folder:
-            with contextlib.suppress(OSError):
-                os.chdir(self._folder)
-            yield "the working directory", _working_directory() == self._folder
-
-    def restore_functions(self) -> Iterator[tuple[str, bool]]:
-        """Restore functions, hooks and import lists like `restore_settings`."""
-        yield from self._attributes.restore()
-        yield from ((name, True) for name in self._restore_hooks())
-        yield from ((name, True) for name in self._restore_lists())
-
-    def _restore_lists(self) -> Iterator[str]:
-        for name, entries, before in self._lists:
-            now = list(getattr(sys, name, None) or ())
-            if any(entry not in now for entry in before):
-                # What was added may be needed by an import to come.
-                entries[:] = before + [entry for entry in now if entry not in before]
-                setattr(sys, name, entries)
-                yield f"sys.{name}"
-
-    def _restore_hooks(self) -> Iterator[str]:
-        for (name, hooks), before in zip(_GLOBAL_HOOKS.items(), self._hooks, strict=True):
-            if hooks != before:
-                hooks.clear()
-                hooks.update(before)
-                yield f"torch.nn.modules.module.{name}"
-
-    def _restore_environment(self) -> Iterator[str]:
-        if os.environ == self._environment:
-            return
-        for name in sorted({*os.environ, *self._environment}):
-            before = self._environment.get(name)
-            if os.environ.get(name) == before or name.startswith(_IMPORT_VARIABLES):
-                continue
-            if before is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = before
-            yield f"the environment variable {name}"
-
-
-_IMPORT_LISTS = ("path", "meta_path", "path_hooks")
 
 _IMPORT_VARIABLES = ("KMP_", "TORCHINDUCTOR_")
 """Prefixes of variables that scikit-learn and PyTorch set when they are imported."""
 
 
-_GLOBAL_HOOKS: dict[str, Any] = {
-    name: hooks
-    for name, hooks in vars(module_hooks).items()
-    if name.startswith("_global_") and isinstance(hooks, dict)
-}
+def _restore_environment(before: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    for name in sorted({*os.environ, *before}):
+        if os.environ.get(name) == before.get(name) or name.startswith(_IMPORT_VARIABLES):
+            continue
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+        yield f"the environment variable {name}", True
+
+
+class _Setting(NamedTuple):
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    differs: Callable[[Any, Any], bool] = operator.ne
+
+
+def _read(settings: list[_Setting]) -> list[Any]:
+    return [setting.read() for setting in settings]
+
+
+def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[tuple[str, bool]]:
+    """Restore settings; yield the names of what changed, with False if it still differs."""
+    for setting, before in zip(settings, values, strict=True):
+        if setting.differs(before, setting.read()):
+            with contextlib.suppress(Exception):  # A model's mode may raise any.
+                setting.write(before)
+            yield setting.name, not setting.differs(before, setting.read())
 
 
 def _working_directory() -> str | None:
@@ -256,46 +209,10 @@ def _working_directory() -> str | None:
         return None
 
 
-class _Setting(NamedTuple):
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-def _read(settings: list[_Setting]) -> list[Any]:
-    return [setting.read() for setting in settings]
-
-
-def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[tuple[str, bool]]:
-    for setting, before in zip(settings, values, strict=True):
-        if setting.read() != before:
-            with contextlib.suppress(Exception):  # A model's mode may raise any.
-                setting.write(before)
-            yield setting.name, setting.read() == before
-
-
 def _default_device() -> torch.device | None:
     """Return the device set by `torch.set_default_device`; None if it was never called."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
-
-
-_TINY = np.float64(5e-324)
-
-
-def _autocast(kind: str) -> list[_Setting]:
-    return [
-        _Setting(
-            f"torch.is_autocast_enabled('{kind}')",
-            lambda: torch.is_autocast_enabled(kind),
-            lambda value: torch.set_autocast_enabled(kind, value),
-        ),
-        _Setting(
-            f"torch.get_autocast_dtype('{kind}')",
-            lambda: torch.get_autocast_dtype(kind),
-            lambda value: torch.set_autocast_dtype(kind, value),
-        ),
-    ]
 
 
 def _function_modes() -> list[Any]:
@@ -309,16 +226,12 @@ def _set_function_modes(modes: list[Any]) -> None:
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    for mode in ([] if default is None else [default]) + modes:
+    stack = modes if default is None else [default, *modes]
+    for mode in stack:
         torch._C._push_on_torch_function_stack(mode)
     # What `with torch.device(...)` sets besides the mode.
-    devices = (getattr(mode, "device", None) for mode in (default, *modes))
-    named = [device for device in devices if isinstance(device, torch.device)]
-    torch_device.CURRENT_DEVICE = named[-1] if named else None
-
-
-def _dispatch_modes() -> list[Any]:
-    return dispatch._get_current_dispatch_mode_stack()
+    devices = [mode.device for mode in stack if isinstance(mode, torch_device.DeviceContext)]
+    torch_device.CURRENT_DEVICE = devices[-1] if devices else None
 
 
 def _set_dispatch_modes(modes: list[Any]) -> None:
@@ -339,15 +252,9 @@ def _saved_tensors_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def _set_saved_tensors_hooks(hooks: Any) -> None:
-    while _saved_tensors_hooks() not in (hooks, None):
+def _leave_saved_tensors_hooks(before: Any) -> None:
+    while _saved_tensors_hooks() not in (before, None):
         torch._C._autograd._pop_saved_tensors_default_hooks()
-    if _saved_tensors_hooks() != hooks:
-        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
-
-
-def _dual_level() -> int:
-    return forward_ad._current_level
 
 
 def _leave_dual_levels(level: int) -> None:
@@ -365,32 +272,56 @@ _KEPT: list[object] = []
 """Contexts that would be left if they were deleted."""
 
 
-def _transforms() -> Iterator[_Setting]:
-    """Yield what this version of PyTorch can tell of `torch.func` and of disabled overrides."""
-    accessors = {
-        "the active transforms of torch.func": (
-            torch._C._functorch,
-            "get_dynamic_layer_stack_depth",
-            "pop_dynamic_layer_stack_and_undo_to_depth",
-        ),
-        "torch._C.DisableTorchFunction": (
-            torch._C,
-            "_get_torch_function_state",
-            "_set_torch_function_state",
-        ),
-    }
-    for name, (owner, read, write) in accessors.items():
-        if hasattr(owner, read) and hasattr(owner, write):
-            yield _Setting(name, getattr(owner, read), getattr(owner, write))
+def _accessors(name: str, owner: Any, read: str, write: str) -> Iterator[_Setting]:
+    """Yield a setting if this version of PyTorch has it."""
+    if hasattr(owner, read) and hasattr(owner, write):
+        yield _Setting(name, getattr(owner, read), getattr(owner, write))
 
 
 _MODES = [
     _Setting("the active TorchFunctionModes", _function_modes, _set_function_modes),
-    _Setting("the active TorchDispatchModes", _dispatch_modes, _set_dispatch_modes),
-    _Setting("the active saved_tensors_hooks", _saved_tensors_hooks, _set_saved_tensors_hooks),
-    _Setting("the level of torch.autograd.forward_ad", _dual_level, _leave_dual_levels),
-    *_transforms(),
+    _Setting(
+        "the active TorchDispatchModes",
+        dispatch._get_current_dispatch_mode_stack,
+        _set_dispatch_modes,
+    ),
+    _Setting("the active saved_tensors_hooks", _saved_tensors_hooks, _leave_saved_tensors_hooks),
+    _Setting(
+        "the level of torch.autograd.forward_ad",
+        lambda: forward_ad._current_level,
+        _leave_dual_levels,
+    ),
+    *_accessors(
+        "the active transforms of torch.func",
+        torch._C._functorch,
+        "get_dynamic_layer_stack_depth",
+        "pop_dynamic_layer_stack_and_undo_to_depth",
+    ),
+    *_accessors(
+        "torch._C.DisableTorchFunction",
+        torch._C,
+        "_get_torch_function_state",
+        "_set_torch_function_state",
+    ),
 ]
+
+
+def _autocast(kind: str) -> list[_Setting]:
+    return [
+        _Setting(
+            f"torch.is_autocast_enabled('{kind}')",
+            partial(torch.is_autocast_enabled, kind),
+            partial(torch.set_autocast_enabled, kind),
+        ),
+        _Setting(
+            f"torch.get_autocast_dtype('{kind}')",
+            partial(torch.get_autocast_dtype, kind),
+            partial(torch.set_autocast_dtype, kind),
+        ),
+    ]
+
+
+_TINY = np.float64(5e-324)
 
 _THREAD_SETTINGS = [
     _Setting(
@@ -400,9 +331,7 @@ _THREAD_SETTINGS = [
     _Setting("torch.is_grad_enabled", torch.is_grad_enabled, torch._C._set_grad_enabled),
     _Setting("torch.get_num_threads", torch.get_num_threads, torch.set_num_threads),
     _Setting(
-        "torch.set_flush_denormal",
-        lambda: bool(_TINY * 1.0 == 0.0),
-        torch.set_flush_denormal,
+        "torch.set_flush_denormal", lambda: bool(_TINY * 1.0 == 0.0), torch.set_flush_denormal
     ),
     *_autocast("cpu"),
     *_autocast("cuda"),
@@ -412,50 +341,32 @@ _THREAD_SETTINGS = [
 
 def _flags() -> Iterator[_Setting]:
     """Yield the backend flags of this version of PyTorch."""
-    names = {
-        "mkldnn.enabled": ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
-        "mkldnn.deterministic": ("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
-        "nnpack.enabled": ("_get_nnpack_enabled", "_set_nnpack_enabled"),
-        "cudnn.enabled": ("_get_cudnn_enabled", "_set_cudnn_enabled"),
-        "cudnn.deterministic": ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
-        "cudnn.benchmark": ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
-        "quantized.engine": ("_get_qengine", "_set_qengine"),
-        "cuda.preferred_linalg_library": (
-            "_get_linalg_preferred_backend",
-            "_set_linalg_preferred_backend",
-        ),
-        "cuda.preferred_blas_library": (
-            "_get_blas_preferred_backend",
-            "_set_blas_preferred_backend",
-        ),
-        "cuda.matmul.allow_fp16_accumulation": (
-            "_get_cublas_allow_fp16_accumulation",
-            "_set_cublas_allow_fp16_accumulation",
-        ),
-        "cuda.flash_sdp_enabled": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
-        "cuda.mem_efficient_sdp_enabled": (
-            "_get_mem_efficient_sdp_enabled",
-            "_set_sdp_use_mem_efficient",
-        ),
-        "cuda.math_sdp_enabled": ("_get_math_sdp_enabled", "_set_sdp_use_math"),
-        "cuda.cudnn_sdp_enabled": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    }
-    for name, (read, write) in names.items():
-        if hasattr(torch._C, read) and hasattr(torch._C, write):
-            accessors = getattr(torch._C, read), getattr(torch._C, write)
-            yield _Setting(f"torch.backends.{name}", *accessors)
+    for flag in (
+        "mkldnn_enabled",
+        "mkldnn_deterministic",
+        "nnpack_enabled",
+        "cudnn_enabled",
+        "cudnn_deterministic",
+        "cudnn_benchmark",
+        "qengine",
+        "linalg_preferred_backend",
+        "blas_preferred_backend",
+        "cublas_allow_fp16_accumulation",
+    ):
+        name = f"torch.backends.{flag.replace('_', '.', 1)}"
+        yield from _accessors(name, torch._C, f"_get_{flag}", f"_set_{flag}")
+    for kernel in ("flash", "mem_efficient", "math", "cudnn"):
+        flag = f"{kernel}_sdp_enabled"
+        name = f"torch.backends.cuda.{flag}"
+        yield from _accessors(name, torch._C, f"_get_{flag}", f"_set_sdp_use_{kernel}")
     if hasattr(torch._C, "_get_fp32_precision_getter"):
-        yield _precision("generic", "all")
-        for backend, operation in product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn")):
-            yield _precision(backend, operation)
-
-
-def _precision(backend: str, operation: str) -> _Setting:
-    return _Setting(
-        f"fp32_precision of {operation} on {backend}",
-        lambda: torch._C._get_fp32_precision_getter(backend, operation),
-        lambda value: torch._C._set_fp32_precision_setter(backend, operation, value),
-    )
+        operations = product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))
+        for backend, operation in (("generic", "all"), *operations):
+            yield _Setting(
+                f"fp32_precision of {operation} on {backend}",
+                partial(torch._C._get_fp32_precision_getter, backend, operation),
+                partial(torch._C._set_fp32_precision_setter, backend, operation),
+            )
 
 
 def _deterministic_mode() -> tuple[bool, bool]:
@@ -477,6 +388,35 @@ _SETTINGS = [
         torch.backends.mha.set_fastpath_enabled,
     ),
     *_flags(),
+    _Setting("the working directory", _working_directory, os.chdir),
 ]
 
-_SHARED = _SharedState()
+
+def _import_list(name: str) -> _Setting:
+    """Return a list of `sys` whose additions are kept: an import to come may need them."""
+
+    def read() -> list[Any]:
+        return list(getattr(sys, name, None) or ())
+
+    def write(before: list[Any]) -> None:
+        setattr(sys, name, before + [entry for entry in read() if entry not in before])
+
+    def lacks_entries(before: list[Any], now: list[Any]) -> bool:
+        return any(entry not in now for entry in before)
+
+    return _Setting(f"sys.{name}", read, write, lacks_entries)
+
+
+def _refill(hooks: dict[Any, Any], before: dict[Any, Any]) -> None:
+    hooks.clear()
+    hooks.update(before)
+
+
+_HOOKS_AND_IMPORTS = [
+    *(
+        _Setting(f"torch.nn.modules.module.{name}", partial(dict, hooks), partial(_refill, hooks))
+        for name, hooks in vars(module_hooks).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    ),
+    *(_import_list(name) for name in ("path", "meta_path", "path_hooks")),
+]

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from .exclusive import measurement_thread
 from .threads import single_blas_thread, torch_threads
 
 Item = TypeVar("Item")
 
 
-@dataclass
-class _QueuedItem(Generic[Item]):
-    """An item in the queue.
-
-    `index` is its position in submission order; `is_first` is true for the first item in a lane.
-    """
-
-    item: Item
-    index: int
-    lane: Hashable
-    is_first: bool
-
-
 class BackgroundWorkers(Generic[Item]):
     """Worker threads that process the items of each lane in submission order.
 
-    Items in the same lane are processed one at a time, in order. Items in different lanes run
+    Items in the same lane are processed in one thread, in order. Items in different lanes run
     concurrently, except that the first item in a lane runs alone, after all items submitted
     before it. The state of each lane is therefore created in the same order regardless of the
     number of threads.
@@ -48,8 +34,8 @@ class BackgroundWorkers(Generic[Item]):
     size : callable
         Returns the size of an item in bytes.
     limit : int
-        Maximum queue size in bytes; a larger item is queued on its own. If 0, `put` blocks until
-        the item has been processed.
+        Maximum size in bytes of the items that wait or run; a larger item does so on its own. If 0,
+        `put` blocks until the item has been processed.
     device : torch.device, optional
         Device of the items. On a GPU, the work runs on the caller's CUDA stream.
     lane : callable, optional
@@ -76,70 +62,61 @@ class BackgroundWorkers(Generic[Item]):
         threads: int = 1,
     ) -> None:
         self._work, self._size, self._limit, self._lane = work, size, limit, lane
-        self._queue: deque[_QueuedItem[Item]] = deque()
-        self._queued_bytes = self._submitted = self._live_threads = 0
-        self._lanes: set[Hashable] = set()
-        self._running: dict[Hashable, _QueuedItem[Item]] = {}  # By lane.
-        self._is_closed = False
+        self._executors = [
+            ThreadPoolExecutor(1, "measures", torch.set_num_threads, (1,))
+            for _ in range(max(1, threads))
+        ]
+        # The threads belong to the caller's measurement.
+        self._contexts = [copy_context() for _ in self._executors]
+        self._lanes: dict[Hashable, int] = {}
+        self._sizes: dict[Future[None], int] = {}
+        self._submitted = 0
         # Index and error of the first item, in submission order, that failed.
         self._error: tuple[int, BaseException] | None = None
-        self._changed = threading.Condition()
+        self._error_lock = threading.Lock()
         self._settings = ExitStack()
-        self._threads = [
-            measurement_thread(self._run, name="measures") for _ in range(max(1, threads))
-        ]
         is_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.current_stream(device) if is_cuda else None
 
     def __enter__(self) -> BackgroundWorkers[Item]:
-        if len(self._threads) > 1:
+        if len(self._executors) > 1:
             self._settings.enter_context(single_blas_thread())
         self._settings.enter_context(torch_threads())
-        try:
-            for thread in self._threads:
-                self._start(thread)
-        except BaseException:
-            self._close()
-            raise
         return self
 
-    def _start(self, thread: threading.Thread) -> None:
-        with self._changed:
-            self._live_threads += 1
-        try:
-            thread.start()
-        except BaseException:
-            if thread.ident is None:
-                with self._changed:
-                    self._live_threads -= 1
-            raise
-
     def set_limit(self, limit: int) -> None:
-        """Set the maximum number of bytes in the queue."""
-        with self._changed:
-            self._limit = limit
+        """Set the maximum number of bytes of items that wait or run."""
+        self._limit = limit
 
     def put(self, item: Item) -> None:
-        """Submit an item; block while the queue is full.
+        """Submit an item; block while the limit is exceeded.
 
         Raises
         ------
         Exception
-            The exception raised while processing an earlier item.
+            The exception raised while processing an item.
         """
-        size, lane = self._size(item), self._lane(item)
-        with self._changed:
-            while self._queue and self._queued_bytes + size > self._limit and self._error is None:
-                self._changed.wait()
-            if self._error is not None:
-                raise self._error[1]
-            self._queue.append(_QueuedItem(item, self._submitted, lane, lane not in self._lanes))
-            self._lanes.add(lane)
-            self._submitted += 1
-            self._queued_bytes += size
-            self._changed.notify_all()
-            while self._limit == 0 and (self._queue or self._running):
-                self._changed.wait()
+        lane, size = self._lane(item), self._size(item)
+        is_alone = lane not in self._lanes or self._limit == 0
+        self._wait(-1 if is_alone else max(0, self._limit - size))
+        self._raise_error()
+        number = self._lanes.setdefault(lane, len(self._lanes) % len(self._executors))
+        context, executor = self._contexts[number], self._executors[number]
+        future = executor.submit(context.run, self._process, self._submitted, item)
+        self._sizes[future] = size
+        self._submitted += 1
+        if is_alone:
+            self._wait(-1)
+
+    def _wait(self, limit: int) -> None:
+        """Wait until the items that wait or run have at most `limit` bytes; with -1, for all."""
+        while self._sizes and sum(self._sizes.values()) > limit:
+            for future in wait(self._sizes, return_when=FIRST_COMPLETED).done:
+                del self._sizes[future]
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error[1]
 
     def __exit__(
         self,
@@ -147,94 +124,30 @@ class BackgroundWorkers(Generic[Item]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            with self._changed:
-                self._queue.clear()
-        self._close()
-        if error is None and self._error is not None:
-            raise self._error[1]
-
-    def _close(self) -> None:
-        """Process the rest of the queue and stop the threads."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
         try:
-            self._wait_until_done()
-        except BaseException:
-            # Interrupted: drop the rest of the queue.
-            with self._changed:
-                self._queue.clear()
-                self._changed.notify_all()
-            self._wait_until_done()
-            raise
+            if error is None:
+                self._wait(-1)
         finally:
+            # After an error or an interruption, the rest is dropped.
+            for executor in self._executors:
+                executor.shutdown(wait=False, cancel_futures=True)
+            for executor in self._executors:
+                executor.shutdown()
             self._settings.close()
+        if error is None:
+            self._raise_error()
 
-    def _wait_until_done(self) -> None:
-        # `join` is not enough: once interrupted, it treats the thread as finished (Python 3.11).
-        with self._changed:
-            while self._live_threads > 0:
-                self._changed.wait()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._process_queue()
-        finally:
-            with self._changed:
-                self._live_threads -= 1
-                self._changed.notify_all()
-
-    def _process_queue(self) -> None:
-        torch.set_num_threads(1)
+    def _process(self, index: int, item: Item) -> None:
+        if self._error is not None and self._error[0] < index:
+            return
         # The stream is only set for CUDA: asking for the current one would initialise an unused
         # GPU, and fails on a Mac.
         stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
-        with torch.no_grad(), stream:
-            while (queued := self._take()) is not None:
-                error: BaseException | None = None
-                try:
-                    self._work(queued.item)
-                except BaseException as raised:
-                    # Raised again in the caller's thread.
-                    error = raised
-                self._finish(queued, error)
-
-    def _finish(self, queued: _QueuedItem[Item], error: BaseException | None) -> None:
-        with self._changed:
-            del self._running[queued.lane]
-            if error is not None:
-                if self._error is None or queued.index < self._error[0]:
-                    self._error = queued.index, error
-                self._queue.clear()
-            self._changed.notify_all()
-
-    def _take(self) -> _QueuedItem[Item] | None:
-        with self._changed:
-            while (position := next(self._ready(), None)) is None:
-                if self._is_closed and not self._queue:
-                    return None
-                self._changed.wait()
-            queued = self._queue[position]
-            del self._queue[position]
-            self._running[queued.lane] = queued
-            self._queued_bytes -= self._size(queued.item)
-            self._changed.notify_all()
-            return queued
-
-    def _ready(self) -> Iterator[int]:
-        """Yield the queue positions of the items that may run now."""
-        if any(running.is_first for running in self._running.values()):
-            return
-        busy = set(self._running)
-        for position, queued in enumerate(self._queue):
-            if queued.is_first:
-                if position == 0 and not busy:
-                    yield position
-                return
-            if queued.lane not in busy:
-                yield position
-            busy.add(queued.lane)
+        try:
+            with torch.no_grad(), stream:
+                self._work(item)
+        except BaseException as error:
+            # Raised again in the caller's thread.
+            with self._error_lock:
+                if self._error is None or index < self._error[0]:
+                    self._error = index, error

@@ -273,15 +273,16 @@ class Ordered(Means):
 
 
 def observed(monkeypatch, network, measures, threads, seed=None, samples=61):
-    """By measure: result, and what the probe says; with a seed sites are taken in any order."""
-    ready = BackgroundWorkers._ready
+    """By measure: result, and what the probe says; with a seed threads take random times."""
     if seed is not None:
         draws = random.Random(seed)
+        process = BackgroundWorkers._process
 
-        def shuffled(self):
-            return iter(sorted(ready(self), key=lambda place: draws.random()))
+        def delayed(self, index, item):
+            time.sleep(draws.random() / 1000)
+            process(self, index, item)
 
-        monkeypatch.setattr(BackgroundWorkers, "_ready", shuffled)
+        monkeypatch.setattr(BackgroundWorkers, "_process", delayed)
     monkeypatch.setattr(sites, "measure_threads", lambda device: threads)
     monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
     inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1))
