@@ -179,7 +179,9 @@ def _added(first: Any, second: Any) -> Any:
     if first is None or second is None:
         return None
     if isinstance(first, Mapping):
-        common = {name: _added(value, first[name]) for name, value in second.items() if name in first}
+        common = {
+            name: _added(value, first[name]) for name, value in second.items() if name in first
+        }
         return {**first, **second, **common}
     return first or second if isinstance(first, bool) else first + second
 
