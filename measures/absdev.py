@@ -15,7 +15,7 @@ from nlbench.options import Option, OptionValue
 from nlbench.probes.lines import ChordParts, SegmentEstimate, SegmentTrace, chord_parts
 
 from .papers import traced_regions
-from .path_measure import PathMeasure
+from .path_measure import PathMeasure, PathSums
 
 SCALES = ("none", "range", "chord")
 
@@ -117,7 +117,7 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
 
 
 @dataclass(frozen=True)
-class _PathDeviation:
+class _PathDeviation(PathSums):
     """Sums over the segments of a path."""
 
     parts: ChordParts
@@ -125,15 +125,6 @@ class _PathDeviation:
     length: float
     error: Tensor
     scales: Mapping[str, Tensor]
-
-    def __add__(self, other: _PathDeviation) -> _PathDeviation:
-        return _PathDeviation(
-            self.parts + other.parts,
-            self.segments + other.segments,
-            self.length + other.length,
-            self.error + other.error,
-            {name: scale + other.scales[name] for name, scale in self.scales.items()},
-        )
 
     def divided(self, divisor: float) -> _PathDeviation:
         above, below = self.parts.above / divisor, self.parts.below / divisor

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measure import Measure, Result
-from nlbench.measure.replicates import without_each_group
-from nlbench.measure.sample_groups import SampleGroups
+
+from .statistics.sample_measure import SampleMeasure
 
 if TYPE_CHECKING:
     from nlbench.probes.outputs import OutputBatch
@@ -50,18 +47,21 @@ def accuracy_score(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.tensor(_fraction(*_counts(logits, labels)), dtype=torch.float64)
 
 
-def _fraction(correct: int, total: int) -> float:
-    if not total:
+def _fraction(correct: Tensor, total: Tensor) -> float:
+    if not total.any():
         raise Undefined("there are no labels to predict")
-    return correct / total
+    return int(correct.sum()) / int(total.sum())
 
 
-def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
+def _counts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers (n,) of correct and of all labels of each sample."""
     labels = class_labels(logits, labels)
     counted = labels != IGNORED_LABEL
     if not bool(torch.isfinite(logits[counted]).all()):
         raise NotFinite("the network's logits are not finite")
-    return int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
+    correct = (logits.argmax(-1) == labels) & counted
+    first, second = (side[..., None].flatten(1).sum(1).cpu() for side in (correct, counted))
+    return first, second
 
 
 def class_labels(logits: Tensor, labels: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _are_one_hot(labels: Tensor) -> bool:
     return bool(((labels == 1).sum(-1) == 1).all() & (labels.ne(0).sum(-1) == 1).all())
 
 
-class Accuracy(Measure):
+class Accuracy(SampleMeasure):
     r"""Fraction of labels, one per sample or per position, that the network predicts correctly.
 
     The samples are those of the request; ``--samples 0`` uses the whole split. For a translation
@@ -152,33 +152,10 @@ class Accuracy(Measure):
     bounds = (0.0, 1.0)
     more_means = "neither"
 
-    def reset(self) -> None:
-        """Reset the counts."""
-        self._correct = self._total = self._samples = 0
-        self._groups = SampleGroups()
-        # Numbers (n, 2) of correct and of all labels of each sample, batch by batch.
-        self._counts: list[NDArray[np.int64]] = []
+    def terms(self, observation: OutputBatch) -> tuple[Tensor, ...]:
+        """Count the correct and all labels of each sample of one batch."""
+        return _counts(observation.outputs, observation.labels)
 
-    def update(self, observation: OutputBatch) -> None:
-        """Count the correct labels of one batch."""
-        correct, total = _counts(observation.outputs, observation.labels)
-        self._correct, self._total = self._correct + correct, self._total + total
-        self._samples += len(observation.labels)
-        if self.replicated and observation.inputs is not None:
-            self._groups.add(observation.inputs)
-            labels = class_labels(observation.outputs, observation.labels)
-            is_counted = labels != IGNORED_LABEL
-            is_correct = (observation.outputs.argmax(-1) == labels) & is_counted
-            sides = (side.reshape(len(labels), -1).sum(1) for side in (is_correct, is_counted))
-            self._counts.append(torch.stack(list(sides), 1).cpu().numpy())
-
-    def compute(self) -> Result:
+    def statistics(self, *terms: Tensor) -> dict[str, float]:
         """Return the accuracy over all batches."""
-        replicates: tuple[float, ...] = ()
-        if self._counts:
-            correct, total = np.concatenate(self._counts).T
-            replicates = without_each_group(
-                self._groups.array, lambda kept: _fraction(correct[kept].sum(), total[kept].sum())
-            )
-        value = _fraction(self._correct, self._total)
-        return Result({"value": value}, n=self._samples, replicates=replicates)
+        return {"value": _fraction(*terms)}

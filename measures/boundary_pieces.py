@@ -11,7 +11,7 @@ from nlbench.citation import Source
 from nlbench.measure import Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace
 
-from .path_measure import PathMeasure
+from .path_measure import PathMeasure, PathSums
 
 
 def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
@@ -65,14 +65,11 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _PathBoundaries:
+class _PathBoundaries(PathSums):
     """Sums over the segments of a path."""
 
     crossings: tuple[int, ...]
     length: float
-
-    def __add__(self, other: _PathBoundaries) -> _PathBoundaries:
-        return _PathBoundaries(self.crossings + other.crossings, self.length + other.length)
 
 
 class BoundaryPieces(PathMeasure):

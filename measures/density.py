@@ -11,11 +11,11 @@ from nlbench.measure import Parts, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, slope_changes
 
 from .papers import traced_regions
-from .path_measure import PathMeasure
+from .path_measure import PathMeasure, PathSums
 
 
 @dataclass(frozen=True)
-class _PathCrossings:
+class _PathCrossings(PathSums):
     """Sums over the segments of a path; `slope_changes` is None if slopes are unknown."""
 
     crossings: tuple[float, ...]
@@ -25,21 +25,6 @@ class _PathCrossings:
     at_least: int
     error: float
     is_estimate: bool
-
-    def __add__(self, other: _PathCrossings) -> _PathCrossings:
-        changes = None
-        if self.slope_changes is not None and other.slope_changes is not None:
-            changes = self.slope_changes + other.slope_changes
-        names = dict.fromkeys([*self.sites, *other.sites])
-        return _PathCrossings(
-            self.crossings + other.crossings,
-            self.length + other.length,
-            changes,
-            {name: self.sites.get(name, 0) + other.sites.get(name, 0) for name in names},
-            self.at_least + other.at_least,
-            self.error + other.error,
-            self.is_estimate or other.is_estimate,
-        )
 
     def statistics(self) -> dict[str, float]:
         total, segments = sum(self.crossings), len(self.crossings)

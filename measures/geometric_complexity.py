@@ -13,11 +13,10 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
-from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure import MoreMeans
 from nlbench.options import Option, OptionValue
 
-from .statistics.sample_mean import sample_mean
+from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import sample_seeds
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def _directions(k: int, count: int, seeds: Tensor) -> Iterator[Tensor]:
         yield signs * (scale[:, None] * torch.cos(row[:, None] * angles))
 
 
-class GeometricComplexity(Measure):
+class GeometricComplexity(SampleMeasure):
     r"""Mean squared Frobenius norm of the network's Jacobian over the samples.
 
     The standard error contains that of random directions. For an affine network the value is the
@@ -164,7 +163,6 @@ class GeometricComplexity(Measure):
     name: ClassVar[str] = "geometric-complexity"
     # 2: each sample has random directions of its own.
     version: ClassVar[str] = "2"
-    probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
     options: ClassVar[Mapping[str, Option]] = {
@@ -194,13 +192,7 @@ class GeometricComplexity(Measure):
         """Describe how the value depends on units."""
         return "grows with the outputs"
 
-    def reset(self) -> None:
-        """Discard all batches."""
-        self._batches: list[Tensor] = []
-        self._occurrences: Counter[bytes] = Counter()
-        self._groups = SampleGroups()
-
-    def update(self, observation: FunctionBatch) -> None:
+    def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
         """Compute the norms of one batch."""
         observation.check_derivative("reverse")
         norms = squared_jacobian_norms(
@@ -210,10 +202,4 @@ class GeometricComplexity(Measure):
             limit=observation.limit,
             occurrences=self._occurrences,
         )
-        self._batches.append(norms)
-        if self.replicated:
-            self._groups.add(observation.inputs, observation.sources)
-
-    def compute(self) -> Result:
-        """Return the mean over all samples."""
-        return sample_mean(self._batches, self._groups if self.replicated else None)
+        return (norms,)

@@ -13,7 +13,7 @@ from nlbench.measure import MoreMeans, Value
 from nlbench.options import OptionValue
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
-from .path_measure import PathMeasure
+from .path_measure import PathMeasure, PathSums
 
 
 def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
@@ -39,7 +39,7 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
 
 
 @dataclass(frozen=True)
-class _PathImage:
+class _PathImage(PathSums):
     """Lengths of a path and of its images; `coarse` uses only every other node."""
 
     segments: int
@@ -47,15 +47,6 @@ class _PathImage:
     image: float
     coarse: float
     sites: Mapping[str, float]
-
-    def __add__(self, other: _PathImage) -> _PathImage:
-        return _PathImage(
-            self.segments + other.segments,
-            self.length + other.length,
-            self.image + other.image,
-            self.coarse + other.coarse,
-            {name: length + other.sites.get(name, 0.0) for name, length in self.sites.items()},
-        )
 
 
 class LengthDistortion(PathMeasure):

@@ -6,22 +6,21 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
-from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import without_each_group
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure import MoreMeans, Result
 from nlbench.options import Option
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
 from nlbench.probes.sites import SiteBatch, observe_sites, refuse_undefined
 
 from .statistics.prepared import prepare_samples
+from .statistics.sample_measure import SampleMeasure
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
@@ -148,7 +147,7 @@ def _boundaries(star: Iterable[SegmentTrace]) -> tuple[int, float]:
     return count, nearest
 
 
-class LocalComplexity(Measure):
+class LocalComplexity(SampleMeasure):
     r"""Number of units whose state changes within a small distance of a sample.
 
     ``error`` is the standard error over samples. For the first ``local-complexity.traced``
@@ -192,7 +191,6 @@ class LocalComplexity(Measure):
 
     name: ClassVar[str] = "local-complexity"
     version: ClassVar[str] = "2"
-    probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
     options: ClassVar[Mapping[str, Option]] = {
@@ -229,28 +227,29 @@ class LocalComplexity(Measure):
 
     def reset(self) -> None:
         """Discard all samples."""
-        self._counts: list[float] = []
+        super().reset()
+        self._remaining = int(self.settings["samples"])
         # Number of boundaries of each traced star, and the distance to the nearest one.
         self._stars: list[tuple[int, float]] = []
         self._untraced_reason = ""
-        self._groups = SampleGroups()
         self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
 
     def update(self, observation: FunctionBatch) -> None:
         """Count the units around the samples of one batch."""
-        remaining = int(self.settings["samples"]) - len(self._counts)
-        inputs, model = observation.inputs[: max(remaining, 0)], observation.model
-        if not len(inputs):
-            return
+        inputs, sources = observation.inputs[: self._remaining], observation.sources
+        if len(inputs):
+            sources = sources and sources.of_rows(torch.arange(len(inputs)))
+            super().update(replace(observation, inputs=inputs, sources=sources))
+            self._remaining -= len(inputs)
+
+    def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
+        """Count the units around samples, and the boundaries around the first of them."""
+        inputs, model = observation.inputs, observation.model
         directions = min(int(self.settings["directions"]), inputs[0].numel())
         radius = float(self.settings["radius"])
         vertices = stars(inputs, directions, radius, self._generator)
-        first = len(self._counts)
-        if self.replicated:
-            sources = observation.sources
-            kept = torch.arange(len(inputs))
-            self._groups.add(inputs, sources and sources.of_rows(kept))
-        self._counts += changed_units(model, vertices).tolist()
+        counts = changed_units(model, vertices)
+        first = int(self.settings["samples"]) - self._remaining
         traced = vertices[: max(int(self.settings["traced"]) - first, 0)]
         if len(traced) and not self._untraced_reason:
             try:
@@ -259,6 +258,7 @@ class LocalComplexity(Measure):
                 self._stars += star_boundaries(model, traced)
             except Undefined as error:
                 self._untraced_reason = str(error)
+        return (counts,)
 
     def _check_cost(self, model: nn.Module, star: Tensor) -> None:
         """Raise `Undefined` if a star's first segment is estimated to exceed the budget."""
@@ -270,19 +270,13 @@ class LocalComplexity(Measure):
 
     def compute(self) -> Result:
         """Return the mean over samples."""
-        counts, traced = self._counts, self._stars
-        if not counts:
-            raise Undefined("no samples")
-        summary = {"value": statistics.fmean(counts)}
-        if traced:
-            nearest = [distance for _, distance in traced if math.isfinite(distance)]
-            summary["boundaries"] = statistics.fmean(count for count, _ in traced)
-            summary["near"] = len(nearest) / len(traced)
+        result = super().compute()
+        summary = dict(result.summary)
+        if self._stars:
+            nearest = [distance for _, distance in self._stars if math.isfinite(distance)]
+            summary["boundaries"] = statistics.fmean(count for count, _ in self._stars)
+            summary["near"] = len(nearest) / len(self._stars)
             if nearest:
                 summary["nearest"] = statistics.fmean(nearest)
         reason = f"no exact boundaries: {self._untraced_reason}" if self._untraced_reason else ""
-        replicates: tuple[float, ...] = ()
-        if self.replicated:
-            array = np.array(counts)
-            replicates = without_each_group(self._groups.array, lambda kept: array[kept].mean())
-        return Result(summary, n=len(counts), reason=reason, replicates=replicates)
+        return replace(result, summary=summary, reason=reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,11 +12,10 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import microbatch_sizes
-from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import without_each_group
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure import MoreMeans
 from nlbench.options import Option
 
+from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ def gradient_signs(
     return torch.cat(signs)
 
 
-class LocalLinearity(Measure):
+class LocalLinearity(SampleMeasure):
     r"""Departure of a network from its tangent at the corners of a small cube around each sample.
 
     ``residual`` is the mean departure in the units of the output, ``spread`` the root mean square
@@ -149,7 +147,6 @@ class LocalLinearity(Measure):
     """
 
     name: ClassVar[str] = "local-linearity"
-    probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
@@ -175,14 +172,7 @@ class LocalLinearity(Measure):
 }""",
     )
 
-    def reset(self) -> None:
-        """Discard all batches."""
-        self._residuals: list[Tensor] = []
-        self._changes: list[Tensor] = []
-        self._occurrences: Counter[bytes] = Counter()
-        self._groups = SampleGroups()
-
-    def update(self, observation: FunctionBatch) -> None:
+    def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
         """Compare the network with its tangent around one batch."""
         observation.check_derivative("forward")
         inputs = observation.inputs
@@ -191,39 +181,17 @@ class LocalLinearity(Measure):
             signs = gradient_signs(observation.function, inputs, limit=observation.limit)
         else:
             signs = random_signs(inputs, sample_seeds(inputs, self._occurrences))
-        residuals, changes = tangent_residuals(
-            observation.function,
-            inputs,
-            float(self.settings["radius"]) * signs,
-            limit=observation.limit,
-        )
-        self._residuals.append(residuals)
-        self._changes.append(changes)
-        if self.replicated:
-            self._groups.add(inputs, observation.sources)
+        steps = float(self.settings["radius"]) * signs
+        return tangent_residuals(observation.function, inputs, steps, limit=observation.limit)
 
-    def compute(self) -> Result:
+    def statistics(self, *terms: Tensor) -> dict[str, float]:
         """Return the ratio of the mean departure to the root mean square change."""
-        if not self._residuals:
-            raise Undefined("no samples")
-        residuals = torch.cat(self._residuals)
-        changes = torch.cat(self._changes)
-        spread = changes.mean().sqrt()
+        residuals, changes = terms
+        residual, spread = residuals.mean(), changes.mean().sqrt()
         if spread == 0:
             raise Undefined("the output does not change in the ball")
-        summary = {
-            "value": _ratio(residuals, changes),
-            "residual": residuals.mean().item(),
+        return {
+            "value": (residual / spread).item(),
+            "residual": residual.item(),
             "spread": spread.item(),
         }
-        replicates: tuple[float, ...] = ()
-        if self.replicated:
-            replicates = without_each_group(
-                self._groups.array,
-                lambda kept: _ratio(residuals[kept], changes[kept]),
-            )
-        return Result(summary, n=len(residuals), replicates=replicates)
-
-
-def _ratio(residuals: Tensor, changes: Tensor) -> float:
-    return (residuals.mean() / changes.mean().sqrt()).item()

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal, localcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -165,6 +165,25 @@ def _without_paths(result: Result) -> tuple[float, ...]:
         return ()
     groups = group_index(np.arange(len(numbers)))
     return without_each_group(groups, lambda kept: float(numbers[kept].mean()))
+
+
+class PathSums:
+    """Base class for the numbers of a segment, which are added field by field over a path."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(_added, vars(self).values(), vars(other).values()))
+
+
+def _added(first: Any, second: Any) -> Any:
+    """Add two values of a field; one that is unknown makes the sum unknown."""
+    if first is None or second is None:
+        return None
+    if isinstance(first, Mapping):
+        common = {
+            name: _added(value, first[name]) for name, value in second.items() if name in first
+        }
+        return {**first, **second, **common}
+    return first or second if isinstance(first, bool) else first + second
 
 
 class PathMeasure(Measure):

@@ -16,7 +16,7 @@ from nlbench.measure import Value
 from nlbench.options import Option
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, rounding
 
-from .path_measure import PathMeasure
+from .path_measure import PathMeasure, PathSums
 
 CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
@@ -156,13 +156,10 @@ def _hull(t: Array, y: Array, vertices: npt.NDArray[np.int_]) -> npt.NDArray[np.
 
 
 @dataclass(frozen=True)
-class _PathPieces:
+class _PathPieces(PathSums):
     """Number of pieces on each segment of a path, keyed by tolerance."""
 
     counts: Mapping[float, tuple[int, ...]]
-
-    def __add__(self, other: _PathPieces) -> _PathPieces:
-        return _PathPieces({e: counts + other.counts[e] for e, counts in self.counts.items()})
 
     def total(self, tolerance: float) -> int:
         return 1 + sum(count - 1 for count in self.counts[tolerance])

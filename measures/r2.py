@@ -14,11 +14,10 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans
-from nlbench.measure.left_out import LeftOut, LeftOutAccumulators, check_group_memory
 from nlbench.options import Option, OptionValue
 
 from .linear_algebra.products import gram, product, singular_value_decomposition
-from .statistics.moments import Moments, PairsAccumulator, PairsMeasure, SamplePairs
+from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
 from .statistics.prepared import (
     MAX_UNSCALED_RANGE,
     MIN_UNSCALED_RANGE,
@@ -379,11 +378,6 @@ class _R2Accumulator(PairsAccumulator):
         super().add(x, y)
         self.count(x, y, None)
 
-    def load(self, pairs: SamplePairs, distinct: int) -> None:
-        """Set the samples."""
-        super().load(pairs, distinct)
-        self._distinct = distinct
-
     def count(self, x: PreparedSamples, y: PreparedSamples, sources: RowNumbers | None) -> None:
         """Count the distinct samples of a batch."""
         self._distinct += (sources or _number_rows(self._rows, x, y)).distinct
@@ -392,13 +386,10 @@ class _R2Accumulator(PairsAccumulator):
         pairs = self.pairs
         if pairs.n == 0:
             raise Undefined("no samples")
+        options = (self._distinct + pairs.distinct, self._kind, self._weighting)
         if pairs.moments is not None:
-            score = _r2_of_moments(pairs.moments, self._distinct, self._kind, self._weighting)
-            return {"value": score.item()}
-        score = _r2_of_rows(
-            *pairs.rows(), self._distinct, self._kind, self._weighting, MIN_RELATIVE_SPREAD
-        )
-        return {"value": score.item()}
+            return {"value": _r2_of_moments(pairs.moments, *options).item()}
+        return {"value": _r2_of_rows(*pairs.rows(), *options, MIN_RELATIVE_SPREAD).item()}
 
 
 class _FoldAccumulator(Accumulator):
@@ -505,19 +496,6 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
     return errors
 
 
-class _LeftOutFolds(LeftOutAccumulators):
-    """Folds of all samples of a site without each group."""
-
-    def add(self, observation: SiteBatch, groups: Tensor) -> None:
-        """Add one batch."""
-        super().add(observation, groups)
-        size = 0
-        for accumulator in self.accumulators:
-            assert isinstance(accumulator, _FoldAccumulator)
-            size += accumulator.moment_bytes
-        check_group_memory(size, self._measure.memory)
-
-
 class R2(PairsMeasure):
     r"""R² of the affine least-squares fit of a site's output on its input.
 
@@ -608,11 +586,6 @@ class R2(PairsMeasure):
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
         """Return the bounds; only the ordinary value is never negative."""
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
-
-    def left_out(self) -> LeftOut:
-        """Create the state for the replicates of one site."""
-        is_crossvalidated = self.settings["kind"] == "crossvalidated"
-        return _LeftOutFolds(self) if is_crossvalidated else super().left_out()
 
     def accumulator(self) -> Accumulator:
         """Create the accumulator for one site."""

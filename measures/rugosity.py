@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure import MoreMeans
 from nlbench.options import Option, OptionValue
 
 from .geometric_complexity import squared_jacobian_norms
-from .statistics.sample_mean import sample_mean
+from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def jacobian_changes(
     return squared_jacobian_norms(difference, pairs, directions=directions, limit=limit).sqrt()
 
 
-class Rugosity(Measure):
+class Rugosity(SampleMeasure):
     r"""Mean change of the network's Jacobian between each sample and a neighbour.
 
     An affine network has the value 0. The neighbour is in a random direction.
@@ -115,7 +113,6 @@ class Rugosity(Measure):
     """
 
     name: ClassVar[str] = "rugosity"
-    probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
@@ -151,13 +148,7 @@ class Rugosity(Measure):
         """Describe how the value depends on units."""
         return "grows with the outputs"
 
-    def reset(self) -> None:
-        """Discard all batches."""
-        self._changes: list[Tensor] = []
-        self._occurrences: Counter[bytes] = Counter()
-        self._groups = SampleGroups()
-
-    def update(self, observation: FunctionBatch) -> None:
+    def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
         """Compare the Jacobians at one batch with those at its neighbours."""
         observation.check_derivative("reverse")
         inputs = observation.inputs
@@ -170,10 +161,4 @@ class Rugosity(Measure):
             directions=int(self.settings["directions"]),
             limit=observation.limit,
         )
-        self._changes.append(changes)
-        if self.replicated:
-            self._groups.add(inputs, observation.sources)
-
-    def compute(self) -> Result:
-        """Return the mean over all samples."""
-        return sample_mean(self._changes, self._groups if self.replicated else None)
+        return (changes,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -213,16 +213,21 @@ class SamplePairs:
 
     Parameters
     ----------
+    moments : Moments, optional
+        Moments of the samples that aren't stored as rows.
     batches : tuple of pairs of PreparedSamples
-        The rows; empty if there are moments.
+        The rows.
     widths : tuple of int, optional
         d and k, once there are samples.
+    distinct : int
+        Number of samples in a group that aren't copies.
     """
 
     n: int = 0
     moments: Moments | None = None
     batches: tuple[tuple[PreparedSamples, PreparedSamples], ...] = ()
     widths: tuple[int, int] | None = None
+    distinct: int = 0
 
     def added(self, batch: Pair) -> SamplePairs:
         """Add one batch, in the form that `SiteBatch.shared` expects."""
@@ -244,25 +249,58 @@ class SamplePairs:
             raise RequestError(f"a batch has {widths} columns, earlier ones had {self.widths}")
         if count == 0:
             return self
-        n = self.n + count
         if self.moments is not None:
-            rounding = (x.rounding, y.rounding)
-            new = Moments.of(x.values, y.values, self.moments.origin, rounding)
-            return SamplePairs(n, self.moments.merged(new), widths=widths)
+            return self.with_rows(x, y).condensed(self.moments.origin)
         # The caller may modify its tensors later, as an in-place activation does.
-        copies = tuple(PreparedSamples(side.values.clone(), side.rounding) for side in (x, y))
-        pairs = SamplePairs(n, None, (*self.batches, (copies[0], copies[1])), widths)
-        if n <= max(widths) + 1:
+        copies = (PreparedSamples(side.values.clone(), side.rounding) for side in (x, y))
+        pairs = self.with_rows(*copies)
+        if pairs.n <= pairs.max_rows:
             return pairs
-        x, y = pairs.rows()
-        origin = torch.cat([x.values[0], y.values[0]])
-        moments = Moments.of(x.values, y.values, origin, (x.rounding, y.rounding))
-        return SamplePairs(n, moments, widths=widths)
+        first_x, first_y = pairs.batches[0]
+        return pairs.condensed(torch.cat([first_x.values[0], first_y.values[0]]))
+
+    def with_rows(self, x: PreparedSamples, y: PreparedSamples, distinct: int = 0) -> SamplePairs:
+        """Add samples as rows."""
+        return SamplePairs(
+            self.n + len(x),
+            self.moments,
+            (*self.batches, (x, y)),
+            (x.shape[1], y.shape[1]),
+            self.distinct + distinct,
+        )
+
+    @property
+    def max_rows(self) -> int:
+        """Number of samples up to which they are stored as rows."""
+        return max(self.widths or (0,)) + 1
 
     def rows(self) -> tuple[PreparedSamples, PreparedSamples]:
-        """Concatenate all samples x (n, d) and y (n, k); valid only while there are no moments."""
+        """Concatenate the rows x (m, d) and y (m, k)."""
         x, y = zip(*self.batches, strict=True)
         return _concatenate(x), _concatenate(y)
+
+    def condensed(self, origin: Tensor) -> SamplePairs:
+        """Add the rows to the moments, which have the given origin."""
+        if not self.batches:
+            return self
+        x, y = self.rows()
+        moments = Moments.of(x.values, y.values, origin, (x.rounding, y.rounding))
+        if self.moments is not None:
+            moments = self.moments.merged(moments)
+        return replace(self, moments=moments, batches=())
+
+    def merged(self, other: SamplePairs) -> SamplePairs:
+        """Merge with other samples, both as rows or both as moments with the same origin."""
+        moments = self.moments
+        if moments is not None and other.moments is not None:
+            moments = moments.merged(other.moments)
+        return SamplePairs(
+            self.n + other.n,
+            moments,
+            self.batches + other.batches,
+            self.widths,
+            self.distinct + other.distinct,
+        )
 
 
 def _concatenate(parts: tuple[PreparedSamples, ...]) -> PreparedSamples:
@@ -275,57 +313,11 @@ NO_PAIRS = SamplePairs()
 
 
 @dataclass(frozen=True, eq=False)
-class GroupPairs:
-    """Samples x (n, d) and y (n, k) of one group, as moments and as rows not yet added to them.
+class GroupedPairs:
+    """Samples of each group. Measures that have added the same batches share one.
 
     Rows are added to the moments max(d, k) + 2 at a time, since each addition changes the whole
     matrix. If the moments of all groups exceed the memory, rows are kept as long as they don't.
-
-    Parameters
-    ----------
-    distinct : int
-        Number of samples that aren't copies.
-    """
-
-    n: int = 0
-    distinct: int = 0
-    moments: Moments | None = None
-    batches: tuple[tuple[PreparedSamples, PreparedSamples], ...] = ()
-
-    def added(
-        self,
-        x: PreparedSamples,
-        y: PreparedSamples,
-        distinct: int,
-        origin: Tensor,
-        memory: int | None,
-    ) -> GroupPairs:
-        """Add the group's samples in one batch."""
-        added = GroupPairs(
-            self.n + len(x), self.distinct + distinct, self.moments, (*self.batches, (x, y))
-        )
-        rows = sum(len(rows) for rows, _ in added.batches)
-        if rows <= max(x.shape[1], y.shape[1]) + 1:
-            return added
-        width = x.shape[1] + y.shape[1]
-        if fits_group_memory(8 * GROUPS * width**2, memory):
-            return GroupPairs(added.n, added.distinct, added.condensed(origin))
-        check_group_memory(8 * GROUPS * width * rows, memory)
-        return added
-
-    def condensed(self, origin: Tensor) -> Moments:
-        """Return the moments of all samples."""
-        if not self.batches:
-            assert self.moments is not None
-            return self.moments
-        x, y = (_concatenate(side) for side in zip(*self.batches, strict=True))
-        moments = Moments.of(x.values, y.values, origin, (x.rounding, y.rounding))
-        return moments if self.moments is None else self.moments.merged(moments)
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedPairs:
-    """Samples of each group. Measures that have added the same batches share one.
 
     Parameters
     ----------
@@ -334,9 +326,8 @@ class GroupedPairs:
     """
 
     memory: int | None = None
-    groups: tuple[GroupPairs, ...] = (GroupPairs(),) * GROUPS
+    groups: tuple[SamplePairs, ...] = (NO_PAIRS,) * GROUPS
     origin: Tensor | None = None
-    widths: tuple[int, int] = (0, 0)
 
     @torch.no_grad()
     def added(self, batch: Pair) -> GroupedPairs:
@@ -351,38 +342,43 @@ class GroupedPairs:
         for group in sorted(set(index.tolist())):
             rows = (index == group).nonzero()[:, 0]
             parts = (PreparedSamples(side.values[rows], side.rounding) for side in (x, y))
-            distinct = batch.sources.of_rows(rows).distinct
-            groups[group] = groups[group].added(*parts, distinct, origin, self.memory)
-        return GroupedPairs(self.memory, tuple(groups), origin, (x.shape[1], y.shape[1]))
+            pairs = groups[group].with_rows(*parts, batch.sources.of_rows(rows).distinct)
+            count = sum(len(rows) for rows, _ in pairs.batches)
+            if count > pairs.max_rows:
+                if self._fits(pairs):
+                    pairs = pairs.condensed(origin)
+                else:
+                    check_group_memory(8 * GROUPS * sum(pairs.widths or ()) * count, self.memory)
+            groups[group] = pairs
+        return GroupedPairs(self.memory, tuple(groups), origin)
+
+    def _fits(self, pairs: SamplePairs) -> bool:
+        """Return True if moments of all groups fit into the memory."""
+        return fits_group_memory(8 * GROUPS * sum(pairs.widths or ()) ** 2, self.memory)
 
     @torch.no_grad()
-    def without_each(self) -> Iterator[tuple[SamplePairs, int]]:
-        """Yield the samples without each group that occurs, and the number of distinct ones."""
+    def without_each(self) -> Iterator[SamplePairs]:
+        """Yield the samples without each group that occurs."""
         groups = [group for group in self.groups if group.n]
         if len(groups) < 2:
             return
-        assert self.origin is not None
-        limit = max(self.widths) + 1
-        moments: list[Moments] = []
+        origin = self.origin
+        assert origin is not None
+        limit = groups[0].max_rows
         total = sum(group.n for group in groups)
-        has_moments = any(total - group.n > limit for group in groups)
-        if has_moments and fits_group_memory(8 * GROUPS * sum(self.widths) ** 2, self.memory):
-            condensed = [group.condensed(self.origin) for group in groups]
-            moments = merge_all_but_one(condensed, Moments.merged)
+        merged: list[SamplePairs] = []
+        if any(total - group.n > limit for group in groups) and self._fits(groups[0]):
+            condensed = [group.condensed(origin) for group in groups]
+            merged = merge_all_but_one(condensed, SamplePairs.merged)
         for index, left_out in enumerate(groups):
             others = [group for group in groups if group is not left_out]
-            n = total - left_out.n
-            distinct = sum(group.distinct for group in others)
-            if n <= limit:
-                batches = tuple(batch for group in others for batch in group.batches)
-                yield SamplePairs(n, None, batches, self.widths), distinct
-            elif moments:
-                yield SamplePairs(n, moments[index], widths=self.widths), distinct
+            if total - left_out.n <= limit:
+                yield reduce(SamplePairs.merged, others)
+            elif merged:
+                yield merged[index]
             else:
                 # One group at a time takes seven times as long, and a fourth of the memory.
-                parts = (group.condensed(self.origin) for group in others)
-                merged = reduce(Moments.merged, parts)
-                yield SamplePairs(n, merged, widths=self.widths), distinct
+                yield reduce(SamplePairs.merged, (group.condensed(origin) for group in others))
 
 
 @lru_cache
@@ -396,10 +392,6 @@ class PairsAccumulator(Accumulator):
 
     def __init__(self) -> None:
         self.pairs = NO_PAIRS
-
-    def load(self, pairs: SamplePairs, distinct: int) -> None:
-        """Set the samples, of which `distinct` aren't copies."""
-        self.pairs = pairs
 
     def add(self, x: Samples, y: Samples) -> None:
         """Add one batch."""
@@ -420,10 +412,10 @@ class _LeftOutPairs(LeftOut):
     def replicates(self) -> tuple[float, ...]:
         """Compute the value without each group."""
         values = []
-        for pairs, distinct in self._pairs.without_each():
+        for pairs in self._pairs.without_each():
             accumulator = self._measure.accumulator()
             assert isinstance(accumulator, PairsAccumulator)
-            accumulator.load(pairs, distinct)
+            accumulator.pairs = pairs
             values.append(accumulator.statistics()["value"])
         return tuple(values)
 

@@ -90,31 +90,33 @@ class LeftOutAccumulators(LeftOut):
 
     def __init__(self, measure: PooledMeasure) -> None:
         self._measure = measure
-        self.accumulators: Sequence[Accumulator] = [measure.accumulator() for _ in range(GROUPS)]
-        self.present: set[int] = set()
+        self._accumulators: Sequence[Accumulator] = [measure.accumulator() for _ in range(GROUPS)]
+        self._present: set[int] = set()
 
     def add(self, observation: SiteBatch, groups: Tensor) -> None:
         """Add the rows of a batch to the accumulators."""
-        self.present.update(set(groups.tolist()))
-        merges = self.accumulators[0].merges
-        for group, accumulator in enumerate(self.accumulators):
+        self._present.update(set(groups.tolist()))
+        merges = self._accumulators[0].merges
+        for group, accumulator in enumerate(self._accumulators):
             rows = ((groups == group) if merges else (groups != group)).nonzero()[:, 0]
             if len(rows):
                 self._measure.take(accumulator, observation.with_rows(rows))
+        size = sum(accumulator.moment_bytes for accumulator in self._accumulators)
+        check_group_memory(size, self._measure.memory)
 
     def replicates(self) -> tuple[float, ...]:
-        """Compute the replicates."""
-        if len(self.present) < 2:
+        """Compute the replicates.
+
+        There are none if a batch has a score without some groups only.
+        """
+        if len(self._present) < 2:
             return ()
-        groups = sorted(self.present)
-        accumulators = [self.accumulators[group] for group in groups]
+        accumulators = [self._accumulators[group] for group in sorted(self._present)]
         if accumulators[0].merges:
-            accumulators = merge_all_but_one(accumulators, _merge)
-        return tuple(accumulator.statistics()["value"] for accumulator in accumulators)
-
-
-def _merge(first: Accumulator, second: Accumulator) -> Accumulator:
-    return first.merged(second)
+            accumulators = merge_all_but_one(accumulators, lambda a, b: a.merged(b))
+        statistics = [accumulator.statistics() for accumulator in accumulators]
+        is_comparable = len({numbers.get("batches") for numbers in statistics}) == 1
+        return tuple(numbers["value"] for numbers in statistics) if is_comparable else ()
 
 
 class SiteReplicates:

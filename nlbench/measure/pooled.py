@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from nlbench.citation import Source
@@ -58,6 +58,11 @@ class Accumulator(ABC):
         Optional: with it, replicates cost one more pass over the samples instead of seven.
         """
         raise NotImplementedError
+
+    @property
+    def moment_bytes(self) -> int:
+        """Size in bytes of a state that grows with the square of the number of columns."""
+        return 0
 
     @property
     def merges(self) -> bool:
@@ -175,10 +180,6 @@ class FunctionMeasure(PooledMeasure):
         """Create the list of scores for one site."""
         return _Scores(lambda x, y: self._number(type(self).function(x, y, **self.settings)))
 
-    def left_out(self) -> LeftOut:
-        """Create the scores of one site's batches without each group."""
-        return _LeftOutScores(self)
-
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
         """Return `ROW_LIMIT`, since a function may compare all pairs of rows."""
@@ -236,18 +237,6 @@ class _Scores(Accumulator):
     def remark(self) -> str:
         """Return the reason why some batches have no score."""
         return f"in some batches: {self.undefined}" if self.undefined else ""
-
-
-class _LeftOutScores(LeftOutAccumulators):
-    """Scores of a site's batches without each group, for the batches that have a score."""
-
-    accumulators: Sequence[_Scores]
-
-    def replicates(self) -> tuple[float, ...]:
-        """Return the means over batches, unless a batch has a score without some groups only."""
-        if len({len(self.accumulators[group].scores) for group in self.present}) != 1:
-            return ()
-        return super().replicates()
 
 
 @overload
