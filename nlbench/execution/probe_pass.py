@@ -19,7 +19,11 @@ from torch import Tensor
 
 from nlbench.errors import PluginError, RequestError, Undefined, error_text, message_of
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.batch_independence import describe_dependence
+from nlbench.introspection.batch_independence import (
+    check_memory,
+    describe_dependence,
+    other_samples,
+)
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.model_output import validated_outputs
@@ -275,8 +279,8 @@ def _observe_once(
     out_of_memory = False
     try:
         with restored_thread_state(changes):
-            if probe.runs_samples and not probe.needs_function:
-                dependence = _dependence(subject, device)
+            if probe.runs_samples:
+                dependence = _dependence(subject, device, changes, not probe.needs_function)
             facts = probe.observe(
                 ProbePass(subject.model, subject, settings, feeds, resources, step)
             )
@@ -311,32 +315,49 @@ def _observe_once(
     return outcomes
 
 
-def _dependence(subject: Subject, device: torch.device) -> str:
+def _dependence(
+    subject: Subject, device: torch.device, changes: Changes, compares_batches: bool
+) -> str:
     """Describe why a model's outputs are no function of their own sample.
 
     Return an empty text if they are.
 
-    A model that can't be run on some of the samples is not checked.
+    A model that can't be run on some of the samples is not checked. With `compares_batches`, the
+    outputs of a sample in different batches are compared.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the outputs depend on what the model computed before.
     """
     count = len(subject.inputs)
     if subject.is_indivisible or not count:
         return ""
-    chosen = sorted({0, count // 3, 2 * count // 3, count - 1})
+    samples = subject.inputs[sorted({0, count // 3, 2 * count // 3, count - 1})]
 
     def rows(samples: Tensor) -> Tensor:
-        output = validated_outputs(subject.model(samples.clone()), len(samples))
+        output = validated_outputs(subject.model(samples), len(samples))
         return output.detach().reshape(len(samples), -1)
 
-    with (
-        contextlib.suppress(Exception),
-        torch.no_grad(),
-        evaluation_mode(subject.model),
-        without_fast_path(),
-        preserve_attributes(subject.model),
-        preserve_rng_state(device),
-    ):
-        return describe_dependence(rows, subject.inputs[chosen].to(device))
-    return ""
+    try:
+        with (
+            torch.no_grad(),
+            evaluation_mode(subject.model),
+            without_fast_path(),
+            preserve_attributes(subject.model),
+            preserve_rng_state(device),
+            restored_thread_state(changes),
+        ):
+            samples = samples.to(device)
+            pair = torch.cat([samples[:1], other_samples(samples)[0]])
+            dependence = check_memory(rows, pair)
+            if dependence or not compares_batches:
+                return dependence
+            return describe_dependence(lambda samples: rows(samples.clone()), samples)
+    except Undefined:
+        raise
+    except Exception:
+        return ""
 
 
 def _annotate(result: Result, facts: ProbeFacts) -> Result:

@@ -114,8 +114,71 @@ def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> st
         twins = rows(samples[[index, index]])
         expected = together[index : index + 1].expand_as(twins)
         if not _close(twins, expected, GROUP_TOLERANCE_EPS):
-            return "a sample's results depend on the other samples of its batch"
+            return DEPENDS_ON_BATCH
     return ""
+
+
+DEPENDS_ON_BATCH = "a sample's results depend on the other samples of its batch"
+
+
+def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
+    """Raise if a model's results depend on what it computed before.
+
+    The pair is run in both orders, in the same memory, since a model may keep its outputs by the
+    shape, the address or a summary of its input, such as the mean. One of the samples is
+    also run in batches of copies of it, whose sizes such a model doesn't know.
+
+    Parameters
+    ----------
+    rows : callable
+        Maps samples (m, ...) to their results (m, k), and may modify the samples.
+    pair : tensor of shape (2, ...)
+        Two different samples.
+
+    Returns
+    -------
+    str
+        Reason why results are no function of their own sample; empty if they may be.
+
+    Raises
+    ------
+    nlbench.Undefined
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0], [2.0]])
+    >>> check_memory(torch.square, x), check_memory(lambda x: x - x[:1], x)
+    ('', "a sample's results depend on the other samples of its batch")
+    >>> memory = {}
+    >>> check_memory(lambda x: memory.setdefault(x.shape, x.square()), x)
+    Traceback (most recent call last):
+        ...
+    nlbench.errors.Undefined: the network's output for an input depends on the inputs before it: ...
+    """
+    buffer = pair.clone()
+
+    def run(samples: Tensor) -> Tensor:
+        return rows(buffer.copy_(samples)).clone()
+
+    sample = pair[1:]
+    more, first, swapped = rows(sample[[0] * 3]).clone(), run(pair), run(pair.flip(0))
+    if not first.shape == swapped.shape == (2, *more.shape[1:]):
+        return ""
+    follows = _close(swapped, first.flip(0), GROUP_TOLERANCE_EPS)
+    if follows and _close(swapped[:1], more[:1], GROUP_TOLERANCE_EPS):
+        return ""
+    if not _close(run(pair.flip(0)), swapped, PAIR_TOLERANCE_EPS):
+        return ""  # The results change from call to call.
+    run(pair[[0, 0]])
+    copies, most = run(pair[[1, 1]]), rows(sample[[0] * 5])
+    is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)
+    is_stale = is_known and not _close(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
+    if is_stale or (torch.equal(first, swapped) and not follows):
+        raise Undefined(
+            "the network's output for an input depends on the inputs before it: it keeps what it "
+            "computed for another input"
+        )
+    return "" if follows else DEPENDS_ON_BATCH
 
 
 def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> str:

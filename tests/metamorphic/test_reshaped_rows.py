@@ -86,3 +86,23 @@ def test_local_complexity_does_not_depend_on_a_reshape(fold):
 @pytest.mark.parametrize("fold", ["samples first", "tokens first"])
 def test_the_length_of_a_site_does_not_depend_on_a_reshape(fold):
     _assert_same(fold, ("length-distortion",), {}, False)
+
+
+LINE_MEASURES = ["density", "absdev", "pathlength", "length-distortion"]
+
+
+@pytest.mark.parametrize("method", ["exact", "refined", "adaptive", "sampling"])
+@pytest.mark.parametrize("fold", ["samples first", "tokens first"])
+def test_line_measures_do_not_depend_on_a_reshape(fold, method):
+    settings = {"lines.number": 2, "lines.method": method, "lines.evaluations": 512}
+    results = {}
+    for way in ("none", fold):
+        network = Network(way)
+        network.gelu = nn.MaxPool1d(3, 1, 1)
+        inputs = 4 * torch.randn(24, 7, 4, generator=torch.Generator().manual_seed(1))
+        results[way] = nlbench.evaluate(network, inputs, LINE_MEASURES, settings=settings)
+    for name in LINE_MEASURES:
+        plain, folded = (results[way][name] for way in ("none", fold))
+        assert (folded.status, folded.n) == (plain.status, plain.n), (name, folded.reason)
+        assert folded.summary == pytest.approx(plain.summary, rel=1e-3), name
+    assert results[fold]["density"].status == "ok"

@@ -54,6 +54,7 @@ from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
 
 from .program import Program, ProgramStep
+from .rows import may_permute, permutation, permuting_rule, row_rule
 from .transposition import is_transposition, with_samples_first
 
 
@@ -212,6 +213,9 @@ class Recorder(DispatchMode):
         self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # Index of the value that each tensor transposes.
         self._transposed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        # Tensors whose first axis holds several rows of the sample; their values have a further
+        # axis before it, that of the points.
+        self._folded: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
         self._input_shape = tuple(example.shape[1:])
@@ -241,7 +245,7 @@ class Recorder(DispatchMode):
     def output_value(self, output: Tensor) -> int:
         """Return the index of the value that the network returns, which may be a constant."""
         self._refresh(output, "forward")
-        if output in self._transposed:
+        if output in self._transposed or output in self._folded:
             raise self._refusal("forward", _MOVES_SAMPLES)
         if output not in self._values:
             constant = output.clone()
@@ -311,6 +315,16 @@ class Recorder(DispatchMode):
         is_transposed = any(a in self._transposed for a in traced)
         if is_transposed and (written or any(a in self._values for a in traced)):
             raise self._refusal(name, _MOVES_SAMPLES)
+        folded = [a in self._folded for a in traced]
+        if not written and not is_transposed and may_permute(name):
+            result = func(*args, **kwargs)
+            if folded[0] or not _is_one_sample(result):
+                positions = permutation(func, args, kwargs)
+                if positions is not None:
+                    return self._permute(name, self._values[args[0]], positions, result)
+            del result
+        if any(folded) and not all(folded):
+            raise self._refusal(name, _MOVES_SAMPLES)
         if name in ("copy", "fill", "zero") and written:
             return self._copy(func, args, spec, traced)
         has_tensors = any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
@@ -330,7 +344,7 @@ class Recorder(DispatchMode):
             first = spec[0].clone() if isinstance(spec[0], Tensor) else spec[0]
             spec = (first, *spec[1:])
             function = out_of_place(func, name)
-        shapes = tuple(tuple(a.shape) for a in traced)
+        shapes = tuple((*(1,) * any(folded), *a.shape) for a in traced)
         result = func(*args, **kwargs)
         self._constants |= constants
         self._add(
@@ -346,6 +360,13 @@ class Recorder(DispatchMode):
         else:
             self._transposed[result] = self._values[source]
             self._writes.bind(result)
+        return result
+
+    def _permute(self, name: str, source: int, positions: Tensor, result: Tensor) -> Any:
+        """Record a call that moves the elements of a tensor, also to or from its first axis."""
+        is_folded = not _is_one_sample(result)
+        shape = tuple(result.shape)[0 if is_folded else 1 :]
+        self._add_step(name, [source], permuting_rule(positions, shape), result, is_folded)
         return result
 
     def _record_transposed(
@@ -405,6 +426,8 @@ class Recorder(DispatchMode):
         self, call: RecordedCall, traced: list[Tensor], result: Any, written: list[Tensor]
     ) -> None:
         inputs = [(self._values if a in self._values else self._transposed)[a] for a in traced]
+        is_folded = traced[0] in self._folded
+        rows = len(traced[0]) if is_folded else 1
         for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
             if not written and tensor in self._values:
                 continue  # The operation returned its input.
@@ -413,21 +436,31 @@ class Recorder(DispatchMode):
                 continue
             if tensor.dtype != self._dtype:
                 raise self._refusal(call.name, f"it converts to {tensor.dtype}")
-            if tensor.ndim == 0 or len(tensor) != 1:
+            if tensor.ndim == 0 or len(tensor) != rows:
                 raise self._refusal(call.name, _MOVES_SAMPLES)
-            own_call = replace(call, shape=tuple(tensor.shape))
+            own_call = replace(call, shape=(*(1,) * is_folded, *tensor.shape))
             if not isinstance(result, Tensor):
                 own_call = replace(own_call, function=_part(call.function, part))
             try:
-                rule = _rule_of(own_call)
+                rule = row_rule(own_call, _rule_of) if is_folded else _rule_of(own_call)
             except NotAffine as error:
                 raise self._refusal(call.name, str(error)) from None
-            self._add_step(call.name, inputs, rule, tensor)
+            self._add_step(call.name, inputs, rule, tensor, is_folded)
             if written:
                 self._log_write(tensor, self._values[tensor])
 
-    def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
-        value, shape = len(self.steps) + 1, tuple(output.shape[1:])
+    def _add_step(
+        self,
+        name: str,
+        inputs: Sequence[int],
+        rule: Rule,
+        output: Tensor,
+        is_folded: bool = False,
+    ) -> None:
+        value = len(self.steps) + 1
+        shape = tuple(output.shape)[0 if is_folded else 1 :]
+        if is_folded:
+            self._folded[output] = None
         self.steps.append(ProgramStep(name, self._names.place, tuple(inputs), value, rule, shape))
         self._sites.append(self._site(name) if rule.pieces else None)
         self._bind(output, value)
@@ -473,8 +506,8 @@ class Recorder(DispatchMode):
             source = order[positions]
             hit = source >= 0
             if bool(hit.any()):
-                is_moved = tensor.ndim == 0 or len(tensor) != 1 or tensor in self._transposed
-                if is_moved or tensor.dtype != self._dtype:
+                is_sample = _is_one_sample(tensor) or tensor in self._folded
+                if not is_sample or tensor in self._transposed or tensor.dtype != self._dtype:
                     raise self._refusal(name, "it reads a tensor whose memory was changed in place")
                 self._assign(tensor, content, hit.nonzero().squeeze(1), source[hit])
             elif not self._is_traced(tensor):
@@ -492,10 +525,11 @@ class Recorder(DispatchMode):
             numbers[v] if isinstance(v, int) else (tensor.clone() if v is None else v)
             for v in (base, value)
         ]
-        shape = tuple(tensor.shape)
+        is_folded = tensor in self._folded
+        shape = (*(1,) * is_folded, *tensor.shape)
         shapes = tuple((1, *self._shape_of(v)) for v in numbers)
         call = RecordedCall("assigned", _expand, (*arguments, places, source), {}, shapes, shape)
-        self._add_step("copy", list(numbers), _rule_of(call), tensor)
+        self._add_step("copy", list(numbers), _rule_of(call), tensor, is_folded)
 
     def _shape_of(self, value: int) -> tuple[int, ...]:
         return self.steps[value - 1].shape if value else self._input_shape
@@ -509,6 +543,12 @@ class Recorder(DispatchMode):
 
 
 _MOVES_SAMPLES = "it moves or drops the batch axis"
+
+
+def _is_one_sample(tensor: Any) -> bool:
+    return not isinstance(tensor, Tensor) or (tensor.ndim > 0 and len(tensor) == 1)
+
+
 _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 
 

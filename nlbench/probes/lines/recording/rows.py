@@ -1,0 +1,186 @@
+"""Calls on tensors whose first axis holds several rows of a sample, as after ``x.reshape(-1, d)``.
+
+The value of such a tensor (rows, ...) has the points on an axis of its own, (P, rows, ...). A call
+that treats the rows as samples is applied to the rows of all points at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nlbench.introspection.operations import known
+from nlbench.introspection.pytree import tree_iter, tree_map
+from nlbench.probes.lines.rules.pieces import Crossings, Kinks, MaxGroups, Pieces, Ranks
+from nlbench.probes.lines.rules.rounding import rearranged
+from nlbench.probes.lines.rules.rule import NotAffine, RecordedCall, Rule
+from nlbench.probes.lines.rules.shapes import view
+
+RuleFactory = Callable[[RecordedCall], Rule]
+
+
+def permutation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the source position of each element of a call's result, if it only moves them.
+
+    Examples
+    --------
+    >>> x = torch.zeros(1, 2, 3)
+    >>> permutation(torch.transpose, (x, 1, 2), {}).tolist()
+    [0, 3, 1, 4, 2, 5]
+    """
+    others = [a for a in tree_iter((args[1:], kwargs)) if isinstance(a, Tensor)]
+    if others or not isinstance(args[0], Tensor):
+        return None
+    count = args[0].numel()
+    result = func(torch.arange(count).reshape(args[0].shape), *args[1:], **kwargs)
+    if not isinstance(result, Tensor) or result.numel() != count:
+        return None
+    positions = result.flatten()
+    is_bijection = bool((positions.sort().values == torch.arange(count)).all())
+    return positions if is_bijection else None
+
+
+def may_permute(name: str) -> bool:
+    """Return True for an operation that may move the elements of a tensor to other axes."""
+    moves = known(name).line is view or known(name).arranges in ("moves", "reshapes")
+    return moves and name not in ("squeeze", "unsqueeze")
+
+
+def permuting_rule(positions: Tensor, shape: Sequence[int]) -> Rule:
+    """Create the rule for a call that moves elements within each point.
+
+    Parameters
+    ----------
+    positions : tensor of shape (k,)
+        Source position of each element of the result.
+    shape : sequence of int
+        Shape of the result at one point.
+    """
+    is_reshape = torch.equal(positions, torch.arange(len(positions)))
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        flat = points[0].reshape(len(points[0]), -1)
+        moved = flat if is_reshape else flat[:, positions.to(flat.device)]
+        return moved.reshape(-1, *shape)
+
+    return Rule(apply, rearranged(apply))
+
+
+def row_rule(call: RecordedCall, make_rule: RuleFactory) -> Rule:
+    """Create the rule for a call on rows from the rule for the call on samples.
+
+    Parameters
+    ----------
+    call : RecordedCall
+        Its shapes are those of the values, (1, rows, ...).
+    make_rule : callable
+        Returns the rule for a call on samples.
+
+    Raises
+    ------
+    NotAffine
+        If the call's rows are not computed independently of each other, or it has no rule.
+    """
+    rows = call.shape[1]
+    if any(len(shape) != len(call.shapes[0]) or shape[1] != rows for shape in call.shapes):
+        raise NotAffine("it mixes the samples of a batch")
+
+    def differs_between_rows(argument: Any) -> bool:
+        is_full = isinstance(argument, Tensor) and argument.ndim == len(call.shape) - 1
+        return is_full and len(argument) == rows
+
+    if known(call.name).acts and any(map(differs_between_rows, tree_iter(call.args))):
+        lifted = tree_map(lambda a: a[None] if differs_between_rows(a) else a, call.args)
+        return make_rule(replace(call, args=lifted))
+    shapes = tuple((1, *shape[2:]) for shape in call.shapes)
+    return _Rows(make_rule(replace(call, shapes=shapes, shape=(1, *call.shape[2:]))), rows).rule()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A rule for samples (P × rows, ...), applied to points (P, rows, ...)."""
+
+    samples: Rule
+    rows: int
+
+    def rule(self) -> Rule:
+        samples = self.samples
+        return replace(
+            samples,
+            apply=lambda x: self._split(samples.apply(self._merge(x))),
+            bound=self._bound,
+            bend=None if samples.bend is None else self._bend,
+            snap=None if samples.snap is None else self._snap,
+            workspace=self.rows * samples.workspace,
+            pieces=None if samples.pieces is None else self._pieces(samples.pieces),
+            direct=None if samples.direct is None else self._direct,
+        )
+
+    def _merge(self, points: Sequence[Tensor]) -> list[Tensor]:
+        return [x.flatten(0, 1) for x in points]
+
+    def _split(self, samples: Tensor) -> Tensor:
+        return samples.reshape(-1, self.rows, *samples.shape[1:])
+
+    def _expand(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
+        """Expand bounds to one for each row."""
+        return [b.expand(*x.shape[:2], *b.shape[2:]) for x, b in zip(inputs, bounds, strict=True)]
+
+    def _bound(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        merged = self._merge(self._expand(inputs, bounds))
+        bound = self.samples.bound(self._merge(inputs), merged, output.flatten(0, 1))
+        return self._split(bound.expand(len(output) * self.rows, *bound.shape[1:]))
+
+    def _snap(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        assert self.samples.snap is not None
+        merged = self._merge(self._expand(inputs, bounds))
+        return self._split(self.samples.snap(self._merge(inputs), merged))
+
+    def _direct(self, points: Sequence[Tensor]) -> Tensor:
+        assert self.samples.direct is not None
+        return self._split(self.samples.direct(self._merge(points)))
+
+    def _bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        # The points of a row follow each other, and the next row follows its last point.
+        assert self.samples.bend is not None
+        by_row = [[x.transpose(0, 1) for x in y] for y in (inputs, self._expand(inputs, bounds))]
+        interval, fraction = self.samples.bend(*map(self._merge, by_row))
+        point = interval % len(inputs[0])
+        is_within = point < len(inputs[0]) - 1
+        return point[is_within], fraction[is_within]
+
+    def _pieces(self, pieces: Pieces) -> Pieces:
+        if isinstance(pieces, Kinks):
+            return Kinks(
+                lambda x: self._split(pieces.value(self._merge(x))),
+                pieces.thresholds,
+                lambda x, b: self._split(
+                    pieces.error(self._merge(x), self._merge(self._expand(x, b)))
+                ),
+            )
+
+        def groups(samples: Tensor) -> Tensor:
+            return self._split(samples).flatten(1, 2)
+
+        def output(points: Tensor) -> Tensor:
+            samples = points.reshape(len(points) * self.rows, -1, *points.shape[2:])
+            return self._split(pieces.output(samples))
+
+        if isinstance(pieces, Ranks):
+            return Ranks(lambda x: groups(pieces.groups(self._merge(x))), pieces.ranks, output)
+
+        def argmax(x: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            position, values = pieces.argmax(self._merge(x))
+            return groups(position), groups(values)
+
+        def tied(x: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            merged = self._merge(x), self._merge(self._expand(x, b))
+            is_tied, members, tolerance = pieces.tied(*merged)
+            tolerance = tolerance.expand(len(members), *tolerance.shape[1:])
+            return groups(is_tied), groups(members), groups(tolerance)
+
+        return MaxGroups(argmax, lambda x: groups(pieces.members(self._merge(x))), tied, output)

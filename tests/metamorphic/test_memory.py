@@ -1,0 +1,132 @@
+"""A network that remembers outputs has the values of one that doesn't, or none."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+
+MEASURES = [
+    "affinity", "r2", "accuracy", "substitution", "absdev", "density", "length-distortion", "nlc",
+    "affine-residual", "local-linearity",
+]  # fmt: skip
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+class ByShape(Plain):
+    """Keeps its outputs in a dictionary on the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = {}
+
+    def forward(self, x):
+        key = self.key(x)
+        if key not in self.memory:
+            self.memory[key] = super().forward(x)
+        return self.memory[key]
+
+    def key(self, x):
+        return x.shape
+
+
+class ByAddress(ByShape):
+    def key(self, x):
+        return x.data_ptr()
+
+
+class ByMean(ByShape):
+    def key(self, x):
+        return x.shape, round(float(x.mean()), 1)
+
+
+class ByContent(ByShape):
+    """Right, whatever it was asked before."""
+
+    def key(self, x):
+        return x.dtype, x.detach().numpy().tobytes()
+
+
+class ByLastShape(Plain):
+    kept = None
+
+    def forward(self, x):
+        if self.kept is None or self.kept.shape[:1] != x.shape[:1]:
+            self.kept = super().forward(x)
+        return self.kept
+
+
+class ByCachedCall(Plain):
+    def __init__(self):
+        super().__init__()
+        self.recall = lru_cache(lambda shape: [])
+
+    def forward(self, x):
+        memory = self.recall((id(self), *x.shape))
+        if not memory:
+            memory.append(super().forward(x))
+        return memory[0]
+
+
+class FirstLayerOnly(Plain):
+    """Remembers a hidden layer in a closure, and adds the input to the output."""
+
+    def __init__(self):
+        super().__init__()
+        memory = {}
+
+        def recall(x):
+            return memory.setdefault((x.shape, x.dtype), self.first(x))
+
+        self.recall = recall
+
+    def forward(self, x):
+        return self.last(self.act(self.recall(x))) + x[:, :3]
+
+
+KINDS = [ByShape, ByAddress, ByMean, ByLastShape, ByCachedCall, FirstLayerOnly]
+
+
+def _results(model):
+    inputs = torch.randn(48, 4, generator=torch.Generator().manual_seed(1))
+    return nlbench.evaluate(
+        model,
+        inputs,
+        MEASURES,
+        labels=torch.arange(48) % 3,
+        settings={"lines.number": 1},
+        errors="none",
+    )
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_that_remembers_has_no_values(kind, is_used):
+    model = kind()
+    if is_used:
+        model(torch.ones(2, 4))
+        model(torch.ones(1, 4))
+    results = _results(model)
+    for name in MEASURES:
+        assert results[name].status == "undefined", name
+        assert "the inputs before it" in results[name].reason, name
+
+
+def test_a_network_that_remembers_by_content_has_the_same_values():
+    plain, kept = _results(Plain()), _results(ByContent())
+    for name in MEASURES:
+        if kept[name].status == "ok":
+            expected = plain[name].summary["value"]
+            assert kept[name].summary["value"] == pytest.approx(expected, rel=1e-3), name
+        assert "the inputs before it" not in kept[name].reason
