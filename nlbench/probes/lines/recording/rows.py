@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nlbench.introspection.operations import known
 from nlbench.introspection.pytree import tree_iter, tree_map
-from nlbench.probes.lines.rules.pieces import Crossings, Kinks, MaxGroups, Pieces, Ranks
+from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Pieces, Ranks
 from nlbench.probes.lines.rules.rounding import rearranged
 from nlbench.probes.lines.rules.rule import NotAffine, RecordedCall, Rule
 from nlbench.probes.lines.rules.shapes import view
@@ -113,7 +113,6 @@ class _Rows:
             samples,
             apply=lambda x: self._split(samples.apply(self._merge(x))),
             bound=self._bound,
-            bend=None if samples.bend is None else self._bend,
             snap=None if samples.snap is None else self._snap,
             workspace=self.rows * samples.workspace,
             pieces=None if samples.pieces is None else self._pieces(samples.pieces),
@@ -144,43 +143,42 @@ class _Rows:
         assert self.samples.direct is not None
         return self._split(self.samples.direct(self._merge(points)))
 
-    def _bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        # The points of a row follow each other, and the next row follows its last point.
-        assert self.samples.bend is not None
-        by_row = [[x.transpose(0, 1) for x in y] for y in (inputs, self._expand(inputs, bounds))]
-        interval, fraction = self.samples.bend(*map(self._merge, by_row))
-        point = interval % len(inputs[0])
-        is_within = point < len(inputs[0]) - 1
-        return point[is_within], fraction[is_within]
-
     def _pieces(self, pieces: Pieces) -> Pieces:
         if isinstance(pieces, Kinks):
-            return Kinks(
-                lambda x: self._split(pieces.value(self._merge(x))),
-                pieces.thresholds,
-                lambda x, b: self._split(
+            return replace(
+                pieces,
+                value=lambda x: self._split(pieces.value(self._merge(x))),
+                error=lambda x, b: self._split(
                     pieces.error(self._merge(x), self._merge(self._expand(x, b)))
                 ),
             )
 
-        def groups(samples: Tensor) -> Tensor:
-            return self._split(samples).flatten(1, 2)
-
-        def output(points: Tensor) -> Tensor:
-            samples = points.reshape(len(points) * self.rows, -1, *points.shape[2:])
-            return self._split(pieces.output(samples))
-
         if isinstance(pieces, Ranks):
-            return Ranks(lambda x: groups(pieces.groups(self._merge(x))), pieces.ranks, output)
+            return replace(
+                pieces,
+                groups=lambda x: self._groups(pieces.groups(self._merge(x))),
+                output=lambda x: self._output(pieces.output, x),
+            )
+        if isinstance(pieces, MaxGroups):
+            fast = pieces.fast_argmax
 
-        def argmax(x: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            position, values = pieces.argmax(self._merge(x))
-            return groups(position), groups(values)
+            def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+                assert fast is not None
+                position, values = fast(x.flatten(0, 1))
+                return self._groups(position), self._groups(values)
 
-        def tied(x: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-            merged = self._merge(x), self._merge(self._expand(x, b))
-            is_tied, members, tolerance = pieces.tied(*merged)
-            tolerance = tolerance.expand(len(members), *tolerance.shape[1:])
-            return groups(is_tied), groups(members), groups(tolerance)
+            return replace(
+                pieces,
+                lines=lambda x: self._split(pieces.lines(x.flatten(0, 1))),
+                output=lambda x: self._output(pieces.output, x),
+                fast_argmax=None if fast is None else argmax,
+            )
+        raise NotAffine("its pieces are not known")
 
-        return MaxGroups(argmax, lambda x: groups(pieces.members(self._merge(x))), tied, output)
+    def _output(self, output: Callable[[Tensor], Tensor], groups: Tensor) -> Tensor:
+        """Return a call's output from the values of groups of units, (P, rows × groups, ...)."""
+        return self._split(output(groups.reshape(len(groups) * self.rows, -1, *groups.shape[2:])))
+
+    def _groups(self, samples: Tensor) -> Tensor:
+        """Return groups of units of each point, (P, rows × groups, ...), from those of samples."""
+        return self._split(samples).flatten(1, 2)

@@ -183,7 +183,7 @@ class MaxGroups:
         """Return the bounds in the layout of the lines, one per channel or per position."""
         axes = self.pooled_axes
         if axes and bound.ndim == x.ndim and all(size == 1 for size in bound.shape[-axes:]):
-            return bound.flatten(-axes)
+            return bound.expand(*x.shape[:-axes], *bound.shape[-axes:]).flatten(-axes)
         return self.lines(bound.expand_as(x)).abs()
 
     def _members(self, lines: Tensor) -> Tensor:
