@@ -45,7 +45,9 @@ def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterat
 
 
 def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
-    """Return the Euclidean lengths of segments (n, *input), as `segment_length` does.
+    """Return the Euclidean lengths of segments (n, *input).
+
+    They are accurate even where squares underflow or overflow.
 
     Examples
     --------
@@ -62,20 +64,6 @@ def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
         size * torch.linalg.vector_norm(ends / divisor - starts / divisor, dim=1)
     ).tolist()
     return lengths
-
-
-def segment_length(start: Tensor, end: Tensor) -> float:
-    """Return the Euclidean length of a segment, even where squares underflow or overflow.
-
-    Examples
-    --------
-    >>> start, end = torch.tensor([[3e-200, 0], [0, 4e-200]], dtype=torch.float64)
-    >>> segment_length(start, end)
-    5e-200
-    """
-    start, end = start.double(), end.double()
-    size = max(float(start.abs().amax()), float(end.abs().amax())) if start.numel() else 0.0
-    return size * float(torch.linalg.vector_norm(end / size - start / size)) if size else 0.0
 
 
 def points_at(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
