@@ -260,10 +260,7 @@ class GridGroup:
 
     def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         count, steps = len(self), self.steps
-        rows = torch.arange(count * (steps + 1), device=self._device)
-        owner, node = rows // (steps + 1), rows % (steps + 1)
-
-        self._log_at_nodes(crossings, owner, node)
+        self._log_at_nodes(crossings, torch.arange(count * (steps + 1), device=self._device))
         if crossings.needed <= self._capacity:
             has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
             has_windows[[self._site_index[output] for output in self._leads]] = True
@@ -275,17 +272,19 @@ class GridGroup:
     def _evaluate_unknown_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         """Evaluate again the nodes at which the values of new crossings are unknown."""
         assert self._table is not None
-        steps = self.steps
-        rows = self._table.unknown_nodes().to(self._device)
-        owner, node = rows // (steps + 1), rows % (steps + 1)
-        self._log_at_nodes(crossings, owner, node)
+        nodes = self._table.unknown_nodes()
+        self._log_at_nodes(crossings, nodes.to(self._device))
         if crossings.needed <= self._capacity:
             self._table.complete(crossings)
-            self.evaluated_again = torch.bincount(owner.cpu(), minlength=len(self))
+            self.evaluated_again = torch.bincount(nodes // (self.steps + 1), minlength=len(self))
 
-    def _log_at_nodes(self, crossings: CrossingLog, owner: Tensor, node: Tensor) -> None:
-        """Log the crossings of the steps on both sides of nodes (P,), with the values there."""
+    def _log_at_nodes(self, crossings: CrossingLog, nodes: Tensor) -> None:
+        """Log the crossings of the steps on both sides of nodes (P,), with the values there.
+
+        Nodes are counted across all segments.
+        """
         steps = self.steps
+        owner, node = nodes // (steps + 1), nodes % (steps + 1)
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
@@ -616,11 +615,10 @@ class GridGroup:
         leaders = windows.state[row, group].long(), other[row, group].long()
         if side:
             values, leaders = values.flip(1), leaders[::-1]
-        switch = group
         for leader in leaders:
-            switch = (switch * _HASH_FACTOR + leader) % 2**52
+            group = (group * _HASH_FACTOR + leader) % 2**52
         noise, site = windows.noise.flatten()[row], self._site_index[step.output]
-        crossings.add(interval[row], site, 0, switch, values, noise, is_set)
+        crossings.add(interval[row], site, 0, group, values, noise, is_set)
 
     def _log_switches(
         self,
@@ -638,15 +636,11 @@ class GridGroup:
         row, group, is_set = switches.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
-        own_values, other_values = windows.leader_values(other, row, group)
-        moving = (
-            ~torch.isin(other_values, self._evaluator.piecewise.resting_values)
-            & (own_values != other_values)
-            & is_set
-        )
-        values = torch.stack([own_values, other_values], 1)
-        noise = windows.noise.flatten()[row]
-        site = self._site_index[step.output]
+        values = torch.stack(windows.leader_values(other, row, group), 1)
+        own_values, other_values = values.unbind(1)
+        rests = torch.isin(other_values, self._evaluator.piecewise.resting_values)
+        moving = ~rests & (own_values != other_values) & is_set
+        noise, site = windows.noise.flatten()[row], self._site_index[step.output]
         switches.add(interval[row], site, 0, group, values, noise, moving)
 
 
