@@ -38,7 +38,7 @@ from .recording.recorded_network import (
     kept_recording,
     record_network,
 )
-from .segments import check_ends, segments_on_device
+from .segments import check_ends
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 from .verification import POINTS_PER_CHECK, check_traces
 
@@ -454,35 +454,28 @@ def _trace_or_estimate(
         yield from trace(starts, ends, method=method)
         return
     check_ends(starts, ends)
+    device = precise_device(model, starts)
+    segments = zip(starts.detach(), ends.detach(), strict=True)
     estimates = estimate_segments(
         model,
-        segments_on_device(model, starts, ends),
+        ((start.to(device), end.to(device)) for start, end in segments),
         tolerance=tolerance,
         evaluations=evaluations,
         dtype=dtype,
         memory=memory,
         budget=budget if method == "auto" else 0,
     )
+    first = 0
     try:
-        yield from _complete(estimates, starts, ends, trace)
+        while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
+            # Where the estimate is None, an exact trace is cheap.
+            untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]
+            traces = trace(starts[untraced], ends[untraced]) if untraced else iter(())
+            for estimate in batch:
+                yield next(traces) if estimate is None else estimate
+            first += len(batch)
     except UnknownPieces:
         # Raised before the first segment.
         if method != "auto":
             raise
         yield from trace(starts, ends)
-
-
-def _complete(
-    estimates: Iterator[SegmentEstimate | None],
-    starts: Tensor,
-    ends: Tensor,
-    trace: Callable[[Tensor, Tensor], Iterator[SegmentTrace]],
-) -> Iterator[SegmentTrace | SegmentEstimate]:
-    """Yield the estimate of each segment or, if it is None, the exact trace."""
-    first = 0
-    while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
-        untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]
-        traces = trace(starts[untraced], ends[untraced]) if untraced else iter(())
-        for estimate in batch:
-            yield next(traces) if estimate is None else estimate
-        first += len(batch)

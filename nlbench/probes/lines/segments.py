@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.introspection.model_copy import precise_device
 
 Segment = tuple[Tensor, Tensor]
 """Start and end, both of shape (*input)."""
@@ -35,13 +32,6 @@ def check_ends(starts: Tensor, ends: Tensor) -> None:
             raise RequestError(f"the segment's {name} is on the device meta: it has no values")
         if not torch.isfinite(end).all():
             raise NotFinite(f"the segment's {name} is not finite")
-
-
-def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
-    """Yield segments one at a time, on the device that a model runs on."""
-    device = precise_device(model, starts)
-    for start, end in zip(starts.detach(), ends.detach(), strict=True):
-        yield start.to(device), end.to(device)
 
 
 def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:

@@ -117,12 +117,12 @@ class CrossingTable:
         (known,) = (keys[at] == new_keys).nonzero().unbind(1)
         return known, order[at[known]]
 
-    def counts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Count the switches of windows, and the crossings that repeat another in the same step.
+    def counts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Count the switches of windows less the crossings that repeat another in the same step.
 
         Returns
         -------
-        switches, repeats : tensor of shape (segments, sites)
+        switches : tensor of shape (segments, sites)
         doubtful : tensor of shape (segments,)
             Number of further crossings that may repeat another.
         has_ties : bool tensor of shape (segments,)
@@ -147,7 +147,7 @@ class CrossingTable:
         doubtful += self._cycles(is_switch & ~repeated & ~further)
         has_ties = torch.zeros(self.segments, dtype=torch.bool)
         has_ties[segment[is_spurious | repeated & ~is_switch]] = True
-        return by_site(is_switch), by_site(repeated), doubtful.float(), has_ties
+        return by_site(is_switch) - by_site(repeated), doubtful.float(), has_ties
 
     def _join(self, is_spurious: Tensor) -> tuple[Tensor, Tensor]:
         """Return partitions into crossings that coincide and crossings that may coincide."""

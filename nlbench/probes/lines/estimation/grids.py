@@ -141,10 +141,8 @@ class GridGroup:
         self._leads: dict[int, Tensor] = {}
         # Window members at both ends of the segment, (s, 2, rows, positions), by step.
         self._end_members: dict[int, Tensor] = {}
-        # Number of switches at each level, (s, sites), on the CPU.
+        # Number of switches less repeated crossings at each level, (s, sites), on the CPU.
         self._switches: list[Tensor] = []
-        # Number of repeated crossings at each level, (s, sites), on the CPU.
-        self._repeats: list[Tensor] = []
         self._table: CrossingTable | None = None
         self._has_ties = torch.zeros(len(segments), dtype=torch.bool)
         # Number of crossings on the current grid that may repeat another.
@@ -158,15 +156,14 @@ class GridGroup:
 
     def select(self, indices: Sequence[int]) -> None:
         """Keep only the given segments."""
-        index = torch.tensor(indices, device=self._device)
+        chosen = torch.tensor(indices)
+        index = chosen.to(self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
         self._noise_floor, self._is_coarse = self._noise_floor[index], self._is_coarse[index]
         self.values = self.values[index]
         self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
-        self._switches = [counts[torch.tensor(indices)] for counts in self._switches]
-        self._repeats = [counts[torch.tensor(indices)] for counts in self._repeats]
-        self.doubtful = self.doubtful[torch.tensor(indices)]
-        self.evaluated_again = self.evaluated_again[torch.tensor(indices)]
+        self._switches = [counts[chosen] for counts in self._switches]
+        self.doubtful, self.evaluated_again = self.doubtful[chosen], self.evaluated_again[chosen]
         if self._table is not None:
             self._table.select(indices)
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
@@ -193,9 +190,8 @@ class GridGroup:
         self._with_capacity(self._evaluate_middles)
         if self._table is not None:
             self._with_capacity(self._evaluate_unknown_ends)
-            seen, repeats, self.doubtful, _ = self._table.counts()
-            self._switches.append(seen)
-            self._repeats.append(repeats)
+            switches, self.doubtful, _ = self._table.counts()
+            self._switches.append(switches)
 
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
         """Evaluate, retrying with more capacity while a log overflows; nothing is stored then."""
@@ -247,7 +243,6 @@ class GridGroup:
             )
         self._at_nodes += met.sum(1)
         self._switches.append(self._count_switches(switches, FIRST_GRID_STEPS))
-        self._repeats.append(torch.zeros_like(self._switches[-1]))
 
     def compare_crossings(self) -> list[bool]:
         """Start comparing the crossings within each step, for which the nodes are evaluated again.
@@ -266,8 +261,7 @@ class GridGroup:
             has_windows[[self._site_index[output] for output in self._leads]] = True
             resting_values = self._evaluator.piecewise.resting_values.cpu().double()
             self._table = CrossingTable(crossings, count, steps, has_windows, resting_values)
-            counts = self._table.counts()
-            self._switches[-1], self._repeats[-1], self.doubtful, self._has_ties = counts
+            self._switches[-1], self.doubtful, self._has_ties = self._table.counts()
 
     def _evaluate_unknown_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         """Evaluate again the nodes at which the values of new crossings are unknown."""
@@ -371,7 +365,6 @@ class GridGroup:
         if self._table is None:
             self._remove_repeated(crossings, 2 * steps)
             self._switches.append(self._count_switches(switches, 2 * steps))
-            self._repeats.append(torch.zeros_like(self._switches[-1]))
         else:
             self._table.halve(crossings)
 
@@ -412,7 +405,7 @@ class GridGroup:
         for sides in self._sides.values():
             result[levels, :, 0] += sides.count_undecided()
         on_cpu = result.cpu()
-        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches) - torch.stack(self._repeats)
+        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches)
         return seen, on_cpu[levels, :, 0].tolist()
 
     def exclude_copies(self, precise: Evaluator) -> None:
