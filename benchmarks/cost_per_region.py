@@ -17,7 +17,6 @@ Prints a table and writes ``cost_per_region.json`` next to this file.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import statistics
@@ -93,14 +92,14 @@ def measure(name: str, repeats: int) -> dict[str, object]:
     image = data.sample(1, split="test", seed=0).images
     path = data.normalize(closed_paths(image)[0]).double()
     share = SHARES[name]
-    segments = [(a, torch.lerp(a, b, share)) for a, b in itertools.pairwise(path)]
+    segments = torch.stack([path[:-1], torch.lerp(path[:-1], path[1:], share)], 1)
     program = record_program(model, path[:1].clone())
-    next(trace_exactly(program, segments[:1]))
+    trace_exactly(program, segments[:1])
 
     forward, trace_seconds = [seconds_per_sample(model, path[:-1])], []
     for _ in range(repeats):
         start = time.perf_counter()
-        traces = list(trace_exactly(program, segments))
+        traces = [trace for ends in segments for trace in trace_exactly(program, ends[None])]
         trace_seconds.append(time.perf_counter() - start)
         forward.append(seconds_per_sample(model, path[:-1]))
 

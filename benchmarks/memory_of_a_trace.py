@@ -32,11 +32,12 @@ def measure(budget: int, share: float, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     model, (start, end) = network(), segment()
     program = record_program(model, start[None].clone())
-    list(trace_exactly(program, [(start, torch.lerp(start, end, 1e-4))], memory=budget))
-    end = torch.lerp(start, end, share)
+    points = torch.stack([start, torch.lerp(start, end, 1e-4)])[None]
+    trace_exactly(program, points, memory=budget)
+    points = torch.stack([start, torch.lerp(start, end, share)])[None]
     before = psutil.Process().memory_info().rss
     began = time.perf_counter()
-    trace = next(trace_exactly(program, [(start, end)], memory=budget))
+    (trace,) = trace_exactly(program, points, memory=budget)
     seconds = time.perf_counter() - began
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

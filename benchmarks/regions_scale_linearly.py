@@ -34,8 +34,9 @@ def measure(longest: float) -> list[dict[str, float]]:
     program = record_program(model, start[None].clone())
     results = []
     for share in (SHARES[0], *SHARES):
+        points = torch.stack([middle - share * half, middle + share * half])[None]
         began = time.perf_counter()
-        trace = next(trace_exactly(program, [(middle - share * half, middle + share * half)]))
+        (trace,) = trace_exactly(program, points)
         seconds = time.perf_counter() - began
         results.append({"share": share, "regions": trace.regions, "seconds": seconds})
         print("  ".join(f"{name} {value:.4g}" for name, value in results[-1].items()), flush=True)

@@ -45,4 +45,5 @@ def assert_reproduces(net, *shape):
 
 
 def trace_program(program, start, end, *, limit=None):
-    return next(trace_exactly(program, [(start, end)], limit=limit))
+    (trace,) = trace_exactly(program, torch.stack([start, end])[None], limit=limit)
+    return trace

@@ -184,7 +184,7 @@ def exactly(limit=None):
         points = torch.stack([start, end])
         program = record_checked_program(model, points)
         needs = measure_point_memory(program, points)
-        return lambda: list(trace_exactly(program, [(start, end)], limit=limit, needs=needs))
+        return lambda: trace_exactly(program, points[None], limit=limit, needs=needs)
 
     return prepared
 

@@ -248,7 +248,7 @@ class Builder:
 
     def graph(self, outputs: Tensor) -> ChannelGraph:
         """Return the graph, with the nodes in `outputs` as its outputs."""
-        nodes = distinct(outputs)[0]
+        nodes = torch.unique(outputs)
         return ChannelGraph(tuple(self._steps), nodes[nodes >= 0])
 
     def inputs(self, count: int) -> Tensor:
@@ -394,13 +394,6 @@ def compact(nodes: Tensor) -> Tensor:
     return nodes
 
 
-def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sorted distinct numbers, and their index for each entry of `numbers`."""
-    values: Tensor
-    values, inverse = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    return values, inverse
-
-
 def expand_constant(nodes: Tensor) -> Tensor:
     """Expand axes along which nodes are constant, so that later steps are fast."""
     small = compact(nodes)
@@ -432,12 +425,14 @@ def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct sets of nodes in rows, padded with -1, and each row's index into them."""
     if len(rows) == 1:
-        nodes = distinct(rows)[0]
+        nodes = torch.unique(rows)
         return nodes[nodes >= 0][None], torch.zeros(1, dtype=torch.int64)
     ordered = rows.sort(1).values
     recurs = ordered[:, 1:] == ordered[:, :-1]
     ordered[:, 1:] = ordered[:, 1:].masked_fill(recurs, -1)
-    sets, inverse = _distinct_rows(ordered.sort(1, descending=True).values)
+    sets, inverse = torch.unique(
+        ordered.sort(1, descending=True).values, dim=0, return_inverse=True
+    )
     return sets[:, (sets >= 0).any(0)], inverse
 
 
@@ -446,17 +441,8 @@ def _distinct_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     if not len(first):
         return first.new_empty(0, 2), first
     base = int(second.max()) + 1
-    keys, inverse = distinct(first * base + second)
+    keys, inverse = torch.unique(first * base + second, return_inverse=True)
     return torch.stack([keys // base, keys % base], 1), inverse
-
-
-def _distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    if rows.shape[1] == 1:
-        numbers, inverse = distinct(rows[:, 0])
-        return numbers[:, None], inverse
-    values: Tensor
-    values, inverse = rows.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-    return values, inverse
 
 
 def _broadcast(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,8 +32,7 @@ from nlbench.probes import ProbeFacts, ProbePass
 
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
-from .dependence import DependentMemory
-from .tracker import ChannelTracker
+from .tracker import ChannelTracker, DependentMemory
 
 
 def observe(probe_pass: ProbePass) -> ProbeFacts:

@@ -23,7 +23,7 @@ from nlbench.errors import Undefined
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.operations import graph_rule, in_each_dimension
 
-from .channel_graph import Builder, compact, concatenate, differs, distinct, expand_constant, varies
+from .channel_graph import Builder, compact, concatenate, differs, expand_constant, varies
 
 
 class UnfollowableCall(Exception):
@@ -519,12 +519,19 @@ def _add_or_multiply(call: ChannelCall) -> Tensor:
     divisor = first if call.name == "rtruediv" else second
     if combines == "quotient" and any(value is divisor for value in flowing):
         raise UnfollowableCall("its divisor depends on the input")
-    branches = [call.broadcast(value) for value in flowing]
-    if len(flowing) == 1:
-        other = second if flowing[0] is first else first
-        if isinstance(other, Tensor):
-            _distinguish_copies(call, flowing[0], other)
-    return branches[0] if len(branches) == 1 else call.builder.merge(*branches)
+    return _merge_operands(call, first, second)
+
+
+def _merge_operands(call: ChannelCall, *operands: Any) -> Tensor:
+    """Merge operands elementwise; a constant adds no branch, but may distinguish copies."""
+    flowing = [value for value in operands if call.nodes_of(value) is not None]
+    for value, other in itertools.product(flowing, operands):
+        if isinstance(other, Tensor) and call.nodes_of(other) is None:
+            _distinguish_copies(call, value, other)
+    *branches, merged = map(call.broadcast, flowing)
+    for branch in reversed(branches):
+        merged = call.builder.merge(branch, merged)
+    return merged
 
 
 @graph_rule("addcmul")
@@ -533,11 +540,7 @@ def _addcmul(call: ChannelCall) -> Tensor:
     inputs = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
     if inputs[1] is inputs[2] and call.nodes_of(inputs[1]) is not None:
         raise UnfollowableCall("it squares, as pow does")
-    summand, first, second = map(call.broadcast, inputs)
-    for value, constant in itertools.permutations(inputs, 2):
-        if call.nodes_of(value) is not None and call.nodes_of(constant) is None:
-            _distinguish_copies(call, value, constant)
-    return call.builder.merge(summand, call.builder.merge(first, second))
+    return _merge_operands(call, *inputs)
 
 
 @graph_rule("lerp")
@@ -546,11 +549,7 @@ def _interpolate_linearly(call: ChannelCall) -> Tensor:
     start, end, weight = (call.argument(i, n) for i, n in enumerate(("input", "end", "weight")))
     if call.nodes_of(weight) is not None:
         raise UnfollowableCall("its weight depends on the input")
-    for value, constant in itertools.permutations((start, end, weight), 2):
-        is_constant = isinstance(constant, Tensor) and call.nodes_of(constant) is None
-        if is_constant and call.nodes_of(value) is not None:
-            _distinguish_copies(call, value, constant)
-    return call.builder.merge(call.broadcast(start), call.broadcast(end))
+    return _merge_operands(call, start, end, weight)
 
 
 @graph_rule("cat", "concat", "concatenate")
@@ -586,7 +585,7 @@ def _with_new_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor
     """Create new channels for each part that shares channels with an earlier part."""
     results, seen = [], torch.empty(0, dtype=torch.int64)
     for part in parts:
-        nodes, _ = distinct(compact(part))
+        nodes = torch.unique(compact(part))
         recurs = bool(torch.isin(nodes[nodes >= 0], seen).any())
         results.append(builder.new_channels(part, torch.ones(()).long()) if recurs else part)
         seen = torch.cat([seen, nodes])

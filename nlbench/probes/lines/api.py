@@ -9,7 +9,7 @@ breakpoints. If there are few, `exact` finds them layer by layer. If there are m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from .estimation.estimator import (
 )
 from .estimation.piecewise import UnknownPieces
 from .exact.trace import segments_per_batch, trace_exactly
-from .published import trace_adaptively, trace_by_sampling
+from .published import BATCH_SEGMENTS, trace_adaptively, trace_by_sampling
 from .quadrature import integrate_along
 from .recording.point_memory import share_out
 from .recording.recorded_network import (
@@ -38,11 +38,15 @@ from .recording.recorded_network import (
     kept_recording,
     record_network,
 )
-from .segments import check_ends, segments_on_device
+from .segments import check_ends
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 from .verification import POINTS_PER_CHECK, check_traces
 
-METHODS = ("exact", "adaptive", "sampling")
+_METHODS: dict[str, Callable[..., Iterable[SegmentTrace]]] = {
+    "exact": trace_exactly,
+    "adaptive": trace_adaptively,
+    "sampling": trace_by_sampling,
+}
 """Methods that find breakpoints, best first."""
 MAX_CHECKED_BYTES = 4 * 2**20
 """Size of the points above which they are compared with the network separately."""
@@ -165,21 +169,16 @@ def trace_segments(
         # Moved to the device first: the original device may not support the dtype.
         return torch.stack([starts[part], ends[part]], 1).to(device).to(dtype)
 
-    tracer = _Tracer(model, points(0, 1)[0], dtype, memory)
-    if method == "exact":
-        size = tracer.segments_per_batch if len(starts) > 1 else 1
-        for first in range(0, len(starts), size):
-            yield from tracer.trace(points(first, size))
-        return
-    segments = map(tuple, (points(i, 1)[0] for i in range(len(starts))))
-    program, limits = tracer.recorded.program, tracer.limits
-    if method == "adaptive":
-        traces = trace_adaptively(program, segments, sensitivity=sensitivity, **limits)
-    else:
-        traces = trace_by_sampling(program, segments, resolution=resolution, **limits)
-    for index, trace in enumerate(traces):
-        tracer.check(points(index, 1), [trace])
-        yield trace
+    options = {"sensitivity": sensitivity} if method == "adaptive" else {}
+    if method == "sampling":
+        options = {"resolution": resolution}
+    trace = partial(_METHODS[method], memory=memory, **options)
+    tracer = _Tracer(model, points(0, 1)[0], dtype, memory, trace)
+    size = 1
+    if len(starts) > 1 and method != "sampling":
+        size = tracer.segments_per_batch if method == "exact" else BATCH_SEGMENTS
+    for first in range(0, len(starts), size):
+        yield from tracer.trace(points(first, size))
 
 
 class _Tracer:
@@ -189,28 +188,31 @@ class _Tracer:
     ----------
     points : tensor of shape (2, *input)
         Ends of the first segment.
+    trace : callable
+        Traces a program along segments (n, 2, *input).
     """
 
     def __init__(
-        self, model: nn.Module, points: Tensor, dtype: torch.dtype, memory: int | None
+        self,
+        model: nn.Module,
+        points: Tensor,
+        dtype: torch.dtype,
+        memory: int | None,
+        trace: Callable[..., Iterable[SegmentTrace]],
     ) -> None:
         self._model = model
         self._dtype = dtype
         self._memory = memory
+        self._trace = trace
         kept = kept_recording(model, points, dtype)
         self._is_kept = kept is not None
-        self.recorded = kept or record_network(model, points, dtype, memory)
+        self._recorded = kept or record_network(model, points, dtype, memory)
         self._device = points.device
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """Arguments that limit the memory for tracing."""
-        return {"memory": self._memory, "needs": self.recorded.needs}
 
     @property
     def segments_per_batch(self) -> int:
         """Number of segments that are best traced together."""
-        recorded = self.recorded
+        recorded = self._recorded
         return segments_per_batch(recorded.program, recorded.needs, self._device, self._memory)
 
     def trace(self, points: Tensor) -> Iterator[SegmentTrace]:
@@ -221,7 +223,7 @@ class _Tracer:
             if self._is_kept:
                 # A global variable may have changed.
                 self._is_kept = False
-                self.recorded = record_network(self._model, points[0], self._dtype, self._memory)
+                self._recorded = record_network(self._model, points[0], self._dtype, self._memory)
             elif len(points) == 1:
                 raise
             for segment in torch.split(points, 1):
@@ -230,14 +232,13 @@ class _Tracer:
         yield from traces
 
     def _trace_together(self, points: Tensor) -> list[SegmentTrace]:
-        program, count = self.recorded.program, len(points)
-        traces = list(trace_exactly(program, points, batch_segments=count, **self.limits))
-        self.check(points, traces)
+        traces = list(self._trace(self._recorded.program, points, needs=self._recorded.needs))
+        self._check(points, traces)
         return traces
 
-    def check(self, points: Tensor, traces: Sequence[SegmentTrace]) -> None:
+    def _check(self, points: Tensor, traces: Sequence[SegmentTrace]) -> None:
         """Raise if the traces of segments (n, 2, *input) disagree with the network."""
-        recorded = self.recorded
+        recorded = self._recorded
         limit = min(MAX_CHECKED_BYTES // recorded.needs.width, len(traces) * POINTS_PER_CHECK)
         limit = max(MAX_CHECKED_POINTS, limit)
         needed = MIN_CHECKED_POINTS
@@ -250,8 +251,8 @@ class _Tracer:
 def _check_options(
     method: str, dtype: torch.dtype, memory: int | None, sensitivity: float, resolution: int
 ) -> None:
-    if method not in METHODS:
-        raise RequestError(f"unknown method '{method}'{nearest(method, METHODS)}")
+    if method not in _METHODS:
+        raise RequestError(f"unknown method '{method}'{nearest(method, _METHODS)}")
     if dtype not in (torch.float64, torch.float32):
         raise RequestError(f"lines in {dtype}, expected torch.float64 or torch.float32")
     if memory is not None and memory < 1:
@@ -453,35 +454,28 @@ def _trace_or_estimate(
         yield from trace(starts, ends, method=method)
         return
     check_ends(starts, ends)
+    device = precise_device(model, starts)
+    segments = zip(starts.detach(), ends.detach(), strict=True)
     estimates = estimate_segments(
         model,
-        segments_on_device(model, starts, ends),
+        ((start.to(device), end.to(device)) for start, end in segments),
         tolerance=tolerance,
         evaluations=evaluations,
         dtype=dtype,
         memory=memory,
         budget=budget if method == "auto" else 0,
     )
+    first = 0
     try:
-        yield from _complete(estimates, starts, ends, trace)
+        while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
+            # Where the estimate is None, an exact trace is cheap.
+            untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]
+            traces = trace(starts[untraced], ends[untraced]) if untraced else iter(())
+            for estimate in batch:
+                yield next(traces) if estimate is None else estimate
+            first += len(batch)
     except UnknownPieces:
         # Raised before the first segment.
         if method != "auto":
             raise
         yield from trace(starts, ends)
-
-
-def _complete(
-    estimates: Iterator[SegmentEstimate | None],
-    starts: Tensor,
-    ends: Tensor,
-    trace: Callable[[Tensor, Tensor], Iterator[SegmentTrace]],
-) -> Iterator[SegmentTrace | SegmentEstimate]:
-    """Yield the estimate of each segment or, if it is None, the exact trace."""
-    first = 0
-    while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
-        untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]
-        traces = trace(starts[untraced], ends[untraced]) if untraced else iter(())
-        for estimate in batch:
-            yield next(traces) if estimate is None else estimate
-        first += len(batch)

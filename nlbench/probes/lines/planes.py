@@ -7,6 +7,7 @@ boundary and returns between two pixels is missed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -130,25 +131,20 @@ def plane(
     v = torch.linspace(float(low[1]), float(high[1]), height, dtype=torch.float64)
     evaluator = Evaluator(model, dtype, (points[0], points[1]), memory)
     with torch.inference_mode():
-        rows = _Rows(evaluator, width)
-        batch_size, outputs = evaluator.batch_points, []
-        for row_v in v.tolist():
+        rows = _Rows(evaluator, width, height)
+        batch_size = evaluator.batch_points
+        for index, row_v in enumerate(v.tolist()):
             inputs = (
                 origin + u.to(device).reshape(-1, *[1] * origin.ndim) * across + row_v * up
             ).to(dtype)
-
-            def attempt(size: int, inputs: Tensor = inputs) -> Tensor:
-                return rows.add(inputs, size)
-
-            row, batch_size = halve_on_oom(attempt, batch_size, device)
-            outputs.append(row)
+            attempt = functools.partial(rows.run, index, inputs)
+            _, batch_size = halve_on_oom(attempt, batch_size, device)
             step()
-    output = torch.stack(outputs).clone()
+    output = torch.stack(rows.outputs).clone()
     if not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite on the plane")
     sites = evaluator.piecewise.program.sites
-    right = torch.stack(rows.right).permute(1, 0, 2).clone()
-    above = torch.stack(rows.up).permute(1, 0, 2).clone()
+    right, above = rows.right[..., 1:].clone(), rows.up[:, 1:].clone()
     return Plane(
         u,
         v,
@@ -182,41 +178,42 @@ def _axes(points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class _Rows:
-    """Rows of pixels, each compared with the one below."""
+    """Rows of pixels, each compared with the one below.
 
-    def __init__(self, evaluator: Evaluator, width: int) -> None:
-        self._evaluator, self._width = evaluator, width
-        self._site_index = evaluator.piecewise.site_index
+    `right` and `up` (sites, h, w) count the units that differ from the pixel to the left and from
+    the pixel below. `outputs` has the outputs (w, k) of each row.
+    """
+
+    def __init__(self, evaluator: Evaluator, width: int, height: int) -> None:
+        self._piecewise = evaluator.piecewise
+        self._site_index = self._piecewise.site_index
         self._below: dict[tuple[int, int], Tensor] = {}
-        self.right: list[Tensor] = []  # (sites, w - 1) per row
-        self.up: list[Tensor] = []
+        self.right = torch.zeros(len(self._site_index), height, width, dtype=torch.int64)
+        self.up = torch.zeros_like(self.right)
+        self.outputs: list[Tensor] = []
 
-    def add(self, inputs: Tensor, batch_size: int) -> Tensor:
-        """Run the next row (w, *input) and return its outputs (w, k)."""
-        count = len(self._site_index)
-        right = torch.zeros(count, self._width, dtype=torch.int64, device=inputs.device)
+    def run(self, index: int, inputs: Tensor, batch_size: int) -> None:
+        """Run the next row (w, *input)."""
+        right = torch.zeros_like(self.right[:, 0], device=inputs.device)
         up = torch.zeros_like(right)
-        is_first = not self._below
         row: dict[tuple[int, int], list[Tensor]] = {}
         start = 0
 
-        def compare(step: ProgramStep, index: int, pattern: Margins | Windows) -> None:
+        def compare(step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             """Compare pixels with those to the left and those below."""
-            key, site = (step.output, index), self._site_index[step.output]
+            key, site = (step.output, kink), self._site_index[step.output]
             states = row.setdefault(key, [])
             stop = start + len(pattern.state)
             left = torch.cat([states[-1][-1:] if states else pattern.state[:1], pattern.state[:-1]])
             right[site, start:stop] += pattern.changes(left)
-            if not is_first:
+            if index:
                 up[site, start:stop] += pattern.changes(self._below[key][start:stop])
             states.append(pattern.state)
 
         outputs = []
         for part in torch.split(inputs, batch_size):
-            outputs.append(self._evaluator.piecewise.run(part, compare).float())
+            outputs.append(self._piecewise.run(part, compare).float())
             start += len(part)
         self._below = {key: torch.cat(states) for key, states in row.items()}
-        if not is_first:
-            self.up.append(up.cpu())
-        self.right.append(right[:, 1:].cpu())
-        return torch.cat(outputs).cpu()
+        self.right[:, index], self.up[:, index] = right.cpu(), up.cpu()
+        self.outputs.append(torch.cat(outputs).cpu())

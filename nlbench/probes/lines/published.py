@@ -8,9 +8,8 @@ past it by the sensitivity. `trace_by_sampling` compares activation patterns at 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +24,7 @@ from .recording.program import Program, ProgramStep, run_program, walk_measured
 from .rules.pieces import Kinks, MaxGroups, Ranks, changes
 from .rules.rounding import noise_of, peak
 from .rules.rule import OutputFunction
-from .segments import Segment, points_at, segment_length
+from .segments import points_at, segment_lengths
 from .trace import SegmentTrace
 
 Tensors = Sequence[Tensor]
@@ -40,16 +39,18 @@ TENSORS_PER_VALUE = 3
 
 @dataclass
 class _Walk:
-    """A segment being traced: the current position and the breakpoints found so far."""
+    """A segment (2, *input) being traced: the position, and the breakpoints found so far."""
 
-    index: int
-    start: Tensor
-    end: Tensor
+    ends: Tensor
     t: float = 0.0
     breakpoints: list[float] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
     passed: int = 0
+
+    @property
+    def is_active(self) -> bool:
+        return not self.breakpoints or self.breakpoints[-1] < 1
 
 
 _Margin = tuple[Tensor, Tensor, Tensor]
@@ -61,14 +62,13 @@ _Motion = tuple[Tensor, Tensor, list[_Margin]]
 
 def trace_adaptively(
     program: Program,
-    segments: Iterable[Segment],
+    points: Tensor,
     *,
     sensitivity: float = 1e-6,
     memory: int | None = None,
-    batch_segments: int = BATCH_SEGMENTS,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Trace a recorded program along segments; see `trace_segment`.
+    """Trace a recorded program along segments, as many at a time as fit; see `trace_segment`.
 
     Each trace reports its ``sensitivity`` and, as ``shorter_than_sensitivity``, the number of
     boundaries that were crossed in the same step as another, so that the regions in between were
@@ -77,13 +77,12 @@ def trace_adaptively(
 
     Parameters
     ----------
-    segments : iterable of (start, end), tensors of shape (*input)
+    points : tensor of shape (n, 2, *input)
+        The segments' ends.
     sensitivity : float
         Distance past a breakpoint at which the next search begins, as a fraction of the segment.
     memory : int, optional
         Memory limit in bytes; by default half of the free memory.
-    batch_segments : int
-        Maximum number of segments traced concurrently.
     needs : PointMemory, optional
         Memory needed per point, if already measured.
 
@@ -91,38 +90,24 @@ def trace_adaptively(
     ----------
     Gamba et al., "Are All Linear Regions Created Equal?", AISTATS 2022, appendix C.
     """
-    waiting = iter(segments)
-    first = next(waiting, None)
-    if first is None:
-        return
-    numbered = enumerate(itertools.chain([first], waiting))
-    needs = needs or measure_point_memory(program, torch.stack(first))
-    _, size = share_out(needs.times(TENSORS_PER_VALUE), first[0].device, memory, batch_segments)
-    walks: list[_Walk] = []
-    finished: dict[int, SegmentTrace] = {}
-    next_index = 0
-    while True:
-        # Limit the number of finished traces that wait for an earlier one.
-        free = min(size - len(walks), 2 * size - len(walks) - len(finished))
-        walks += [_Walk(i, a, b) for i, (a, b) in itertools.islice(numbered, max(0, free))]
-        if not walks:
-            break
-        _step(program, walks, sensitivity)
-        for walk in walks:
-            if walk.breakpoints and walk.breakpoints[-1] == 1:
-                finished[walk.index] = _trace(walk, program, sensitivity)
-        walks = [walk for walk in walks if walk.index not in finished]
-        while next_index in finished:
-            yield finished.pop(next_index)
-            next_index += 1
+    needs = needs or measure_point_memory(program, points[0])
+    _, size = share_out(needs.times(TENSORS_PER_VALUE), points.device, memory, BATCH_SEGMENTS)
+    for batch in torch.split(points, size):
+        walks = [_Walk(ends) for ends in batch]
+        active = walks
+        while active:
+            _step(program, active, sensitivity)
+            active = [walk for walk in active if walk.is_active]
+        for walk, length in zip(walks, segment_lengths(batch[:, 0], batch[:, 1]), strict=True):
+            yield _trace(walk, length, program, sensitivity)
 
 
 def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
     """Advance each walk past its next breakpoint."""
     # Forward-mode differentiation doesn't work in inference mode, which the caller may have set.
     with torch.inference_mode(False), torch.no_grad():
-        starts = torch.stack([walk.start for walk in walks])
-        rates = torch.stack([walk.end for walk in walks]) - starts
+        starts, ends = torch.stack([walk.ends for walk in walks], 1)
+        rates = ends - starts
         t = torch.tensor([walk.t for walk in walks], dtype=torch.float64, device=starts.device)
         last = [walk.breakpoints[-1] if walk.breakpoints else 0.0 for walk in walks]
         since_last = t - torch.tensor(last, dtype=torch.float64, device=starts.device)
@@ -327,17 +312,17 @@ def _count_distinct(
     return torch.bincount(row[new], minlength=count)
 
 
-def _trace(walk: _Walk, program: Program, sensitivity: float) -> SegmentTrace:
-    device = walk.start.device
+def _trace(walk: _Walk, length: float, program: Program, sensitivity: float) -> SegmentTrace:
+    device = walk.ends.device
     return SegmentTrace(
         torch.tensor(walk.breakpoints, dtype=torch.float64, device=device),
         torch.stack(walk.values).to(device),
-        segment_length(walk.start, walk.end),
+        length,
         torch.tensor(walk.origins, device=device),
         program.sites,
         "adaptive",
         {"sensitivity": sensitivity, "shorter_than_sensitivity": float(walk.passed)},
-        torch.finfo(walk.start.dtype).eps,
+        torch.finfo(walk.ends.dtype).eps,
     )
 
 
@@ -351,7 +336,7 @@ PERTURBED_COPIES = 2
 
 def trace_by_sampling(
     program: Program,
-    segments: Iterable[Segment],
+    points: Tensor,
     *,
     resolution: int = 1000,
     memory: int | None = None,
@@ -369,22 +354,21 @@ def trace_by_sampling(
 
     Parameters
     ----------
-    segments : iterable of (start, end), tensors of shape (*input)
     resolution : int
         Number of steps.
-    memory, needs
+    points, memory, needs
         As in `trace_adaptively`.
     """
-    size = 0
-    for start, end in segments:
-        if not size:
-            needs = needs or measure_point_memory(program, torch.stack([start, end]))
-            _, size = share_out(needs, start.device, memory, BATCH_SAMPLES, needed=3)
-        yield _sample(program, start, end, resolution, size)
+    needs = needs or measure_point_memory(program, points[0])
+    _, size = share_out(needs, points.device, memory, BATCH_SAMPLES, needed=3)
+    for (start, end), length in zip(
+        points, segment_lengths(points[:, 0], points[:, 1]), strict=True
+    ):
+        yield _sample(program, start, end, length, resolution, size)
 
 
 def _sample(
-    program: Program, start: Tensor, end: Tensor, resolution: int, size: int
+    program: Program, start: Tensor, end: Tensor, length: float, resolution: int, size: int
 ) -> SegmentTrace:
     breakpoints, sites = [], []
     errors = _measure_errors(program, start, end, size)
@@ -408,7 +392,7 @@ def _sample(
     return SegmentTrace(
         t,
         torch.cat(values).double(),
-        segment_length(start, end),
+        length,
         torch.cat([no_site, *sites, no_site]),
         program.sites,
         "sampling",

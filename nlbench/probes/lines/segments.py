@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.introspection.model_copy import precise_device
 
 Segment = tuple[Tensor, Tensor]
 """Start and end, both of shape (*input)."""
@@ -37,15 +34,10 @@ def check_ends(starts: Tensor, ends: Tensor) -> None:
             raise NotFinite(f"the segment's {name} is not finite")
 
 
-def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
-    """Yield segments one at a time, on the device that a model runs on."""
-    device = precise_device(model, starts)
-    for start, end in zip(starts.detach(), ends.detach(), strict=True):
-        yield start.to(device), end.to(device)
-
-
 def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
-    """Return the Euclidean lengths of segments (n, *input), as `segment_length` does.
+    """Return the Euclidean lengths of segments (n, *input).
+
+    They are accurate even where squares underflow or overflow.
 
     Examples
     --------
@@ -62,20 +54,6 @@ def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
         size * torch.linalg.vector_norm(ends / divisor - starts / divisor, dim=1)
     ).tolist()
     return lengths
-
-
-def segment_length(start: Tensor, end: Tensor) -> float:
-    """Return the Euclidean length of a segment, even where squares underflow or overflow.
-
-    Examples
-    --------
-    >>> start, end = torch.tensor([[3e-200, 0], [0, 4e-200]], dtype=torch.float64)
-    >>> segment_length(start, end)
-    5e-200
-    """
-    start, end = start.double(), end.double()
-    size = max(float(start.abs().amax()), float(end.abs().amax())) if start.numel() else 0.0
-    return size * float(torch.linalg.vector_norm(end / size - start / size)) if size else 0.0
 
 
 def points_at(start: Tensor, end: Tensor, t: Tensor) -> Tensor:

@@ -30,9 +30,9 @@ def pack(flags: Tensor) -> Tensor:
     if not flags.numel():
         return torch.zeros(rows, 0, dtype=torch.int64, device=flags.device)
     if not flags.is_cuda:
-        octets = np.packbits(flags.numpy(), axis=1, bitorder="little")
-        filled_octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
-        return torch.from_numpy(filled_octets).view(torch.int64)
+        packed = np.packbits(flags.numpy(), axis=1, bitorder="little")
+        packed = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8)))
+        return torch.from_numpy(packed).view(torch.int64)
     filled = functional.pad(flags, (0, -units % 64)) if units % 64 else flags.contiguous()
     octets = filled.view(torch.int64) * _GATHER
     return octets.bitwise_right_shift_(56).to(torch.uint8).view(torch.int64)

@@ -83,18 +83,11 @@ class CrossingTable:
         crossings, middle, noise = log.columns()
         # The middle is the right end of the left half; the other end is one of the previous step's.
         side = 1 - crossings[0] % 2
-        keys, order = _keys(self._crossings).sort()
-        new_keys = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
-        # Sorting the new keys, too, halves the time.
-        sorted_keys, new_order = new_keys.sort()
-        at = torch.empty_like(new_order)
-        at[new_order] = torch.searchsorted(keys, sorted_keys).clamp(max=max(0, len(keys) - 1))
-        values = middle.new_full((2, 2, len(new_keys)), UNKNOWN)
-        if len(keys):
-            (known,) = (keys[at] == new_keys).nonzero().unbind(1)
-            other = 1 - side[known]
-            values[other, :, known] = self._values[other, :, order[at[known]]]
-        values[side, :, torch.arange(len(new_keys))] = middle.T
+        known, entry = self._entries(crossings)
+        values = middle.new_full((2, 2, len(side)), UNKNOWN)
+        other = 1 - side[known]
+        values[other, :, known] = self._values[other, :, entry]
+        values[side, :, torch.arange(len(side))] = middle.T
         self.steps *= 2
         self._crossings, self._values, self._noise = crossings, values, noise
 
@@ -108,20 +101,28 @@ class CrossingTable:
     def complete(self, log: CrossingLog) -> None:
         """Add the values that are unknown from crossings logged at further nodes."""
         crossings, values, _ = log.columns()
-        side = crossings[0] % 2
-        new_keys = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
-        keys, order = _keys(self._crossings).sort()
-        at = torch.searchsorted(keys, new_keys).clamp(max=max(0, len(keys) - 1))
-        if len(keys):
-            (known,) = (keys[at] == new_keys).nonzero().unbind(1)
-            self._values[side[known], :, order[at[known]]] = values.T[known]
+        known, entry = self._entries(crossings)
+        self._values[crossings[0, known] % 2, :, entry] = values.T[known]
 
-    def counts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Count the switches of windows, and the crossings that repeat another in the same step.
+    def _entries(self, crossings: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the indices of logged crossings that are in the table, and their entries."""
+        keys, order = _keys(self._crossings).sort()
+        new_keys = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
+        if not len(keys):
+            return keys, keys
+        # Sorting the new keys, too, halves the time.
+        sorted_keys, new_order = new_keys.sort()
+        at = torch.empty_like(new_order)
+        at[new_order] = torch.searchsorted(keys, sorted_keys).clamp(max=len(keys) - 1)
+        (known,) = (keys[at] == new_keys).nonzero().unbind(1)
+        return known, order[at[known]]
+
+    def counts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Count the switches of windows less the crossings that repeat another in the same step.
 
         Returns
         -------
-        switches, repeats : tensor of shape (segments, sites)
+        switches : tensor of shape (segments, sites)
         doubtful : tensor of shape (segments,)
             Number of further crossings that may repeat another.
         has_ties : bool tensor of shape (segments,)
@@ -146,7 +147,7 @@ class CrossingTable:
         doubtful += self._cycles(is_switch & ~repeated & ~further)
         has_ties = torch.zeros(self.segments, dtype=torch.bool)
         has_ties[segment[is_spurious | repeated & ~is_switch]] = True
-        return by_site(is_switch), by_site(repeated), doubtful.float(), has_ties
+        return by_site(is_switch) - by_site(repeated), doubtful.float(), has_ties
 
     def _join(self, is_spurious: Tensor) -> tuple[Tensor, Tensor]:
         """Return partitions into crossings that coincide and crossings that may coincide."""

@@ -140,28 +140,13 @@ def clusters(
 
 
 def _sorted_by(group: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort rows by group, and by value within each group.
-
-    NumPy's sort takes a third of the time of PyTorch's, or less for short integers.
-
-    Returns
-    -------
-    order, groups, values : tensor of shape (m,)
-        Groups are numbered from 0.
-    """
-    order = np.argsort(values.numpy())
-    groups = (group - group.min()).numpy()
-    if groups.max() < 2**15:
-        groups = groups.astype(np.int16)
-    groups = groups[order]
-    by_group = np.argsort(groups, kind="stable")
-    # Sorting the values again is faster than looking them up in this order.
-    sorted_values = np.sort(values.numpy())[by_group]
-    return (
-        torch.from_numpy(order[by_group]),
-        torch.from_numpy(groups[by_group]),
-        torch.from_numpy(sorted_values),
-    )
+    """Sort rows by group, and by value within each group: the order, groups and values."""
+    # NumPy's sort takes a third of the time of PyTorch's, or less for short integers.
+    by_value = np.argsort(values.numpy())
+    groups = (group - group.min()).numpy()[by_value]
+    short = groups.astype(np.int16) if groups.max() < 2**15 else groups
+    order = torch.from_numpy(by_value[np.argsort(short, kind="stable")])
+    return order, group[order], values[order]
 
 
 def join_clusters(*partitions: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +51,6 @@ PAIR_SEARCH_STEPS = 128
 """Number of steps up to which halving continues because a pair of crossings may be missing."""
 MISCOUNTED_CROSSINGS = 1.0
 """Number of crossings that may be merged or lost in single precision or by ties in max pooling."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -203,11 +200,15 @@ def estimate_segments(
             options = replace(options, expects_ties=states[0].has_ties)
         count = evaluator_in(first_dtype).batch_segments
         imprecise = [i for i, state in enumerate(states) if state.is_imprecise]
-        for i, double in _estimate_again(evaluator_in, group, imprecise, precise):
+        segments = [group[i] for i in imprecise]
+        doubles = _estimate_in_memory(evaluator_in, torch.float64, segments, precise)
+        for i, double in zip(imprecise, doubles, strict=True):
             extra = states[i].extra_evaluations + double.extra_evaluations
             states[i] = replace(double, extra_evaluations=extra)
         tied = [i for i, state in enumerate(states) if state.has_ties]
-        for i, double in _estimate_again(evaluator_in, group, tied, crossings_only):
+        segments = [group[i] for i in tied]
+        doubles = _estimate_in_memory(evaluator_in, torch.float64, segments, crossings_only)
+        for i, double in zip(tied, doubles, strict=True):
             states[i].crossings, states[i].values = double.crossings, double.values
             states[i].extra_evaluations += double.extra_evaluations + COST_PROBE_STEPS + 1
         if tied:
@@ -221,40 +222,26 @@ def estimate_segments(
             yield None if state.is_exact else state.estimate(tolerance)
 
 
-def _estimate_again(
-    evaluator_in: Callable[[torch.dtype], Evaluator],
-    segments: Sequence[Segment],
-    indices: Sequence[int],
-    options: _EstimateOptions,
-) -> Iterator[tuple[int, _SegmentState]]:
-    """Yield the given indices with the estimates of those segments in double precision."""
-    if indices:
-        for batch in _batches(indices, evaluator_in(torch.float64).batch_segments):
-            group = [segments[i] for i in batch]
-            yield from zip(
-                batch, _estimate_in_memory(evaluator_in, torch.float64, group, options), strict=True
-            )
-
-
-def _batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
 def _estimate_in_memory(
     evaluator_in: Callable[[torch.dtype], Evaluator],
     dtype: torch.dtype,
     segments: Sequence[Segment],
     options: _EstimateOptions,
 ) -> list[_SegmentState]:
-    """Estimate segments, halving the batch on out-of-memory."""
+    """Estimate segments in batches, which are halved on out-of-memory."""
+    if not segments:
+        return []
     evaluator = evaluator_in(dtype)
     before = evaluator.batch_points
 
     def attempt(points: int) -> list[_SegmentState]:
         evaluator.batch_points = points
-        batches = _batches(segments, max(1, len(segments) * points // before))
-        states = (_estimate(evaluator, evaluator_in, batch, options) for batch in batches)
-        return list(itertools.chain.from_iterable(states))
+        size = max(1, evaluator.batch_segments * points // before)
+        states = []
+        for first in range(0, len(segments), size):
+            batch = segments[first : first + size]
+            states += _estimate(evaluator, evaluator_in, batch, options)
+        return states
 
     states, evaluator.batch_points = halve_on_oom(attempt, before, evaluator.device)
     evaluator.batch_segments = max(1, evaluator.batch_segments * evaluator.batch_points // before)

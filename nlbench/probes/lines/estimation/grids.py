@@ -141,10 +141,8 @@ class GridGroup:
         self._leads: dict[int, Tensor] = {}
         # Window members at both ends of the segment, (s, 2, rows, positions), by step.
         self._end_members: dict[int, Tensor] = {}
-        # Number of switches at each level, (s, sites), on the CPU.
+        # Number of switches less repeated crossings at each level, (s, sites), on the CPU.
         self._switches: list[Tensor] = []
-        # Number of repeated crossings at each level, (s, sites), on the CPU.
-        self._repeats: list[Tensor] = []
         self._table: CrossingTable | None = None
         self._has_ties = torch.zeros(len(segments), dtype=torch.bool)
         # Number of crossings on the current grid that may repeat another.
@@ -158,15 +156,14 @@ class GridGroup:
 
     def select(self, indices: Sequence[int]) -> None:
         """Keep only the given segments."""
-        index = torch.tensor(indices, device=self._device)
+        chosen = torch.tensor(indices)
+        index = chosen.to(self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
         self._noise_floor, self._is_coarse = self._noise_floor[index], self._is_coarse[index]
         self.values = self.values[index]
         self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
-        self._switches = [counts[torch.tensor(indices)] for counts in self._switches]
-        self._repeats = [counts[torch.tensor(indices)] for counts in self._repeats]
-        self.doubtful = self.doubtful[torch.tensor(indices)]
-        self.evaluated_again = self.evaluated_again[torch.tensor(indices)]
+        self._switches = [counts[chosen] for counts in self._switches]
+        self.doubtful, self.evaluated_again = self.doubtful[chosen], self.evaluated_again[chosen]
         if self._table is not None:
             self._table.select(indices)
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
@@ -193,9 +190,8 @@ class GridGroup:
         self._with_capacity(self._evaluate_middles)
         if self._table is not None:
             self._with_capacity(self._evaluate_unknown_ends)
-            seen, repeats, self.doubtful, _ = self._table.counts()
-            self._switches.append(seen)
-            self._repeats.append(repeats)
+            switches, self.doubtful, _ = self._table.counts()
+            self._switches.append(switches)
 
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
         """Evaluate, retrying with more capacity while a log overflows; nothing is stored then."""
@@ -247,7 +243,6 @@ class GridGroup:
             )
         self._at_nodes += met.sum(1)
         self._switches.append(self._count_switches(switches, FIRST_GRID_STEPS))
-        self._repeats.append(torch.zeros_like(self._switches[-1]))
 
     def compare_crossings(self) -> list[bool]:
         """Start comparing the crossings within each step, for which the nodes are evaluated again.
@@ -260,32 +255,30 @@ class GridGroup:
 
     def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         count, steps = len(self), self.steps
-        rows = torch.arange(count * (steps + 1), device=self._device)
-        owner, node = rows // (steps + 1), rows % (steps + 1)
-
-        self._log_at_nodes(crossings, owner, node)
+        self._log_at_nodes(crossings, torch.arange(count * (steps + 1), device=self._device))
         if crossings.needed <= self._capacity:
             has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
             has_windows[[self._site_index[output] for output in self._leads]] = True
             resting_values = self._evaluator.piecewise.resting_values.cpu().double()
             self._table = CrossingTable(crossings, count, steps, has_windows, resting_values)
-            counts = self._table.counts()
-            self._switches[-1], self._repeats[-1], self.doubtful, self._has_ties = counts
+            self._switches[-1], self.doubtful, self._has_ties = self._table.counts()
 
     def _evaluate_unknown_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         """Evaluate again the nodes at which the values of new crossings are unknown."""
         assert self._table is not None
-        steps = self.steps
-        rows = self._table.unknown_nodes().to(self._device)
-        owner, node = rows // (steps + 1), rows % (steps + 1)
-        self._log_at_nodes(crossings, owner, node)
+        nodes = self._table.unknown_nodes()
+        self._log_at_nodes(crossings, nodes.to(self._device))
         if crossings.needed <= self._capacity:
             self._table.complete(crossings)
-            self.evaluated_again = torch.bincount(owner.cpu(), minlength=len(self))
+            self.evaluated_again = torch.bincount(nodes // (self.steps + 1), minlength=len(self))
 
-    def _log_at_nodes(self, crossings: CrossingLog, owner: Tensor, node: Tensor) -> None:
-        """Log the crossings of the steps on both sides of nodes (P,), with the values there."""
+    def _log_at_nodes(self, crossings: CrossingLog, nodes: Tensor) -> None:
+        """Log the crossings of the steps on both sides of nodes (P,), with the values there.
+
+        Nodes are counted across all segments.
+        """
         steps = self.steps
+        owner, node = nodes // (steps + 1), nodes % (steps + 1)
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
@@ -372,7 +365,6 @@ class GridGroup:
         if self._table is None:
             self._remove_repeated(crossings, 2 * steps)
             self._switches.append(self._count_switches(switches, 2 * steps))
-            self._repeats.append(torch.zeros_like(self._switches[-1]))
         else:
             self._table.halve(crossings)
 
@@ -413,7 +405,7 @@ class GridGroup:
         for sides in self._sides.values():
             result[levels, :, 0] += sides.count_undecided()
         on_cpu = result.cpu()
-        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches) - torch.stack(self._repeats)
+        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches)
         return seen, on_cpu[levels, :, 0].tolist()
 
     def exclude_copies(self, precise: Evaluator) -> None:
@@ -616,11 +608,10 @@ class GridGroup:
         leaders = windows.state[row, group].long(), other[row, group].long()
         if side:
             values, leaders = values.flip(1), leaders[::-1]
-        switch = group
         for leader in leaders:
-            switch = (switch * _HASH_FACTOR + leader) % 2**52
+            group = (group * _HASH_FACTOR + leader) % 2**52
         noise, site = windows.noise.flatten()[row], self._site_index[step.output]
-        crossings.add(interval[row], site, 0, switch, values, noise, is_set)
+        crossings.add(interval[row], site, 0, group, values, noise, is_set)
 
     def _log_switches(
         self,
@@ -638,15 +629,11 @@ class GridGroup:
         row, group, is_set = switches.positions(pack(windows.has_other_leader(other)))
         if not len(row):
             return
-        own_values, other_values = windows.leader_values(other, row, group)
-        moving = (
-            ~torch.isin(other_values, self._evaluator.piecewise.resting_values)
-            & (own_values != other_values)
-            & is_set
-        )
-        values = torch.stack([own_values, other_values], 1)
-        noise = windows.noise.flatten()[row]
-        site = self._site_index[step.output]
+        values = torch.stack(windows.leader_values(other, row, group), 1)
+        own_values, other_values = values.unbind(1)
+        rests = torch.isin(other_values, self._evaluator.piecewise.resting_values)
+        moving = ~rests & (own_values != other_values) & is_set
+        noise, site = windows.noise.flatten()[row], self._site_index[step.output]
         switches.add(interval[row], site, 0, group, values, noise, moving)
 
 

@@ -23,57 +23,6 @@ Task = TypeVar("Task")
 Work = Callable[[Task], Sequence[Task]]
 
 
-class _Stack(Generic[Task]):
-    """Waiting tasks, and the first error."""
-
-    def __init__(
-        self, first: Sequence[Task], depth: Callable[[Task], int], stopped: threading.Event
-    ) -> None:
-        self._stopped = stopped
-        self.error: BaseException | None = None
-        self._depth = depth
-        # A heap: the deepest task first, then the latest.
-        self._waiting: list[tuple[int, int, Task]] = []
-        self._age = itertools.count(0, -1)
-        self._add(first)
-        self._running = 0
-        self._changed = threading.Condition()
-
-    def drain(self, work: Work[Task]) -> None:
-        """Run tasks until none is waiting or running."""
-        while (task := self._take()) is not None:
-            try:
-                more = work(task)
-            except BaseException as error:
-                # Re-raised by `run_tasks` in the caller's thread.
-                self.stop(error)
-                return
-            with self._changed:
-                self._running -= 1
-                self._add(more)
-                self._changed.notify_all()
-
-    def stop(self, error: BaseException) -> None:
-        """Stop every thread after its current task."""
-        with self._changed:
-            self.error = self.error or error
-            self._stopped.set()
-            self._changed.notify_all()
-
-    def _take(self) -> Task | None:
-        with self._changed:
-            while not self._waiting and self._running and self.error is None:
-                self._changed.wait()
-            if not self._waiting or self.error is not None:
-                return None
-            self._running += 1
-            return heapq.heappop(self._waiting)[-1]
-
-    def _add(self, tasks: Sequence[Task]) -> None:
-        for task in reversed(tasks):
-            heapq.heappush(self._waiting, (-self._depth(task), next(self._age), task))
-
-
 def run_tasks(
     first: Sequence[Task],
     work: Work[Task],
@@ -115,19 +64,70 @@ def run_tasks(
     >>> seen
     [3, 1, 2, 1, 1]
     """
-    stack = _Stack(first, depth, stopped)
+    queue = _Queue(work, depth, stopped)
+    queue.add(first)
     if threads <= 1:
-        stack.drain(work)
+        queue.drain()
     else:
-        _drain_in_threads(stack, work, threads)
-    if stack.error is not None:
-        raise stack.error
+        _drain_in_threads(queue, threads)
+    if queue.error is not None:
+        raise queue.error
 
 
-def _drain_in_threads(stack: _Stack[Task], work: Work[Task], threads: int) -> None:
+class _Queue(Generic[Task]):
+    """Waiting tasks, and the first error."""
+
+    def __init__(
+        self, work: Work[Task], depth: Callable[[Task], int], stopped: threading.Event
+    ) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._depth = depth
+        self._stopped = stopped
+        # A heap: the deepest task first, then the latest.
+        self._waiting: list[tuple[int, int, Task]] = []
+        self._age = itertools.count(0, -1)
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        for task in reversed(tasks):
+            heapq.heappush(self._waiting, (-self._depth(task), next(self._age), task))
+
+    def drain(self) -> None:
+        """Run tasks until none is waiting or running."""
+        while (task := self._take()) is not None:
+            try:
+                more = self._work(task)
+            except BaseException as error:
+                # Re-raised by `run_tasks` in the caller's thread.
+                self.stop(error)
+                return
+            with self._changed:
+                self._running -= 1
+                self.add(more)
+                self._changed.notify_all()
+
+    def stop(self, error: BaseException) -> None:
+        """Stop every thread after its current task."""
+        with self._changed:
+            self.error = self.error or error
+            self._stopped.set()
+            self._changed.notify_all()
+
+    def _take(self) -> Task | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not self._running or self.error)
+            if not self._waiting or self.error is not None:
+                return None
+            self._running += 1
+            return heapq.heappop(self._waiting)[-1]
+
+
+def _drain_in_threads(queue: _Queue[Task], threads: int) -> None:
     def drain_alone() -> None:
         torch.set_num_threads(1)
-        stack.drain(work)
+        queue.drain()
 
     workers = [measurement_thread(drain_alone) for _ in range(threads)]
     # The number of threads set by the workers is also the default for threads started later.
@@ -138,7 +138,7 @@ def _drain_in_threads(stack: _Stack[Task], work: Work[Task], threads: int) -> No
             for worker in workers:
                 worker.join()
         except BaseException as error:
-            stack.stop(error)
+            queue.stop(error)
             # A thread that computes while the interpreter shuts down may abort the process.
             for worker in workers:
                 if worker.is_alive():

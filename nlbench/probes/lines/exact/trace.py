@@ -8,11 +8,10 @@ interpolated. After the last step, the points are the segment's breakpoints. (So
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from nlbench.probes.lines.recording.point_memory import (
 )
 from nlbench.probes.lines.recording.program import Program
 from nlbench.probes.lines.rules.rounding import peak
-from nlbench.probes.lines.segments import Segment, segment_lengths
+from nlbench.probes.lines.segments import segment_lengths
 from nlbench.probes.lines.trace import SegmentTrace
 
 from .chunks import Chunk, Values, insert_breakpoints, split
@@ -52,31 +51,28 @@ MIN_POINTS_PER_THREAD = 8
 
 def trace_exactly(
     program: Program,
-    segments: Iterable[Segment],
+    points: Tensor,
     *,
     memory: int | None = None,
     limit: int | None = None,
-    batch_segments: int | None = None,
     needs: PointMemory | None = None,
-) -> Iterator[SegmentTrace]:
-    """Trace a recorded program along segments; see `trace_segment`.
+) -> list[SegmentTrace]:
+    """Trace a recorded program along segments, all together; see `trace_segment`.
 
     The trace is depth-first: a chunk that exceeds the limit is split at breakpoints, and each part
     is propagated through the rest of the program separately. Memory is bounded by limit times depth
-    for any number of regions or segments, and the result doesn't depend on the limit. On a CPU,
-    PyTorch's number of threads determines how many parts run concurrently.
+    for any number of regions, and the result doesn't depend on the limit. On a CPU, PyTorch's
+    number of threads determines how many parts run concurrently.
 
     Parameters
     ----------
-    segments : iterable of (start, end), tensors of shape (*input)
-        In the dtype in which the program was recorded.
+    points : tensor of shape (n, 2, *input)
+        The segments' ends, in the dtype in which the program was recorded.
     memory : int, optional
         Limit in bytes, in addition to the model and the traces; by default half of the free memory.
     limit : int, optional
         Maximum number of points computed at a time, at least 2; by default as many as fit in cache
         and in memory.
-    batch_segments : int, optional
-        Number of segments traced together; by default as many as `segments_per_batch`.
     needs : PointMemory, optional
         Memory needed per point, if already measured.
 
@@ -85,27 +81,17 @@ def trace_exactly(
     nlbench.RequestError
         If two points don't fit in memory.
     """
-    segments = iter(segments)
-    # Number of points known to fit in memory.
-    feasible = 0
-    while group := list(itertools.islice(segments, batch_segments or 1)):
-        device = group[0][0].device
-        if needs is None:
-            needs = measure_point_memory(program, torch.stack([*group[0]]))
-        threads, points = _threads_and_points(needs, device, memory)
-        points = limit or points
-        if batch_segments is None:
-            batch_segments = _segments_per_batch(program, points, device)
-            group += itertools.islice(segments, batch_segments - 1)
-        feasible = min(feasible or points, points)
-        if len(group) * program.bending_units <= feasible:
-            threads = 1
+    needs = needs or measure_point_memory(program, points[0])
+    threads, max_points = _threads_and_points(needs, points.device, memory)
+    max_points = limit or max_points
+    if len(points) * program.bending_units <= max_points:
+        threads = 1
 
-        def attempt(points: int, group: Sequence[Segment] = group, threads: int = threads) -> Any:
-            return list(_trace_group(program, group, points, threads))
+    def attempt(max_points: int) -> list[SegmentTrace]:
+        return _trace_together(program, points, max_points, threads)
 
-        traces, feasible = halve_on_oom(attempt, feasible, device, min_size=2)
-        yield from traces
+    traces, _ = halve_on_oom(attempt, max_points, points.device, min_size=2)
+    return traces
 
 
 def segments_per_batch(
@@ -115,13 +101,9 @@ def segments_per_batch(
 
     On a CPU, the regions of a few batches of points are expected on them.
     """
-    _, points = _threads_and_points(needs, device, memory)
-    return _segments_per_batch(program, points, device)
-
-
-def _segments_per_batch(program: Program, points: int, device: torch.device) -> int:
     if device.type == "cuda":
         return SEGMENTS_PER_GPU_BATCH
+    _, points = _threads_and_points(needs, device, memory)
     return max(1, BATCHES_OF_SEGMENTS * points // max(2, program.bending_units))
 
 
@@ -144,14 +126,15 @@ def _threads_and_points(
     )
 
 
-def _trace_group(
-    program: Program, group: Sequence[Segment], limit: int, threads: int
-) -> Iterator[SegmentTrace]:
+def _trace_together(
+    program: Program, points: Tensor, limit: int, threads: int
+) -> list[SegmentTrace]:
+    count = len(points)
     with torch.inference_mode():
-        x = torch.stack([end for segment in group for end in segment])
-        lengths = segment_lengths(x[::2], x[1::2])
-        t = torch.tensor([0.0, 1.0], dtype=torch.float64, device=x.device).repeat(len(group))
-        owner = torch.arange(len(group), device=x.device).repeat_interleave(2)
+        x = points.flatten(0, 1)
+        lengths = segment_lengths(points[:, 0], points[:, 1])
+        t = torch.tensor([0.0, 1.0], dtype=torch.float64, device=x.device).repeat(count)
+        owner = torch.arange(count, device=x.device).repeat_interleave(2)
         rows = torch.arange(len(x), device=x.device)
         values, ends = Values({0: x}, {0: peak(x)}), torch.full_like(rows, -1)
         chunk = Chunk(-1, t, ends, owner, values, rows, torch.zeros_like(t))
@@ -170,8 +153,10 @@ def _trace_group(
 
         run_tasks(split(chunk, limit), work, threads, lambda chunk: chunk.step, stopped)
     sites, precision = program.sites, torch.finfo(x.dtype).eps
-    for (t, y, origins), length in zip(output_parts.join(len(group)), lengths, strict=True):
-        yield SegmentTrace(t, y, length, origins, sites, precision=precision)
+    return [
+        SegmentTrace(t, y, length, origins, sites, precision=precision)
+        for (t, y, origins), length in zip(output_parts.join(count), lengths, strict=True)
+    ]
 
 
 class _Part(NamedTuple):

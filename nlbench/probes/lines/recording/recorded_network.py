@@ -57,15 +57,11 @@ class RecordedNetwork:
     needs: PointMemory
 
 
-@dataclass(frozen=True)
-class _Recording:
-    recorded: RecordedNetwork
-    settings: tuple[Any, ...]
-    state: _ModelState
-
-
-# The only state of this package: recordings of the networks traced last, until these are deleted.
-_RECORDINGS: WeakKeyDictionary[nn.Module, _Recording] = WeakKeyDictionary()
+# The only state of this package: recordings of the networks traced last, until these are deleted,
+# with what they depend on.
+_RECORDINGS: WeakKeyDictionary[nn.Module, tuple[RecordedNetwork, tuple[Any, ...], _ModelState]] = (
+    WeakKeyDictionary()
+)
 
 
 def kept_recording(model: nn.Module, points: Tensor, dtype: torch.dtype) -> RecordedNetwork | None:
@@ -80,10 +76,10 @@ def kept_recording(model: nn.Module, points: Tensor, dtype: torch.dtype) -> Reco
         Precision of the program.
     """
     with contextlib.suppress(TypeError):  # The model can't be hashed.
-        recording = _RECORDINGS.get(model)
-        if recording is not None and recording.settings == _settings(points, dtype):
-            if recording.state.is_state_of(model):
-                return recording.recorded
+        recorded, settings, state = _RECORDINGS.get(model, (None, None, None))
+        if state is not None and settings == _settings(points, dtype):
+            if state.is_state_of(model):
+                return recorded
             del _RECORDINGS[model]
     return None
 
@@ -106,7 +102,8 @@ def record_network(
         See `nlbench.probes.lines.trace_segment`.
     """
     network = typed_copy(model, dtype)
-    state = _ModelState.of(model)
+    state = _ModelState(model)
+    state.keep_copies()
     with LiveBytes() as live:
         program = record_program(network, points[:1].clone())
     # Refuse a network that is too large before running it on more than one point.
@@ -117,12 +114,12 @@ def record_network(
     share_out(needs, points.device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
     check_program(program, network, torch.cat([points, points.mean(0, keepdim=True)]))
     recorded = RecordedNetwork(network, program, needs)
-    if state is not None and state.is_state_of(model):
+    if state.is_state_of(model):
         with contextlib.suppress(TypeError):
             _RECORDINGS.pop(model, None)
             while len(_RECORDINGS) >= MAX_RECORDINGS:
                 del _RECORDINGS[next(iter(_RECORDINGS))]
-            _RECORDINGS[model] = _Recording(recorded, _settings(points, dtype), state)
+            _RECORDINGS[model] = recorded, _settings(points, dtype), state
     return recorded
 
 
@@ -132,67 +129,40 @@ def _settings(points: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
     return dtype, points.shape[1:], points.device, torch.get_default_dtype(), is_autocast
 
 
-@dataclass(frozen=True)
 class _ModelState:
     """Everything that a model's forward pass may depend on, apart from global variables.
 
-    Parameters
+    Attributes
     ----------
-    structure : list
-        Names, classes and attributes of all modules.
+    structure : list or None
+        Names, classes and attributes of all modules; None if some can't be compared.
     tensors : list of tensor
-        Copies of their tensors.
+        Tensors of all modules.
     """
 
-    structure: list[Any]
-    tensors: list[Tensor]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> _ModelState | None:
-        """Copy a model's state.
-
-        Return None if it is unknown or large.
-        """
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors: list[Tensor] = []
+        self.structure: list[Any] | None = None
         with contextlib.suppress(_UnknownStateError):
-            reader = _StateReader()
-            structure = reader.read_modules(model)
-            if sum(tensor.nbytes for tensor in reader.tensors) <= MAX_RECORDED_BYTES:
-                return cls(structure, [tensor.detach().clone() for tensor in reader.tensors])
-        return None
+            self.structure = [
+                (name, type(module), type(module).forward, self._read_items(vars(module)))
+                for name, module in model.named_modules(remove_duplicate=False)
+            ]
+
+    def keep_copies(self) -> None:
+        """Replace the tensors by copies; forget the state of a large model."""
+        if sum(tensor.nbytes for tensor in self.tensors) > MAX_RECORDED_BYTES:
+            self.structure = None
+        if self.structure is not None:
+            self.tensors = [tensor.detach().clone() for tensor in self.tensors]
 
     def is_state_of(self, model: nn.Module) -> bool:
-        """Return True if a model still has this state."""
-        reader = _StateReader()
-        try:
-            if reader.read_modules(model) != self.structure:
-                return False
-        except _UnknownStateError:
+        """Return True if this state is known, and a model still has it."""
+        if self.structure is None:
             return False
-        return all(map(torch.equal, reader.tensors, self.tensors))
-
-
-class _UnknownStateError(Exception):
-    """An attribute may have state that can't be compared."""
-
-
-class _StateReader:
-    """Reader of a model's state: comparable values, and tensors in `tensors`."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-
-    def read_modules(self, model: nn.Module) -> list[Any]:
-        """Return the names, classes and attributes of all modules.
-
-        Raises
-        ------
-        _UnknownStateError
-        """
-        modules = model.named_modules(remove_duplicate=False)
-        return [
-            (name, type(module), type(module).forward, self._read_items(vars(module)))
-            for name, module in modules
-        ]
+        other = _ModelState(model)
+        is_equal = other.structure == self.structure
+        return is_equal and all(map(torch.equal, other.tensors, self.tensors))
 
     def _read_items(self, items: Mapping[Any, Any]) -> tuple[Any, ...]:
         return tuple(
@@ -219,6 +189,10 @@ class _StateReader:
         if kind in _FUNCTIONS or isinstance(value, type):
             return kind, value
         raise _UnknownStateError
+
+
+class _UnknownStateError(Exception):
+    """An attribute may have state that can't be compared."""
 
 
 _CONSTANTS = frozenset(

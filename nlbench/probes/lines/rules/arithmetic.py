@@ -67,10 +67,15 @@ def sum_of_two(call: RecordedCall) -> Rule:
         # The errors of two equal terms add up.
         return Rule(call.apply, lambda x, bounds, output: bounds[0] * (1 + alpha))
 
+    return _combination(call, (first, 1.0), (second, alpha))
+
+
+def _combination(call: RecordedCall, *terms: tuple[Any, Any]) -> Rule:
+    """Create the rule for a sum of terms that are multiplied by constant factors."""
+
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        error, added = (term_error(term, bounds, output) for term in (first, second))
-        total = root_sum_squares([error, alpha * added])
-        return total.expand(len(output), *(-1,) * (output.ndim - 1))
+        errors = [abs(factor) * term_error(term, bounds, output) for term, factor in terms]
+        return root_sum_squares(errors).expand(len(output), *(-1,) * (output.ndim - 1))
 
     return Rule(call.apply, bound)
 
@@ -105,14 +110,7 @@ def interpolated(call: RecordedCall) -> Rule:
     first, second, weight = call.args[:3]
     if isinstance(weight, Input):
         raise NotAffine("a product of two values that both depend on the input")
-    weight = torch.as_tensor(weight)
-
-    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        w = weight.to(output.device, output.dtype)
-        errors = term_error(first, bounds, output), term_error(second, bounds, output)
-        return root_sum_squares([(1 - w).abs() * errors[0], w.abs() * errors[1]])
-
-    return Rule(call.apply, bound)
+    return _combination(call, (first, 1 - weight), (second, weight))
 
 
 @line_rule("addcmul", "addcdiv", caveat="with a constant factor or divisor")
@@ -120,16 +118,10 @@ def product_added(call: RecordedCall) -> Rule:
     summand, first, second = call.args[:3]
     if isinstance(second, Input) and (isinstance(first, Input) or call.name == "addcdiv"):
         raise NotAffine("a product of two values that both depend on the input")
-    value = abs(float(call.kwargs.get("value", 1)))
-
-    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        factor, base = (first, second) if isinstance(second, Input) else (second, first)
-        size = factor.abs() * value if call.name == "addcmul" else value / factor.abs()
-        return root_sum_squares(
-            [term_error(summand, bounds, output), size * term_error(base, bounds, output)]
-        )
-
-    return Rule(call.apply, bound)
+    value = float(call.kwargs.get("value", 1))
+    factor, base = (first, second) if isinstance(second, Input) else (second, first)
+    size = factor * value if call.name == "addcmul" else value / factor
+    return _combination(call, (summand, 1.0), (base, size))
 
 
 @line_rule("where", "masked_fill", caveat="with a constant mask")

@@ -4,8 +4,7 @@ from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.memory import bytes_per_sample
-from nlbench.probes.lines.batched_network import BatchedNetwork
-from nlbench.probes.lines.quadrature import integrate_along
+from nlbench.probes.lines.quadrature import BatchedNetwork, integrate_along
 
 
 class Watched(nn.Module):

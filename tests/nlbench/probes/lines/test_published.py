@@ -163,44 +163,25 @@ def test_a_segment_without_length_is_one_region():
 @given(st.integers(1, 7), st.integers(0, 10**6))
 def test_batch_of_segments_changes_nothing(together, seed):
     net = double_copy(mlp(seed))
-    segments = list(zip(*torch.randn(2, 6, 3, dtype=torch.float64), strict=True))
-    program = record_checked_program(net, torch.stack(segments[0]))
-    for adaptive_trace, (start, end) in zip(
-        trace_adaptively(program, segments, batch_segments=together), segments, strict=True
-    ):
-        alone = next(trace_adaptively(program, [(start, end)]))
+    points = torch.randn(6, 2, 3, dtype=torch.float64)[:together]
+    program = record_checked_program(net, points[0])
+    traces = list(trace_adaptively(program, points))
+    assert len(traces) == len(points)
+    for adaptive_trace, ends in zip(traces, points, strict=True):
+        (alone,) = trace_adaptively(program, ends[None])
         assert adaptive_trace.regions == alone.regions
         torch.testing.assert_close(adaptive_trace.t, alone.t, rtol=0, atol=1e-12)
 
 
-def test_traces_come_in_order_and_one_at_a_time():
-    net, asked = double_copy(mlp(0)), []
-    ends = torch.randn(20, 2, 3, dtype=torch.float64)
-
-    def segments():
-        for i, (start, end) in enumerate(ends):
-            asked.append(i)
-            yield start, end
-
-    program = record_checked_program(net, ends[0])
-    traces = trace_adaptively(program, segments(), batch_segments=2)
-    first = next(traces)
-    assert len(asked) <= 6
-    assert first.length == pytest.approx(float(torch.dist(*ends[0])))
-    lengths = [first.length, *(trace.length for trace in traces)]
+def test_traces_come_in_order():
+    net, ends = double_copy(mlp(0)), torch.randn(20, 2, 3, dtype=torch.float64)
+    traces = trace_adaptively(record_checked_program(net, ends[0]), ends)
+    lengths = [trace.length for trace in traces]
     assert lengths == pytest.approx([float(torch.dist(*pair)) for pair in ends])
 
 
 def test_no_segments_give_no_traces():
     assert list(trace_segments(mlp(0), torch.zeros(0, 3), torch.zeros(0, 3))) == []
-    assert (
-        list(
-            trace_adaptively(
-                record_checked_program(double_copy(mlp(0)), torch.zeros(1, 3).double()), []
-            )
-        )
-        == []
-    )
 
 
 def test_bad_options_are_refused_with_what_is_valid():

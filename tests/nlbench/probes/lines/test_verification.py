@@ -85,8 +85,8 @@ def test_sampling_uses_no_bounds():
             "nlbench.probes.lines.published.measure_point_memory",
             lambda p, x, **how: measure_point_memory(program, x, **how),
         )
-        (trace,) = trace_by_sampling(blind, [tuple(points)], resolution=300)
-    (expected,) = trace_by_sampling(program, [tuple(points)], resolution=300)
+        (trace,) = trace_by_sampling(blind, points[None], resolution=300)
+    (expected,) = trace_by_sampling(program, points[None], resolution=300)
     assert torch.equal(trace.t, expected.t)
     assert trace.crossings > 2
 

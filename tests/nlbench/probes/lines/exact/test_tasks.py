@@ -9,8 +9,8 @@ from programs import record_checked_program, trace_program
 
 from nlbench.introspection.model_copy import double_copy
 from nlbench.introspection.threads import torch_threads
+from nlbench.probes.lines import trace_segments
 from nlbench.probes.lines.exact.tasks import run_tasks
-from nlbench.probes.lines.exact.trace import trace_exactly
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_stopped_trace_leaves_no_thread(two_threads, threads_before):
     torch.manual_seed(0)
     net = double_copy(torch.nn.Sequential(torch.nn.Linear(3, 50), torch.nn.ReLU()))
     ends = torch.randn(20, 2, 3, dtype=torch.float64)
-    traces = trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), limit=4)
+    traces = trace_segments(net, *ends.unbind(1))
     assert next(traces).regions > 4
     traces.close()
     assert set(threading.enumerate()) <= threads_before

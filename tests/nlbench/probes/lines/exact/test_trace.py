@@ -140,17 +140,14 @@ def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
 def test_batched_segments_equal_single_ones(drawn, together, limit):
     net, start, end = drawn
     torch.manual_seed(0)
-    starts = torch.stack(
-        [start.double(), end.double(), start.double(), *torch.randn(3, *start.shape).double()]
-    )
-    ends = torch.stack(
-        [end.double(), start.double(), start.double(), *torch.randn(3, *start.shape).double()]
-    )
-    segments = list(zip(starts, ends, strict=True))
-    program = record_checked_program(double_copy(net), torch.stack(segments[0]))
-    traces = list(trace_exactly(program, segments, batch_segments=together, limit=limit))
-    assert len(traces) == len(segments)
-    for trace, ends_of in zip(traces, segments, strict=True):
+    start, end = start.double(), end.double()
+    random = torch.randn(3, 2, *start.shape).double()
+    pairs = [(start, end), (end, start), (start, start)]
+    points = torch.stack([*(torch.stack(pair) for pair in pairs), *random])[:together]
+    program = record_checked_program(double_copy(net), points[0])
+    traces = trace_exactly(program, points, limit=limit)
+    assert len(traces) == len(points)
+    for trace, ends_of in zip(traces, points, strict=True):
         alone = trace_program(program, *ends_of)
         assert torch.equal(trace.origins, alone.origins)
         assert trace.length == alone.length
@@ -158,27 +155,9 @@ def test_batched_segments_equal_single_ones(drawn, together, limit):
         torch.testing.assert_close(trace.values, alone.values, rtol=1e-9, atol=1e-9)
 
 
-def test_segments_are_consumed_lazily():
-    net, asked = double_copy(mlp(0)), []
-    ends = torch.randn(50, 2, 3, dtype=torch.float64)
-
-    def segments():
-        for i, (start, end) in enumerate(ends):
-            asked.append(i)
-            yield start, end
-
-    traces = trace_exactly(record_checked_program(net, ends[0]), segments(), batch_segments=4)
-    next(traces)
-    assert len(asked) == 4
-    assert len(list(traces)) == 49
-
-
 def test_a_trace_keeps_no_memory_of_its_neighbours():
     net, ends = double_copy(mlp(0)), torch.randn(3, 2, 3, dtype=torch.float64)
-    traces = list(
-        trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), batch_segments=3)
-    )
-    for trace in traces:
+    for trace in trace_exactly(record_checked_program(net, ends[0]), ends):
         for tensor in (trace.t, trace.values, trace.origins):
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
@@ -195,13 +174,12 @@ def test_contributions_add_up_to_the_crossings(drawn):
         assert origins.count(name) == count
 
 
-@pytest.mark.parametrize("together", [1, 3])
-def test_out_of_memory_halves_the_points(together, monkeypatch):
+def test_out_of_memory_halves_the_points(monkeypatch):
     torch.manual_seed(3)
     network = mlp(0, widths=(3, 16, 16, 2)).double()
-    segments = [tuple(3 * torch.randn(2, 3, dtype=torch.float64)) for _ in range(3)]
-    program = record_checked_program(network, torch.stack(segments[0]))
-    expected = list(trace_exactly(program, segments, batch_segments=together))
+    points = 3 * torch.randn(3, 2, 3, dtype=torch.float64)
+    program = record_checked_program(network, points[0])
+    expected = trace_exactly(program, points)
     assert sum(trace.regions for trace in expected) > 24
     sizes, advance = [], exact._advance
 
@@ -212,7 +190,7 @@ def test_out_of_memory_halves_the_points(together, monkeypatch):
         return advance(program, chunk, *rest)
 
     monkeypatch.setattr(exact, "_advance", cramped)
-    traces = list(trace_exactly(program, segments, batch_segments=together, limit=16))
+    traces = trace_exactly(program, points, limit=16)
     assert max(sizes) > 8
     for trace, other in zip(traces, expected, strict=True):
         torch.testing.assert_close(trace.t, other.t, rtol=0, atol=1e-12)

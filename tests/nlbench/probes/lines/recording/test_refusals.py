@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
-from nlbench.probes.lines.recording.recorder import record_program
-from nlbench.probes.lines.recording.transposition import with_samples_first
+from nlbench.probes.lines.recording.recorder import record_program, with_samples_first
 from nlbench.probes.lines.rules.rule import Input, NotAffine
 
 
