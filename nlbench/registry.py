@@ -130,6 +130,11 @@ class Entry:
         return tuple(map(_provider, self.claims)) + (self.family.providers() if self.family else ())
 
     @property
+    def member(self) -> str:
+        """Name of a member within its family."""
+        return self.name if self.is_claimed else self.name.partition("/")[2]
+
+    @property
     def conflict(self) -> str:
         """Description of a malformed entry point or of conflicting claims; empty if none."""
         if len(self.claims) == 1:
@@ -248,8 +253,7 @@ def load(group: str, name: str) -> Any:
         # A family that failed to import is imported again to get its error message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
-        member = entry.name if entry.is_claimed else name.partition("/")[2]
-        return _family_of(loaded).load(member) if is_family else loaded
+        return _family_of(loaded).load(entry.member) if is_family else loaded
     except NlbenchError:
         raise
     except BaseException as error:
@@ -447,9 +451,7 @@ def describe(entry: Entry) -> str:
     if not is_readable(point):
         return ""
     if entry.family is not None:
-        is_member = not entry.name.endswith("/*")
-        member = entry.name if entry.is_claimed else entry.name.partition("/")[2]
-        return entry.family.describe(member) if is_member else ""
+        return "" if entry.name.endswith("/*") else entry.family.describe(entry.member)
     try:
         spec = find_source(point.module)
         if spec is None or spec.origin is None:
