@@ -367,11 +367,12 @@ def _installed(
         try:
             # Known from the folder, without parsing metadata. Only the first one is imported.
             name = distribution._normalized_name  # type: ignore[attr-defined]
-            # Searching the text is faster than parsing it, and few distributions have plugins.
-            text = distribution.read_text("entry_points.txt") or ""
-            if name not in seen and "[nlbench." in text:
-                points += [p for p in distribution.entry_points if p.group.startswith("nlbench.")]
+            if name in seen:
+                continue
             seen.add(name)
+            # Searching the text is faster than parsing it, and few distributions have plugins.
+            if "[nlbench." in (distribution.read_text("entry_points.txt") or ""):
+                points += [p for p in distribution.entry_points if p.group.startswith("nlbench.")]
         except Exception as error:
             problems.append(
                 f"the entry points of {name_and_version(distribution)[0]} can't be read "
