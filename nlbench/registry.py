@@ -454,10 +454,7 @@ def describe(entry: Entry) -> str:
     if entry.family is not None:
         return "" if entry.name.endswith("/*") else entry.family.describe(entry.member)
     try:
-        spec = find_source(point.module)
-        if spec is None or spec.origin is None:
-            return ""
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        tree = parse_source(point.module)
     except (OSError, SyntaxError, ValueError, ImportError):
         return ""
     name = point.attr.split(".")[0]
@@ -471,6 +468,14 @@ def describe(entry: Entry) -> str:
         if text:
             return text.partition("\n")[0]
     return ""
+
+
+def parse_source(module: str) -> ast.Module:
+    """Parse a module's source without importing it; empty if there is none."""
+    spec = find_source(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ast.Module([], [])
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
 def find_source(module: str) -> ModuleSpec | None:

@@ -22,7 +22,7 @@ from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, op
 from nlbench.signals import check_interruption
 
 from .common import Interrupted, command_line, name_completer, numbered, parse_folder, show_run
-from .startup import fast_imports
+from .imports import fast_imports
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview

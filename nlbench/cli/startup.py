@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nlbench.introspection.allocator import keep_freed_memory
 from nlbench.signals import ignore_interruptions, interruptible, interruptions_first
 
+from .imports import fast_imports
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-
-
-@contextmanager
-def fast_imports() -> Iterator[None]:
-    """Import without garbage collection, and exclude all existing objects from later collections.
-
-    Imported modules never become garbage. Collecting would take up a fifth of ``nlbench --help``
-    and 0.3 s of a command that imports PyTorch.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def main() -> None:
