@@ -40,10 +40,10 @@ from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.inputs import (
     ArgumentLayout,
+    Arguments,
     BatchReader,
     OutputChoice,
     input_error,
-    is_batch,
     single_tensor_call,
 )
 from nlbench.subjects.samples import Batches, drawn_batches, sample_facts, sample_order
@@ -364,7 +364,7 @@ def _read_samples(
     model: nn.Module, inputs: object, labels: Tensor | bool | str | None, stored: int
 ) -> _Samples:
     label_place = None if isinstance(labels, Tensor) else labels
-    if is_batch(inputs):
+    if isinstance(inputs, Tensor | tuple | Mapping | Arguments):
         # Samples in memory are one batch of arguments; a pair is two arguments, without labels.
         reader = BatchReader(model, label_place or False)
         tensor, read_labels = reader.read(inputs)

@@ -130,6 +130,11 @@ class Entry:
         return tuple(map(_provider, self.claims)) + (self.family.providers() if self.family else ())
 
     @property
+    def member(self) -> str:
+        """Name of a member within its family."""
+        return self.name if self.is_claimed else self.name.partition("/")[2]
+
+    @property
     def conflict(self) -> str:
         """Description of a malformed entry point or of conflicting claims; empty if none."""
         if len(self.claims) == 1:
@@ -248,8 +253,7 @@ def load(group: str, name: str) -> Any:
         # A family that failed to import is imported again to get its error message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
-        member = entry.name if entry.is_claimed else name.partition("/")[2]
-        return _family_of(loaded).load(member) if is_family else loaded
+        return _family_of(loaded).load(entry.member) if is_family else loaded
     except NlbenchError:
         raise
     except BaseException as error:
@@ -363,11 +367,12 @@ def _installed(
         try:
             # Known from the folder, without parsing metadata. Only the first one is imported.
             name = distribution._normalized_name  # type: ignore[attr-defined]
-            # Searching the text is faster than parsing it, and few distributions have plugins.
-            text = distribution.read_text("entry_points.txt") or ""
-            if name not in seen and "[nlbench." in text:
-                points += [p for p in distribution.entry_points if p.group.startswith("nlbench.")]
+            if name in seen:
+                continue
             seen.add(name)
+            # Searching the text is faster than parsing it, and few distributions have plugins.
+            if "[nlbench." in (distribution.read_text("entry_points.txt") or ""):
+                points += [p for p in distribution.entry_points if p.group.startswith("nlbench.")]
         except Exception as error:
             problems.append(
                 f"the entry points of {name_and_version(distribution)[0]} can't be read "
@@ -447,14 +452,9 @@ def describe(entry: Entry) -> str:
     if not is_readable(point):
         return ""
     if entry.family is not None:
-        is_member = not entry.name.endswith("/*")
-        member = entry.name if entry.is_claimed else entry.name.partition("/")[2]
-        return entry.family.describe(member) if is_member else ""
+        return "" if entry.name.endswith("/*") else entry.family.describe(entry.member)
     try:
-        spec = find_source(point.module)
-        if spec is None or spec.origin is None:
-            return ""
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        tree = parse_source(point.module)
     except (OSError, SyntaxError, ValueError, ImportError):
         return ""
     name = point.attr.split(".")[0]
@@ -468,6 +468,14 @@ def describe(entry: Entry) -> str:
         if text:
             return text.partition("\n")[0]
     return ""
+
+
+def parse_source(module: str) -> ast.Module:
+    """Parse a module's source without importing it; empty if there is none."""
+    spec = find_source(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ast.Module([], [])
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
 def find_source(module: str) -> ModuleSpec | None:

@@ -13,7 +13,7 @@ from nlbench.errors import PluginError, RequestError, nearest
 from nlbench.measure import Measure
 from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
 from nlbench.subjects.arguments import MODEL_OWNER, OUTPUT, resolve_arguments
-from nlbench.subjects.data import DatasetInfo
+from nlbench.subjects.data import DatasetInfo, settings_owners
 from nlbench.subjects.model import ModelInfo
 
 from .plugin_loading import load_probe
@@ -110,18 +110,6 @@ def resolve_settings(
             if name in arguments or output
         },
     )
-
-
-def settings_owners(name: str, info: DatasetInfo) -> list[str]:
-    """Return the names before the dot in a dataset's settings, the most specific one last.
-
-    Examples
-    --------
-    >>> settings_owners("text/python", DatasetInfo())
-    ['text', 'text/python']
-    """
-    family = name.partition("/")[0]
-    return list(dict.fromkeys([info.owner or family, name]))
 
 
 def _copy_followed_settings(settings: Settings, probes: Mapping[str, Probe]) -> Settings:

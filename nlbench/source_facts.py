@@ -8,9 +8,8 @@ import inspect
 import re
 from collections.abc import Mapping
 from importlib.util import resolve_name
-from pathlib import Path
 
-from .registry import Entry, find_source, is_readable
+from .registry import Entry, find_source, is_readable, parse_source
 
 MAX_BASES = 8
 """Number of base classes that are followed."""
@@ -51,7 +50,7 @@ def _attributes(module: str, name: str) -> tuple[Mapping[str, str], str]:
     attributes: dict[str, str] = {}
     doc = ""
     for _ in range(MAX_BASES):
-        tree = _parse(module)
+        tree = parse_source(module)
         node = next((n for n in tree.body if getattr(n, "name", "") == name), None)
         if isinstance(node, ast.FunctionDef):
             calls = [call for call in node.decorator_list if isinstance(call, ast.Call)]
@@ -67,13 +66,6 @@ def _attributes(module: str, name: str) -> tuple[Mapping[str, str], str]:
         if not module:
             break
     return attributes, doc
-
-
-def _parse(module: str) -> ast.Module:
-    spec = find_source(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return ast.Module([], [])
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
 def _assigned(node: ast.ClassDef) -> dict[str, ast.expr]:

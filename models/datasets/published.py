@@ -11,7 +11,7 @@ import pickle
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,16 +286,15 @@ CIFAR10 = PublishedDataset(
     expected="the folder cifar-10-batches-py of the Python version (it holds test_batch)",
     labels="labels",
 )
-CIFAR100 = PublishedDataset(
+CIFAR100 = replace(
+    CIFAR10,
     name="cifar100",
     torchvision_class="CIFAR100",
     subfolder="cifar-100-python",
     files={"train": ("train",), "test": ("test",)},
-    read=_read_cifar,
     classes=100,
     mean=(0.50707516, 0.48654887, 0.44091784),
     std=(0.26733429, 0.25643846, 0.27615047),
-    source=KRIZHEVSKY,
     expected="the folder cifar-100-python of the Python version (it holds test)",
     labels="fine_labels",
 )
@@ -303,10 +302,6 @@ IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-IDX_EXPECTED = (
-    f"the four files {', '.join(IDX_FILES['train'])}, {' and '.join(IDX_FILES['test'])} "
-    "(compressed as .gz or not)"
-)
 MNIST = PublishedDataset(
     name="mnist",
     torchvision_class="MNIST",
@@ -320,22 +315,22 @@ MNIST = PublishedDataset(
         "Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-Based Learning Applied to Document "
         "Recognition. Proceedings of the IEEE, 1998."
     ),
-    expected=IDX_EXPECTED,
+    expected=(
+        f"the four files {', '.join(IDX_FILES['train'])}, {' and '.join(IDX_FILES['test'])} "
+        "(compressed as .gz or not)"
+    ),
 )
-FASHION_MNIST = PublishedDataset(
+FASHION_MNIST = replace(
+    MNIST,
     name="fashion-mnist",
     torchvision_class="FashionMNIST",
     subfolder="FashionMNIST/raw",
-    files=IDX_FILES,
-    read=_read_mnist,
-    classes=10,
     mean=(0.2860406,),
     std=(0.3530242,),
     source=Source(
         "H. Xiao, K. Rasul, R. Vollgraf. Fashion-MNIST: a Novel Image Dataset for Benchmarking "
         "Machine Learning Algorithms. arXiv:1708.07747, 2017."
     ),
-    expected=IDX_EXPECTED,
 )
 
 CIFAR_OPTIONS = {

@@ -1,6 +1,5 @@
 """The ``nlbench train`` and ``nlbench linearize`` commands."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,8 @@ from nlbench.cli.parameters import (
     ProgressStyle,
     Seeds,
 )
-from nlbench.errors import NotFinite, RequestError, shorten
+from nlbench.errors import NotFinite, RequestError
+from nlbench.options import Option
 from nlbench.parsers import (
     MAX_COUNT,
     MAX_LEARNING_RATE,
@@ -38,9 +38,6 @@ from nlbench.signals import check_interruption
 if TYPE_CHECKING:
     from .training_folder import TrainingSummary
     from .training_request import TrainingRequest
-
-MAX_DIGITS = 20
-"""Maximum number of digits parsed from an epoch number."""
 
 Checkpoint = Annotated[
     Path, typer.Option(help="Checkpoint to write (.safetensors), or a folder for several seeds.")
@@ -221,12 +218,9 @@ def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
 def _parse_epochs(text: str) -> frozenset[int]:
     if not text:
         return frozenset()
-    parts = split_names([text], "--checkpoint-epochs")
-    for part in parts:
-        if not (part.isascii() and part.isdecimal() and int(part[:MAX_DIGITS])):
-            message = f"expected whole numbers from 1, got '{shorten(part)}'"
-            raise RequestError(f"--checkpoint-epochs: {message}")
-    return frozenset(int(part[:MAX_DIGITS]) for part in parts)
+    option = Option(1, minimum=1, maximum=MAX_COUNT)
+    label = "--checkpoint-epochs"
+    return frozenset(option.parse(part, label) for part in split_names([text], label))
 
 
 RunFolderName = Annotated[str, typer.Option(help="Folder for the run and its checkpoints.")]
@@ -345,14 +339,6 @@ def linearize(
 
 
 def _parse_omegas(text: str) -> tuple[float, ...]:
-    numbers = []
-    for part in split_names([text], "--omega"):
-        try:
-            number = float(part)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number <= MAX_WEIGHT:
-            expected = f"numbers from 0 to {MAX_WEIGHT:g}, separated by commas"
-            raise RequestError(f"--omega: expected {expected}, got '{shorten(part)}'")
-        numbers.append(number)
+    option = Option(0.0, minimum=0, maximum=MAX_WEIGHT)
+    numbers = (option.parse(part, "--omega") for part in split_names([text], "--omega"))
     return tuple(dict.fromkeys(numbers))

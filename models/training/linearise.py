@@ -184,17 +184,18 @@ def _train_all(
     controls = {}
     for file, (omega, seed, start) in networks.items():
         weights.append(str(file))
-        if request.control:
-            summary = finished_training(linearised[file], file)
-            control = _file(folder, "random-", omega, seed)
-            weights.append(str(control))
-            share = summary.scores["linear_share"] if summary else 0.0
-            training = request.linearisation(omega, seed, start, random_share=share)
-            if summary:
-                controls[control] = training
-            else:
-                reason = f"it needs {file.stem}, whose training failed: {training_failure(file)}"
-                record_failure(control, training, reason)
+        if not request.control:
+            continue
+        summary = finished_training(linearised[file], file)
+        control = _file(folder, "random-", omega, seed)
+        weights.append(str(control))
+        share = summary.scores["linear_share"] if summary else 0.0
+        training = request.linearisation(omega, seed, start, random_share=share)
+        if summary:
+            controls[control] = training
+        else:
+            reason = f"it needs {file.stem}, whose training failed: {training_failure(file)}"
+            record_failure(control, training, reason)
     failures += _train(controls, progress, command)
     if failures and not any(Path(file).is_file() for file in weights):
         raise failures[0]
@@ -205,18 +206,13 @@ def _starts(
     request: LinearisationRequest, folder: Path
 ) -> tuple[dict[int, str], dict[Path, TrainingRequest]]:
     """Return the initial weights for each seed, and the training requests that they require."""
-    start = request.weights if request.starts_trained else "init"
-    choice = choose_weights(
-        SubjectSpec(request.model, start, request.data, options=request.options)
-    )
     if not request.starts_trained:
         return dict.fromkeys(request.seeds, "init"), {}
+    spec = SubjectSpec(request.model, request.weights, request.data, options=request.options)
+    choice = choose_weights(spec)
     if choice.file is not None:
-        weights = (
-            "trained"
-            if choice.label == "trained"
-            else f"{choice.file}#{choice.key}".removesuffix("#")
-        )
+        path = f"{choice.file}#{choice.key}".removesuffix("#")
+        weights = "trained" if choice.label == "trained" else path
         return dict.fromkeys(request.seeds, weights), {}
     files = {seed: folder / f"reference-seed{seed}.safetensors" for seed in request.seeds}
     return {seed: str(file) for seed, file in files.items()}, {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite
 from nlbench.introspection.precision import exact_by_default
-from nlbench.introspection.random_state import preserve_rng_state
+from nlbench.introspection.random_state import preserve_rng_state, torch_generators
 from nlbench.parsers import MAX_TRAINING_SEED
 from nlbench.serialization.hashing import state_hash
 
@@ -56,10 +56,6 @@ class Epoch:
     test_accuracy: float
     scores: Mapping[str, float] = field(default_factory=dict)
     running_accuracy: float | None = None
-
-
-CheckpointCallback = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
-"""Callback with the epoch, the network and the metadata for its checkpoint as arguments."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ def train(
     device: torch.device | str = "cpu",
     progress: Callable[[Epoch], object] | None = None,
     state: Path | None = None,
-    on_checkpoint: CheckpointCallback | None = None,
+    on_checkpoint: Callable[[Epoch, nn.Module, Mapping[str, str]], object] | None = None,
 ) -> TrainingResult:
     """Build a network and train it with a recipe.
 
@@ -297,14 +293,15 @@ class _Training:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next epoch depends on."""
+        states = [generator.get_state() for generator in torch_generators(self.device)]
         return {
             "history": [asdict(epoch) for epoch in self.history],
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "shuffle": self.shuffle.get_state(),
             "augment": self.augment.get_state(),
-            "random": torch.get_rng_state(),
-            "random_gpu": self._gpu_rng_state(),
+            "random": states[0],
+            "random_gpu": states[1] if len(states) > 1 else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -314,13 +311,7 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.shuffle.set_state(state["shuffle"])
         self.augment.set_state(state["augment"])
-        torch.set_rng_state(state["random"])
-        if state["random_gpu"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["random_gpu"], self.device)
-        if state["random_gpu"] is not None and self.device.type == "mps":
-            torch.mps.set_rng_state(state["random_gpu"])
-
-    def _gpu_rng_state(self) -> Tensor | None:
-        if self.device.type == "cuda":
-            return torch.cuda.get_rng_state(self.device)
-        return torch.mps.get_rng_state() if self.device.type == "mps" else None
+        states = state["random"], state["random_gpu"]
+        for generator, saved in zip(torch_generators(self.device), states, strict=False):
+            if saved is not None:
+                generator.set_state(saved)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nlbench.subjects.tokenizer import Tokenizer
+from nlbench.subjects.tokenizer import Tokenizer, from_library
 from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member
@@ -64,11 +63,7 @@ def tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer next to the weights, for text datasets."""
     loaded = load_tokenizer(path)
     start, end = ((loaded.token_to_id(token),) for token in ("[CLS]", "[SEP]"))
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [part.ids for part in loaded.encode_batch(texts, add_special_tokens=False)]
-
-    return Tokenizer("MiniLM", encode, loaded.get_vocab_size(), start, end, separator=end)
+    return from_library("MiniLM", loaded, start=start, end=end, separator=end)
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError
-from nlbench.subjects.tokenizer import Tokenizer
+from nlbench.subjects.tokenizer import Tokenizer, from_library
 
 from .catalogue import Member
 
@@ -85,12 +84,7 @@ def _separate_halves(weight: Tensor, heads: int) -> Tensor:
 
 def tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in the GGUF file, for text datasets."""
-    loaded = load_tokenizer(path)
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [part.ids for part in loaded.encode_batch(texts, add_special_tokens=False)]
-
-    return Tokenizer("SmolLM2", encode, loaded.get_vocab_size(), predicts_next=True)
+    return from_library("SmolLM2", load_tokenizer(path), predicts_next=True)
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, RequestError, one_line, shorten, system_text
+from nlbench.errors import RequestError, one_line, shorten, system_text
 from nlbench.parsers import parse_names, parse_settings
 from nlbench.serialization.files import is_part
 
@@ -31,16 +30,6 @@ def split_names(texts: list[str], option: str) -> tuple[str, ...]:
             f"{option}: expected at least one name, got '{shorten(','.join(texts))}'"
         )
     return names
-
-
-def _settings_owner(data: str) -> str:
-    """Return the name before the dot in a dataset's settings: its family, or that of a path."""
-    from nlbench.subjects.data import dataset_info
-
-    with contextlib.suppress(NlbenchError):  # Reported when the dataset is opened.
-        if registry.find("datasets", data).is_claimed:
-            return dataset_info(registry.load("datasets", data)).owner
-    return data.partition("/")[0]
 
 
 def _take(settings: dict[str, str], owners: Iterable[str]) -> dict[str, str]:
@@ -70,11 +59,13 @@ def split_subject_options(
     ((), (('windows', '9'),), {})
     """
     from nlbench.subjects.arguments import MODEL_OWNER, OUTPUT, resolve_arguments
+    from nlbench.subjects.data import dataset_info, settings_owners
     from nlbench.subjects.model import declared_info
 
     settings = parse_settings(texts, "--set")
     # Options of one dataset ("text/python") override those of its family ("text").
-    options = tuple(sorted(_take(settings, (_settings_owner(data), data)).items()))
+    owners = settings_owners(data, dataset_info(registry.load("datasets", data)))
+    options = tuple(sorted(_take(settings, owners).items()))
     info = declared_info(model)
     if info.options is not None and not info.options and f"{MODEL_OWNER}.{OUTPUT}" not in settings:
         return (), options, settings

@@ -104,7 +104,7 @@ def list_(
     if traceable:
         print_table(_traceability_rows(_natural_order(names), data), as_json)
         return
-    if everything:
+    if everything and model is None:
         costly = [n for n, f in families.items() if f.family is not None and f.family.costly]
         names += [name for prefix in costly for name in _members(prefix)]
     if model is not None or everything:

@@ -108,18 +108,16 @@ def plane(
         f"{split} split{dataset_options}, {size} × {size} pixels"
     )
     draw = load_reports().draw_plane
-    if out or not run:
-        file = _picture_file(out)
+    files = [_picture_file(out)] if out or not run else []
+    if run:
+        suffixes = (f"{name}-{value}" for name, value in options)
+        parts = model, label, str(seed), data, *suffixes, split, *map(str, numbers)
+        files.append(run / "planes" / f"{'-'.join(_filename_part(part) for part in parts)}.png")
+    for file in files:
         make_folder(file.parent)
         draw(picture, file, names, caption)
         print(file)
     if run and loaded_run:
-        suffixes = (f"{name}-{value}" for name, value in options)
-        parts = model, label, str(seed), data, *suffixes, split, *map(str, numbers)
-        file = run / "planes" / f"{'-'.join(_filename_part(part) for part in parts)}.png"
-        make_folder(file.parent)
-        draw(picture, file, names, caption)
-        print(file)
         print(loaded_run.report(run / "report.html"))
 
 

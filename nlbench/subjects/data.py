@@ -337,3 +337,15 @@ def dataset_info(build: Callable[..., Any]) -> DatasetInfo:
     """Return a dataset's declaration; the default one for an undecorated function."""
     info: DatasetInfo = getattr(build, "__nlbench_dataset__", DatasetInfo())
     return info
+
+
+def settings_owners(name: str, info: DatasetInfo) -> list[str]:
+    """Return the names before the dot in a dataset's settings, the most specific one last.
+
+    Examples
+    --------
+    >>> settings_owners("text/python", DatasetInfo())
+    ['text', 'text/python']
+    """
+    family = name.partition("/")[0]
+    return list(dict.fromkeys([info.owner or family, name]))

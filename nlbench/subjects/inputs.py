@@ -173,6 +173,7 @@ class ArgumentLayout:
     def names(self) -> list[str]:
         """Places of the arguments."""
         names = [leaf.name.removeprefix("[").removesuffix("]") for leaf in self.leaves]
+        names[: self.list_parts] = ["images"] * bool(self.list_parts)
         return [name.strip("'") for name in names] or ["none"]
 
     @property
@@ -254,11 +255,11 @@ class ArgumentLayout:
                 start += width
         args, kwargs = pytree.tree_unflatten(values, self.spec)
         if self.list_parts:
-            samples = list(args[0].unbind())
+            images = list(args[0].unbind())
             if self.list_parts == 2:
                 sizes = args[1].tolist()
-                samples = [s[:, :h, :w] for s, (h, w) in zip(samples, sizes, strict=True)]
-            args = (samples, *args[self.list_parts :])
+                images = [i[:, :h, :w] for i, (h, w) in zip(images, sizes, strict=True)]
+            args = (images, *args[self.list_parts :])
         return args, kwargs
 
     def _decode(self, part: Tensor, kind: torch.dtype, dtype: torch.dtype | None) -> Tensor:
@@ -272,13 +273,7 @@ class ArgumentLayout:
 
 @dataclass(frozen=True)
 class _Unpacker:
-    """Forward pre-hook that unpacks a model's arguments.
-
-    Parameters
-    ----------
-    count : int or None
-        The only number of samples that the model may run on; None for any.
-    """
+    """Forward pre-hook that unpacks a model's arguments. With a count, only of all samples."""
 
     layout: ArgumentLayout
     count: int | None = None
@@ -297,11 +292,6 @@ class _Unpacker:
             )
         floats = (p.dtype for p in module.parameters() if p.is_floating_point())
         return self.layout.unpack(args[0], next(floats, None))
-
-
-def is_batch(inputs: object) -> bool:
-    """Return True if inputs are a single batch: a tensor, or a tuple or mapping of arguments."""
-    return isinstance(inputs, Tensor | tuple | Mapping | Arguments)
 
 
 class BatchReader:
@@ -441,7 +431,6 @@ class BatchReader:
         """Return the model's output for a batch, or None if the model refuses it."""
         parameter = next(self._model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-
         try:
             call = copy.deepcopy((arguments.args, arguments.kwargs))
             if parameter is not None:
@@ -472,10 +461,9 @@ class BatchReader:
             while len(batch) > self._max_arguments + 1 and is_identifier(batch[-1]):
                 batch = batch[:-1]
         has_labels = self._labels is True
-        targets = batch[-1] if len(batch) > 1 else None
-        if isinstance(targets, list | tuple) and all(isinstance(t, Mapping) for t in targets):
+        if len(batch) > 1 and _are_mappings(batch[-1]):
             has_labels = self._labels is not False  # Boxes of a detector, one mapping per image.
-        elif self._guesses_labels and not takes_one:
+        elif self._guesses_labels and not takes_one and len(batch) > 1:
             has_labels = is_identifier(batch[-1])
         elif self._labels is None and len(batch) == 2:
             has_labels = True
@@ -533,15 +521,9 @@ def single_tensor_call(
     count: int | None = None,
     output: OutputChoice | None = None,
 ) -> Iterator[None]:
-    """Make a model map one packed tensor to one tensor inside the block.
+    """Make a model, and copies of it, map one packed tensor to one tensor inside the block.
 
-    The same applies to copies made inside the block.
-
-    Parameters
-    ----------
-    count : int, optional
-        The only number of samples that the model may run on.
-    output : OutputChoice, optional
+    `count` is the only number of samples that the model may run on, if there is one.
     """
     if isinstance(model, torch.jit.ScriptModule):
         if not arguments.is_one_tensor:
@@ -659,6 +641,11 @@ def _flatten(
         else:
             raise RequestError(f"inputs{name}: {_with_article(value)}, {_expected_text(value)}")
     return spec, leaves, tensors
+
+
+def _are_mappings(value: object) -> bool:
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    return is_list and all(isinstance(entry, Mapping) for entry in value)  # type: ignore[attr-defined]
 
 
 def _is_image(value: object) -> bool:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError, shorten
+from nlbench.errors import NlbenchError, PluginError, RequestError, one_line, shorten, system_text
 from nlbench.options import OptionValue, resolve_options
 from nlbench.serialization.hashing import state_hash
 
 from .arguments import split_output
 from .build import build_model
-from .calibration import calibrate
 from .data import Data, Dataset, dataset_info
 from .facts import SubjectFacts
 from .model import ModelInfo, model_info
@@ -206,6 +205,44 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         batch_norm = f"statistics as {'drawn: mean 0, variance 1' if is_fresh else 'built'}"
     facts = replace(facts, batch_norm=batch_norm, weights_hash=state_hash(model))
     return replace(subject, facts=facts)
+
+
+def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
+    """Compute batch-norm statistics from samples, averaged over batches.
+
+    The model must be in evaluation mode. Only its batch-norm layers are switched to training mode
+    during the forward passes; dropout, for example, stays off. Other batches than those the layers
+    accept are an error.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer = torch.nn.BatchNorm1d(2).eval()
+    >>> calibrate(layer, [torch.tensor([[0.0, 1.0], [2.0, 1.0]])])
+    >>> layer.running_mean.tolist(), layer.running_var.tolist()
+    ([1.0, 1.0], [2.0, 0.0])
+    """
+    import torch
+
+    from nlbench.introspection.model_state import batch_norm_layers
+
+    layers: list[Any] = batch_norm_layers(model)
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # None selects the mean over all batches.
+            layer.train()
+        with torch.no_grad():
+            for batch in batches:
+                model(batch.clone())
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = one_line(system_text(error), 200)
+        raise RequestError(f"batch norm can't be calibrated on the samples: {reason}") from error
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            layer.eval()
 
 
 def _has_initial_statistics(layer: nn.Module) -> bool:

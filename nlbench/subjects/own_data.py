@@ -20,7 +20,7 @@ from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
 from .inputs import LABEL_KEYS, BatchReader, is_identifier
-from .samples import MAX_SAMPLE_BYTES
+from .samples import MAX_SAMPLE_BYTES, joined
 
 Read = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Returns the inputs of a batch, and its labels if they are class indices."""
@@ -178,10 +178,8 @@ class _Source:
             return ForeignItems(self._items, self._collate, read), has_labels
         parts = [read(batch) for batch in self._batches]
         _check_shapes(self._label, [inputs[0] for inputs, _ in parts])
-        labels = [labels for _, labels in parts if labels is not None]
-        has_labels = len(labels) == len(parts)
-        rows = torch.cat([inputs for inputs, _ in parts])
-        return InMemoryItems(rows, torch.cat(labels) if has_labels else None), has_labels
+        rows, labels = joined(parts)
+        return InMemoryItems(rows, labels), labels is not None
 
     def _collate_items(self, items: list[Any]) -> Any:
         """Return the batch of a dataset's items."""

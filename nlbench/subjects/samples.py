@@ -30,6 +30,13 @@ ReadBatch: TypeAlias = tuple[Tensor, Tensor | None]
 """The inputs of a batch, and its labels if there are any."""
 
 
+def joined(parts: Iterable[ReadBatch]) -> ReadBatch:
+    """Join batches. They have labels if all of them do."""
+    inputs, labels = zip(*parts, strict=True)
+    has_labels = all(each is not None for each in labels)
+    return torch.cat(inputs), torch.cat(labels) if has_labels else None
+
+
 class Batches:
     """The batches of a loader, which is read only once; by default, for a one-argument model.
 
@@ -97,9 +104,9 @@ class Batches:
 
     def head_labels(self, count: int) -> Tensor | None:
         """Return the labels of the samples returned by `head`; None if a batch has none."""
-        labels = [batch for batch in self._labels if batch is not None]
-        is_complete = labels and len(labels) == len(self._labels)
-        return torch.cat(labels)[: max(count, 1)] if is_complete else None
+        if not self._labels or any(labels is None for labels in self._labels):
+            return None
+        return torch.cat(self._labels)[: max(count, 1)]  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield all batches, counting and hashing them."""
@@ -192,9 +199,7 @@ def drawn_batches(
             return Batches(itertools.chain(parts, rest), lambda part: part)
     if not parts:
         return Batches((), read)
-    inputs = torch.cat([part for part, _ in parts])
-    known = [labels for _, labels in parts if labels is not None]
-    labels = torch.cat(known) if len(known) == len(parts) else None
+    inputs, labels = joined(parts)
     chosen = torch.split(sample_order(inputs, seed), READ_BATCH)
     drawn = [(inputs[part], None if labels is None else labels[part]) for part in chosen]
     return Batches(drawn, lambda part: part, is_drawn=True)
@@ -347,10 +352,6 @@ def draw(
     stream = DrawnBatches(dataset, count, split, seed, model)
     # All are read once, which records their hash.
     first = [part for i, part in enumerate(stream.parts()) if i * READ_BATCH < HEAD_SAMPLES]
-    labels = [part.labels for part in first if part.labels is not None]
-    head = Sample(
-        torch.cat([part.images for part in first]),
-        torch.cat([part.inputs for part in first]),
-        torch.cat(labels) if labels else None,
-    )
+    inputs, labels = joined((part.inputs, part.labels) for part in first)
+    head = Sample(torch.cat([part.images for part in first]), inputs, labels)
     return head, stream

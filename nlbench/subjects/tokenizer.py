@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,16 @@ class Tokenizer:
     predicts_next: bool = False
 
 
-def _bytes_of(texts: Sequence[str]) -> list[list[int]]:
-    return [list(text.encode()) for text in texts]
+def from_library(name: str, loaded: Any, **special: Any) -> Tokenizer:
+    """Return a tokenizer of the tokenizers library, with the special tokens that a model uses."""
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [part.ids for part in loaded.encode_batch(texts, add_special_tokens=False)]
+
+    return Tokenizer(name, encode, loaded.get_vocab_size(), **special)
 
 
-BYTES = Tokenizer("bytes", _bytes_of, 256, predicts_next=True)
+BYTES = Tokenizer(
+    "bytes", lambda texts: [list(text.encode()) for text in texts], 256, predicts_next=True
+)
 """UTF-8 bytes as tokens, for models that declare no tokenizer."""

@@ -44,15 +44,25 @@ def read_metadata(path: Path) -> dict[str, str]:
     >>> read_metadata(Path("no-such-file"))
     {}
     """
+    with contextlib.suppress(RequestError):  # `load_weights` reports damaged files.
+        if path.is_file():
+            with _open_safetensors(path) as file:
+                return dict(file.metadata() or {})
+    return {}
+
+
+@contextlib.contextmanager
+def _open_safetensors(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        return {}
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return dict(file.metadata() or {})
-    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError):
-        return {}  # `load_weights` reports damaged files.
+            yield file
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
+        # Many error types are possible, for example if PyTorch lacks a dtype in the header.
+        raise RequestError(
+            f"{path} is a truncated or damaged safetensors file: {_reason(error)}"
+        ) from error
 
 
 def load_weights(
@@ -145,33 +155,21 @@ def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
     """
     check_is_file(path)
     try:
-        with path.open("rb") as file:
-            head = file.read(HEADER_LENGTH.size + 1)
+        with path.open("rb") as opened:
+            head = opened.read(HEADER_LENGTH.size + 1)
     except OSError as error:
         raise RequestError(f"can't read {path}: {_reason(error)}") from error
     if not head:
         raise RequestError(f"{path} is empty, expected a checkpoint")
     # Check for safetensors first: it starts with the header's length, which may match any format.
     if head[HEADER_LENGTH.size :] == b"{":
-        return _read_safetensors(path)
+        with _open_safetensors(path) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return _read_torch(path), {}
     raise RequestError(
         f"{path} is neither a safetensors nor a PyTorch checkpoint, or it is truncated"
     )
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            # Many error types are possible, for example if PyTorch lacks a dtype in the header.
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(
-            f"{path} is a truncated or damaged safetensors file: {_reason(error)}"
-        ) from error
 
 
 def _read_torch(path: Path) -> Any:

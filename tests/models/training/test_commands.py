@@ -62,7 +62,7 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
     [
         (["--seeds", "0,1", "--out", "x.safetensors"], "expected a folder for 2 seeds"),
         (["--out", "x"], "expected a name ending in .safetensors"),
-        (["--checkpoint-epochs", "0", "--out", "x.safetensors"], "expected whole numbers from 1"),
+        (["--checkpoint-epochs", "0", "--out", "x.safetensors"], "expected 1 to 1e"),
         (["--optimizer", "adm", "--out", "x.safetensors"], "did you mean 'adam'"),
         (["--set", "digits.size=3", "--out", "x.safetensors"], "expected synthetic.OPTION=VALUE"),
         (["--set", "synthetic.sise=3", "--out", "x.safetensors"], "did you mean 'size'"),

@@ -332,7 +332,7 @@ def test_an_invalid_request_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--omega", "1,x"], "--omega: expected numbers from 0"),
+        (["--omega", "1,x"], "--omega: expected a number, got 'x'"),
         (["--control", "rnd"], "--control: expected random, got 'rnd'"),
         (["--base-recipe", "vanila"], "did you mean 'vanilla'"),
         (["--set", "pathlength.nrmalized=no"], "did you mean 'normalized'"),

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.subjects.calibration import calibrate
-from nlbench.subjects.load import load_subject
+from nlbench.subjects.load import calibrate, load_subject
 from nlbench.subjects.spec import SubjectSpec
 
 CPU = torch.device("cpu")
