@@ -23,13 +23,13 @@ from .relative import RELATIVE
 from .tables import Measures, Score, Scores, TableSubject
 from .text import (
     count,
+    entry_decimals,
     interval_text,
     number,
     place_noun,
     plus_minus,
     range_text,
     settings_text,
-    uncertain_decimals,
 )
 
 SCORES_SCRIPT = re.compile(r'<script type="text/plain" id="data">(.*?)</script>', re.DOTALL)
@@ -348,17 +348,11 @@ def _fact_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def entry_decimals(rows: Sequence[Row], measure: str) -> int | None:
-    """Return the number of decimals for the values of a measure that have no error."""
-    entries = [row.entries[measure] for row in rows]
-    return uncertain_decimals((e.value for e in entries), (e.error for e in entries))
-
-
 def entry_texts(entry: Standing, decimals: int | None) -> tuple[str, str, str, str]:
     """Format a value, its error, its interval and its range over places or seeds."""
     if entry.status != "ok" or not math.isfinite(entry.value):
         return "", "", "", ""
-    spread = range_text([entry.least, entry.greatest])
+    spread = range_text([entry.least, entry.greatest], entry.error)
     if entry.error > 0:
         value, _, error = plus_minus(entry.value, entry.error).partition(" ± ")
         interval = interval_text(entry.low, entry.high, entry.error)
