@@ -405,6 +405,13 @@ def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, 
     assert len(content["subjects"]) == 8
 
 
+def test_four_thousand_networks_fit_in_five_megabytes():
+    small, large = (
+        len(render_page(make_run(n, measures=("affinity",), sites=5)).encode()) for n in (100, 300)
+    )
+    assert small + (large - small) / 200 * 3900 < 5_000_000
+
+
 def test_a_page_leaves_the_places_of_the_last_networks_to_the_table(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3 * 2)
     page = write_page(make_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
