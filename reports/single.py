@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from .definitions import definition
@@ -18,18 +17,6 @@ _WIDTH = 300.0
 _MARGIN = 12.0
 _FIRST_DARK_LEVEL = 6
 _MAX_DRAWN_PLACES = 60
-
-
-@dataclass(frozen=True)
-class Card:
-    """Card showing one measure of a network."""
-
-    name: str
-    description: str
-    text: str
-    axis: Mapping[str, Any]
-    notes: tuple[str, ...]
-    formula: str = ""
 
 
 def strip_fields(cell: Score, colours: ColourScale | None) -> list[dict[str, Any]]:
@@ -52,40 +39,36 @@ def strip_fields(cell: Score, colours: ColourScale | None) -> list[dict[str, Any
     return fields
 
 
-def cards(row: Row, measures: Measures) -> list[Card]:
+def cards(row: Row, measures: Measures) -> list[dict[str, Any]]:
     """Return a card for each measure of a network."""
-    network_cards = []
+    shown = []
     for index, (name, entry) in enumerate(row.entries.items()):
         info = measures.get(name, {})
-        description = str(info.get("description", "")).strip()
+        card = {"name": name, "description": str(info.get("description", "")).strip()}
         if entry.status != "ok":
-            network_cards.append(Card(name, description, entry.status, {}, (entry.reason,)))
+            shown.append({**card, "text": entry.status, "notes": [entry.reason], "axis": {}})
             continue
+        text, _, rest = value_text(entry, info).partition(" · ")
+        scale = str(info.get("scale") or "")
+        population = population_of(name, info)
+        notes = [
+            rest,
+            scale and f"{scale}, so networks can't be compared by it",
+            "" if population is None else population.sentence(entry.value),
+            entry.reason,
+        ]
         # The places of a mean over seeds are not the seeds' own.
         places = [p.value for p in entry.places] if len(row.subjects) == 1 else []
-        card = _card(name, description, entry, places, info)
-        network_cards.append(replace(card, formula=definition(name, info, f"formula{index}")))
-    return network_cards
-
-
-def _card(
-    name: str,
-    description: str,
-    entry: Standing,
-    places: Sequence[float],
-    info: Mapping[str, Any],
-) -> Card:
-    scale = str(info.get("scale") or "")
-    value, _, rest = value_text(entry, info).partition(" · ")
-    notes = [f"{rest[0].upper()}{rest[1:]}."] if rest else []
-    if scale:
-        notes.append(f"{scale[0].upper()}{scale[1:]}, so networks can't be compared by it.")
-    population = population_of(name, info)
-    if population is not None:
-        notes.append(population.sentence(entry.value) + ".")
-    if entry.reason:
-        notes.append(f"{entry.reason[0].upper()}{entry.reason[1:]}.")
-    return Card(name, description, value, _axis(entry, places, population, info), tuple(notes))
+        shown.append(
+            {
+                **card,
+                "text": text,
+                "notes": [f"{note[0].upper()}{note[1:]}." for note in notes if note],
+                "axis": _axis(entry, places, population, info),
+                "formula": definition(name, info, f"formula{index}"),
+            }
+        )
+    return shown
 
 
 def _axis(
