@@ -12,12 +12,16 @@ import fnmatch
 import json
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nlbench
-from nlbench.reports.population import FILE, build_population
+from nlbench.reports.leaderboard import sense_of
+from nlbench.reports.population import FILE, STATISTICS
 
+DIGITS = 5
 SITES = ("affinity", "cka", "r2", "pathlength")
 NETWORKS = (
     "alexnet resnet18 resnet34 resnet50 resnet101 resnext50_32x4d wide_resnet50_2 vgg11 "
@@ -36,6 +40,35 @@ ZOO = (
     "smollm2-135m minilm-l6 efficientnet-lite0 mtcnn-pnet mtcnn-rnet mtcnn-onet crepe-tiny "
     "neuralfoil-large rxnmapper silero-vad"
 )
+
+
+def build_population(runs: Iterable[nlbench.Run]) -> dict[str, Any]:
+    """Build the content of ``reference_networks.json`` from runs.
+
+    Only measures with a direction are included, each with one version and one set of options.
+
+    Raises
+    ------
+    ValueError
+        If two runs used different versions or options.
+    """
+    population: dict[str, Any] = {}
+    for run in runs:
+        table = run.scores
+        rows = table[(table["place"] == "") & (table["status"] == "ok")]
+        for measure, info in run.manifest["measures"].items():
+            if not sense_of(info):
+                continue
+            settings = {key: info.get(key) for key in ("version", "options")}
+            entry = population.setdefault(measure, {**settings, "values": {}})
+            if any(entry[key] != settings[key] for key in settings):
+                raise ValueError(f"{measure} has a different version or options in {run.name}")
+            statistic = STATISTICS.get(measure, "value")
+            selected = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
+            columns = (selected[name] for name in ("model", "weights", "value"))
+            for model, weights, value in zip(*columns, strict=True):
+                entry["values"][f"{model} {weights}"] = float(f"{value:.{DIGITS}g}")
+    return population
 
 
 def requests() -> list[nlbench.Request]:

@@ -81,14 +81,13 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> spearman([1, 2, 3, 4], [2, 4, 6, 8]).text
     '1.00 (too few for an interval)'
     """
-    x, y = _pairs(x, y)
-    if not _varies(x, y):
-        return _undefined(len(x))
     from scipy.stats import spearmanr
 
-    value, n = float(spearmanr(x, y).statistic), len(x)
+    x, y = _pairs(x, y)
+    n = len(x)
+    value = float(spearmanr(x, y).statistic) if _varies(x, y) else math.nan
     freedom = n - 3 if _can_be_significant(x, y, value) else 0
-    return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / (n * (n**2 - 1)))
+    return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / max(1, n * (n**2 - 1)))
 
 
 def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
@@ -108,14 +107,13 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
     0.3333
     """
-    x, y = _pairs(x, y)
-    if not _varies(x, y):
-        return _undefined(len(x))
     from scipy.stats import kendalltau
 
-    value, n = float(kendalltau(x, y).statistic), len(x)
+    x, y = _pairs(x, y)
+    n = len(x)
+    value = float(kendalltau(x, y).statistic) if _varies(x, y) else math.nan
     freedom = n - 4 if _can_be_significant(x, y, value) else 0
-    return _with_interval(value, n, 0.437, freedom, 2 / (n * (n - 1)))
+    return _with_interval(value, n, 0.437, freedom, 2 / max(1, n * (n - 1)))
 
 
 def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
@@ -239,28 +237,23 @@ def agreement(
         "pearson": {},
     }
     sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
-    places = {name: _places(scores, name, senses[name]) for name in sites}
     for a, b in pairs:
-        if a in places and b in places:
-            coefficients["pearson"][a, b] = within_groups(_common(places[a], places[b]))
+        if a in sites and b in sites:
+            common = [_common_values(scores, s.label, a, b, senses) for s in scores.subjects]
+            coefficients["pearson"][a, b] = within_groups(common)
     return coefficients
 
 
-def _places(scores: Scores, name: str, sense: int) -> list[dict[str, float]]:
-    return [
-        {place.name: sense * place.value for place in scores[subject.label, name].places}
-        for subject in scores.subjects
-    ]
-
-
-def _common(
-    first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]]
-) -> list[tuple[list[float], list[float]]]:
-    pairs = []
-    for x, y in zip(first, second, strict=True):
-        names = [name for name in x if name in y]
-        pairs.append(([x[name] for name in names], [y[name] for name in names]))
-    return pairs
+def _common_values(
+    scores: Scores, subject: str, a: str, b: str, senses: Mapping[str, int]
+) -> tuple[list[float], list[float]]:
+    """Return the oriented values of two measures at the sites that they share."""
+    others = {place.name: place.value for place in scores[subject, b].places}
+    shared = [place for place in scores[subject, a].places if place.name in others]
+    return (
+        [senses[a] * place.value for place in shared],
+        [senses[b] * others[place.name] for place in shared],
+    )
 
 
 def agreement_frame(
@@ -299,30 +292,7 @@ def paired_share(differences: ArrayLike) -> Correlation:
     n = len(values)
     if n == 0:
         return _undefined(0)
-    return _wilson(float((values > 0).mean() + (values == 0).mean() / 2), n)
-
-
-def rise_share(differences: ArrayLike) -> Correlation:
-    """Compute the fraction of positive differences, with Wilson's interval; ties are no rises.
-
-    Parameters
-    ----------
-    differences : array of shape (n,)
-
-    Examples
-    --------
-    >>> rise_share([1.0, 0.0, 0.0, 0.0]).value, rise_share([0.0, 0.0]).value
-    (0.25, 0.0)
-    """
-    values = np.asarray(differences, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    if len(values) == 0:
-        return _undefined(0)
-    return _wilson(float((values > 0).mean()), len(values))
-
-
-def _wilson(share: float, n: int) -> Correlation:
-    """Return a fraction of `n` with Wilson's interval."""
+    share = float((values > 0).mean() + (values == 0).mean() / 2)
     z = _WIDTH**2
     middle = (share + z / (2 * n)) / (1 + z / n)
     half = _WIDTH / (1 + z / n) * math.sqrt(share * (1 - share) / n + z / (4 * n**2))

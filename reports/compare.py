@@ -96,6 +96,12 @@ class Difference:
         return f"{self.place} ({self.where})" if self.where else self.place
 
     @property
+    def where_text(self) -> str:
+        """The measure, its place and the network, as in a message."""
+        where = f"{self.measure}@{self.place}" if self.place else self.measure
+        return f"{where}, {self.subject}"
+
+    @property
     def before(self) -> float:
         """The first value, or NaN if there is none."""
         return self.first.value
@@ -212,25 +218,15 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """Return the differences as a table: a row per network and measure, and per place."""
-        rows = [self._frame_row(d) for d in self.rows()]
+        rows = [
+            (
+                *(d.subject, d.measure, d.place, d.before, d.after, d.change, d.relative, d.error),
+                *d.estimate.interval,
+                *(d.is_significant, d.note),
+            )
+            for d in self.rows()
+        ]
         return pd.DataFrame(rows, columns=list(_COLUMNS))
-
-    def _frame_row(self, d: Difference) -> dict[str, Any]:
-        low, high = d.estimate.interval
-        return {
-            "subject": d.subject,
-            "measure": d.measure,
-            "place": d.place,
-            "first": d.before,
-            "second": d.after,
-            "difference": d.change,
-            "relative": d.relative,
-            "error": d.error,
-            "low": low,
-            "high": high,
-            "changed": d.is_significant,
-            "note": d.note,
-        }
 
     def _repr_html_(self) -> str:
         return str(self.frame().to_html(index=False))
@@ -266,24 +262,29 @@ class Comparison:
         if math.isinf(bound):
             raise RequestError(f"--fail-if: {shorten(parts['bound'])} is out of bounds")
         matched = self._matched(parts["measure"], parts["place"])
-        yield from (_lost_line(d) for d in matched if math.isnan(d.after) and d.before == d.before)
+        for d in matched:
+            if math.isnan(d.after) and math.isfinite(d.before):
+                yield f"{d.where_text}: no longer has a value: {d.note}"
         known = [d for d in matched if math.isfinite(d.change)]
         is_signed = bool(re.match("[+-]", parts["bound"]))
+        sign = 1 if parts["sign"] == ">" else -1
         changes = [
             relative_change(d.first, d.second) if parts["percent"] else d.estimate for d in known
         ]
-        sign = 1 if parts["sign"] == ">" else -1
-        excesses = [_condition_excess(c, bound, sign, is_signed) for c in changes]
+        # A change fulfils the condition if it exceeds the bound in this orientation.
+        oriented = [
+            replace(c, value=sign * (c.value if is_signed else abs(c.value))) for c in changes
+        ]
+        excesses = [c.excess(sign * bound) for c in oriented]
         clear = exceeding(excesses, [c.degrees for c in changes]) if known else ()
-        for d, change_, excess, is_clear in zip(known, changes, excesses, clear, strict=True):
-            is_unknown = math.isnan(excess) and _beyond(change_.value, bound, sign, is_signed) > 0
-            if is_unknown or (is_clear and excess > 0):
+        for index, d in enumerate(known):
+            is_unknown = math.isnan(excesses[index]) and oriented[index].value > sign * bound
+            if is_unknown or (clear[index] and excesses[index] > 0):
                 text = d.text
                 if parts["percent"]:
-                    text = f"{percentage(change_.value, change_.error)} ({text})"
+                    text = f"{percentage(changes[index].value, changes[index].error)} ({text})"
                 note = ", error unknown" if is_unknown else ""
-                where = f"{d.measure}@{d.place}" if d.place else d.measure
-                yield f"{where}, {d.subject}: {text}{note} ({condition.strip()})"
+                yield f"{d.where_text}: {text}{note} ({condition.strip()})"
 
     def _matched(self, measure: str, place: str | None) -> list[Difference]:
         names = list(dict.fromkeys(d.measure for d in self.differences))
@@ -310,22 +311,18 @@ class Comparison:
         )
         if self.differences:
             self._print_table(console)
-        remarks = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
-        remarks += [f"only in {run}: {cell}" for run, cell in self.alone]
-        for remark in remarks[:_MAX_ROWS]:
-            _line(console, remark)
-        if len(remarks) > _MAX_ROWS:
-            more = count(len(remarks) - _MAX_ROWS, "more remark")
-            _line(console, f"and {more}; -o FILE writes all")
+        _lines(console, self._notes(), "remark")
         if self.explanations:
             _line(console, "differences between the manifests:")
-            for name, first, second in self.explanations[:_MAX_ROWS]:
-                _line(console, f"  {name}: {first or 'nothing'} → {second or 'nothing'}")
-            if len(self.explanations) > _MAX_ROWS:
-                more = count(len(self.explanations) - _MAX_ROWS, "more difference")
-                _line(console, f"  and {more}; -o FILE writes all")
+            texts = [f"  {n}: {a or 'nothing'} → {b or 'nothing'}" for n, a, b in self.explanations]
+            _lines(console, texts, "difference")
         else:
             _line(console, "the manifests do not differ")
+
+    def _notes(self) -> list[str]:
+        """Return the reasons for missing values, and the cells in only one of the runs."""
+        notes = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
+        return notes + [f"only in {run}: {cell}" for run, cell in self.alone]
 
     def _print_table(self, console: Console) -> None:
         rows = self._shown(_MAX_ROWS)
@@ -400,10 +397,8 @@ class Comparison:
         if sentences:
             parts.append("\n".join(f"- {one_line(line)}" for line in sentences))
         parts.append(markdown_table(head, rows).rstrip())
-        notes = [f"- {d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
-        notes += [f"- only in {run}: {cell}" for run, cell in self.alone]
-        if notes:
-            parts.append("\n".join(map(one_line, notes)))
+        if notes := self._notes():
+            parts.append("\n".join(f"- {one_line(note)}" for note in notes))
         if self.explanations:
             table = markdown_table(["manifest", *self.names], self.explanations)
             parts.append(table.rstrip())
@@ -414,6 +409,9 @@ class Comparison:
         head, rows = self._texts(list(self.rows()))
         drawn = [d for d in self.differences if sum(p.change == p.change for p in d.places) > 1]
         has_errors = any(d.error > 0 for d in self.rows())
+        is_single = len(self._subjects()) == 1
+        from .dumbbell import comparison_panel  # imports matplotlib
+
         return (
             environment()
             .get_template("compare.html.j2")
@@ -422,7 +420,14 @@ class Comparison:
                 mark=Markup(_MARKS[".html"]),
                 legend=ERROR_LEGEND if has_errors else "",
                 sentences=self.sentences(),
-                panels=[self._panel(i, d) for i, d in enumerate(drawn[:_MAX_DRAWN])],
+                panels=[
+                    {
+                        "title": d.measure if is_single else f"{d.measure}, {d.subject}",
+                        "verdict": d.verdict,
+                        **comparison_panel(d, self.names, self.measures.get(d.measure, {}), index),
+                    }
+                    for index, d in enumerate(drawn[:_MAX_DRAWN])
+                ],
                 undrawn=len(drawn) - _MAX_DRAWN,
                 cells=Table(tuple(head), tuple(map(tuple, rows)), len(head) - 5, True),
                 shared=len(self.differences),
@@ -431,17 +436,6 @@ class Comparison:
                 explanations=Table(("entry", *self.names), self.explanations),
             )
         )
-
-    def _panel(self, index: int, d: Difference) -> dict[str, Any]:
-        from .dumbbell import draw_strips, dumbbell_markup  # imports matplotlib
-
-        info = self.measures.get(d.measure, {})
-        return {
-            "title": d.measure if len(self._subjects()) == 1 else f"{d.measure}, {d.subject}",
-            "plot": dumbbell_markup(d, self.names, info, f"plot{index}"),
-            "strips": draw_strips(d, self.names, info),
-            "verdict": d.verdict,
-        }
 
     def write(self, output: Path) -> Path:
         """Write the comparison in the format given by the file's suffix.
@@ -490,6 +484,16 @@ def _line(console: Console, text: str) -> None:
     console.print(Text(lead + one_line(text)), soft_wrap=True)
 
 
+def _lines(console: Console, texts: Sequence[str], noun: str) -> None:
+    """Print texts, as many as fit into a terminal."""
+    for text in texts[:_MAX_ROWS]:
+        _line(console, text)
+    if len(texts) > _MAX_ROWS:
+        indent = texts[0][: len(texts[0]) - len(texts[0].lstrip())]
+        more = count(len(texts) - _MAX_ROWS, f"more {noun}")
+        _line(console, f"{indent}and {more}; -o FILE writes all")
+
+
 def _value_text(estimate: Estimate) -> str:
     return "–" if math.isnan(estimate.value) else plus_minus(estimate.value, estimate.error)
 
@@ -498,22 +502,6 @@ def _size(d: Difference) -> float:
     """Return the size of a change for sorting: relative to the value, if possible."""
     size = abs(d.relative if math.isfinite(d.relative) else d.change)
     return size if math.isfinite(size) else 0.0
-
-
-def _lost_line(d: Difference) -> str:
-    where = f"{d.measure}@{d.place}" if d.place else d.measure
-    return f"{where}, {d.subject}: no longer has a value: {d.note}"
-
-
-def _beyond(value: float, bound: float, sign: int, is_signed: bool) -> float:
-    """Return by how much a change exceeds the bound of a condition, or NaN relative to zero."""
-    return sign * ((value if is_signed else abs(value)) - bound)
-
-
-def _condition_excess(found: Change, bound: float, sign: int, is_signed: bool) -> float:
-    """Return by how many standard errors a change exceeds the bound of a condition."""
-    size = found if is_signed or found.value >= 0 else replace(found, value=-found.value)
-    return sign * size.excess(bound)
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:

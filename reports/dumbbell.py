@@ -61,32 +61,23 @@ def dumbbell_figure(
     return laid_out(width, format, draw)
 
 
-def dumbbell_markup(
-    difference: Difference, names: tuple[str, str], info: Mapping[str, Any], prefix: str
-) -> Markup:
-    """Return the figure as SVG in the page's colours.
+def comparison_panel(
+    difference: Difference, names: tuple[str, str], info: Mapping[str, Any], index: int
+) -> dict[str, Any]:
+    """Return the figure as SVG in the page's colours, and the strips of both networks.
 
-    All ids begin with `prefix`.
+    The strips have one scale, with its legend; there are none without places.
     """
     title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
-    svg = to_svg(dumbbell_figure(difference, names, info), prefix=prefix, title=title)
-    return Markup('<div class="dumbbell">{}</div>').format(Markup(in_page_colours(svg)))
-
-
-def draw_strips(
-    difference: Difference, names: tuple[str, str], info: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the strips of both networks on one scale, with its legend, if there are places."""
+    svg = to_svg(dumbbell_figure(difference, names, info), prefix=f"plot{index}", title=title)
+    panel: dict[str, Any] = {"plot": Markup(in_page_colours(svg)), "strips": {}}
     sides = [[d.before for d in difference.places], [d.after for d in difference.places]]
     colours = colour_scale(difference.measure, info, [v for side in sides for v in side])
     if colours is None:
-        return {}
+        return panel
     noun = range_noun(info)
-    rows = [
-        {
-            "name": label,
-            "strip": strip(values, colours.scale, title=f"{label}, {noun} {range_text(values)}"),
-        }
-        for label, values in zip(names, sides, strict=True)
-    ]
-    return {"rows": rows, "legend": colours.legend()}
+    rows = []
+    for name, values in zip(names, sides, strict=True):
+        title = f"{name}, {noun} {range_text(values)}"
+        rows.append({"name": name, "strip": strip(values, colours.scale, title=title)})
+    return {**panel, "strips": {"rows": rows, "legend": colours.legend()}}

@@ -9,10 +9,18 @@ import base64
 import gzip
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import pandas as pd
+
+from nlbench.errors import RequestError
+from nlbench.serialization.files import read_text
+from nlbench.store.table import COLUMNS
 
 from .estimates import change
 from .fingerprint import Scale, level_name
@@ -23,16 +31,16 @@ from .relative import RELATIVE
 from .tables import Measures, Score, Scores, TableSubject
 from .text import (
     count,
+    entry_decimals,
     interval_text,
     number,
     place_noun,
     plus_minus,
     range_text,
     settings_text,
-    uncertain_decimals,
 )
 
-SCORES_SCRIPT = re.compile(r'<script type="text/plain" id="data">(.*?)</script>', re.DOTALL)
+_DATA_SCRIPT = re.compile(r'<script type="[a-z/]+" id="data">(.*?)</script>', re.DOTALL)
 _FACTS = (
     "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
     "weights_metadata", "data_options", "mode", "omega",
@@ -348,17 +356,11 @@ def _fact_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def entry_decimals(rows: Sequence[Row], measure: str) -> int | None:
-    """Return the number of decimals for the values of a measure that have no error."""
-    entries = [row.entries[measure] for row in rows]
-    return uncertain_decimals((e.value for e in entries), (e.error for e in entries))
-
-
 def entry_texts(entry: Standing, decimals: int | None) -> tuple[str, str, str, str]:
     """Format a value, its error, its interval and its range over places or seeds."""
     if entry.status != "ok" or not math.isfinite(entry.value):
         return "", "", "", ""
-    spread = range_text([entry.least, entry.greatest])
+    spread = range_text([entry.least, entry.greatest], entry.error)
     if entry.error > 0:
         value, _, error = plus_minus(entry.value, entry.error).partition(" ± ")
         interval = interval_text(entry.low, entry.high, entry.error)
@@ -427,3 +429,41 @@ def to_script(content: Mapping[str, Any]) -> str:
     """Serialize a page's data to compressed JSON."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return compressed(text.encode("utf-8", "replace"))
+
+
+def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read the tidy table from a page written by nlbench.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file isn't a page written by nlbench.
+    """
+    match = _DATA_SCRIPT.search(read_text(Path(path)))
+    if not match:
+        raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
+    return unpack(match[1])
+
+
+def unpack(script: str) -> pd.DataFrame:
+    """Convert the output of `to_script`, or that of earlier versions, back to the tidy table."""
+    is_plain = script.startswith("{")
+    content = json.loads(script if is_plain else gzip.decompress(base64.b64decode(script)))
+    rows: list[tuple[Any, ...]] = []
+    for subject, cells in zip(content["subjects"], content["cells"], strict=True):
+        identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))
+        for measure, cell in zip(content["measures"], cells, strict=True):
+            if cell["s"] == "absent" or measure.get("derived"):
+                continue
+            key = (*identity, measure["name"])
+            parts = [("", cell.get("t", {}), cell["n"], cell["s"], cell.get("r", ""))]
+            remarks = {index: state for index, *state in cell.get("m", ())}
+            for index, place in enumerate(content["names"][cell["p"]] if "p" in cell else ()):
+                numbers = {name: column[index] for name, column in cell["c"].items()}
+                n = cell["k"] if isinstance(cell["k"], int) else cell["k"][index]
+                parts.append((place, numbers, n, *remarks.get(index, ("ok", ""))))
+            for place, numbers, *state in parts:
+                known = {name: value for name, value in numbers.items() if value is not None}
+                for name, value in (known or {"value": "NaN"}).items():
+                    rows.append((*key, place, name, float(value), *state))
+    return pd.DataFrame(rows, columns=["run", *COLUMNS])

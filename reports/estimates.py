@@ -290,51 +290,37 @@ def pairwise_excesses(estimates: Sequence[Estimate]) -> NDArray[np.float32]:
     >>> round(float(pairwise_excesses([first, second])[0, 1]), 3)
     0.612
     """
-    table = _ReplicateTable(estimates)
     n = len(estimates)
+    values = np.array([e.value for e in estimates])
+    numerical = np.array([e.numerical_error for e in estimates])
+    variances = np.array([e.error for e in estimates]) ** 2
+    # Estimates with the same number are paired; all others have one of their own.
+    groups = -1 - np.arange(n)
+    centred = np.zeros((n, max(len(e.replicates) for e in estimates)))
+    keys: dict[tuple[str, int], int] = {}
+    for index, e in enumerate(estimates):
+        if e.key and e.unit != "exact" and math.isfinite(e.error):
+            key = (e.key, len(e.replicates))
+            groups[index] = keys.setdefault(key, len(keys))
+            deviations = np.array(e.replicates) - np.mean(e.replicates)
+            centred[index, : key[1]] = deviations * math.sqrt(1 - 1 / key[1])
     excesses = np.full((n, n), math.nan, dtype=np.float32)
     for start in range(0, n, _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
-        block = table.excesses(rows)
+        beyond = values[rows, None] - values[None, start:]
+        tolerance = ROUNDING * np.maximum(abs(values[rows, None]), abs(values[None, start:]))
+        tolerance += numerical[rows, None] + numerical[None, start:]
+        np.copysign(np.maximum(np.abs(beyond) - tolerance, 0.0), beyond, out=beyond)
+        variance = variances[rows, None] + variances[None, start:]
+        is_paired = groups[rows, None] == groups[None, start:]
+        # ‖a - b‖² = ‖a‖² + ‖b‖² - 2 a·b, at least its rounding error.
+        rounding = 16 * np.finfo(np.float64).eps * variance
+        shared = 2 * centred[rows] @ centred[start:].T
+        np.subtract(variance, shared, out=variance, where=is_paired)
+        np.maximum(variance, rounding, out=variance)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            block = beyond / np.sqrt(variance)
+        block[(beyond == 0) & ~np.isnan(variance)] = 0.0
         block[np.tril_indices(len(block))] = math.nan
         excesses[rows, start:] = block
     return excesses
-
-
-class _ReplicateTable:
-    """Arrays of the fields of several estimates."""
-
-    def __init__(self, estimates: Sequence[Estimate]) -> None:
-        self._values = np.array([e.value for e in estimates])
-        self._numerical = np.array([e.numerical_error for e in estimates])
-        self._variances = np.array([e.error for e in estimates]) ** 2
-        keys: dict[tuple[str, int], int] = {}
-        # Estimates with the same number are paired; all others have one of their own.
-        self._groups = -1 - np.arange(len(estimates))
-        self._centred = np.zeros((len(estimates), max(len(e.replicates) for e in estimates)))
-        for index, e in enumerate(estimates):
-            if e.key and e.unit != "exact" and math.isfinite(e.error):
-                key = (e.key, len(e.replicates))
-                self._groups[index] = keys.setdefault(key, len(keys))
-                deviations = np.array(e.replicates) - np.mean(e.replicates)
-                self._centred[index, : key[1]] = deviations * math.sqrt(1 - 1 / key[1])
-
-    def excesses(self, rows: slice) -> NDArray[np.float64]:
-        """Return by how many standard errors some estimates exceed these and all later ones."""
-        later = slice(rows.start, None)
-        beyond = self._values[rows, None] - self._values[None, later]
-        sizes = np.abs(self._values)
-        tolerance = ROUNDING * np.maximum(sizes[rows, None], sizes[None, later])
-        tolerance += self._numerical[rows, None] + self._numerical[None, later]
-        np.copysign(np.maximum(np.abs(beyond) - tolerance, 0.0), beyond, out=beyond)
-        variances = self._variances[rows, None] + self._variances[None, later]
-        is_paired = self._groups[rows, None] == self._groups[None, later]
-        # ‖a - b‖² = ‖a‖² + ‖b‖² - 2 a·b, at least its rounding error.
-        rounding = 16 * np.finfo(np.float64).eps * variances
-        shared = 2 * self._centred[rows] @ self._centred[later].T
-        np.subtract(variances, shared, out=variances, where=is_paired)
-        np.maximum(variances, rounding, out=variances)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            excesses: NDArray[np.float64] = beyond / np.sqrt(variances)
-        excesses[(beyond == 0) & ~np.isnan(variances)] = 0.0
-        return excesses

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, writ
 
 from .leaderboard import Row, leaderboard, sense_of
 from .tables import Measures, read_run
-from .text import number, plus_minus, uncertain_decimals
+from .text import entry_decimals, short_value_text
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -193,22 +194,15 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 def _texts(rows: Sequence[Row], ranks: bool, error: bool) -> tuple[list[str], list[list[str]]]:
     names = list(rows[0].entries) if rows else []
-    columns = [_column(rows, name, ranks, error) for name in names]
-    lines = [[row.label, *(c[i] for c in columns)] for i, row in enumerate(rows)]
+    decimals = {name: entry_decimals(rows, name) for name in names}
+    lines = []
+    for row in rows:
+        entries = [row.entries[name] for name in names]
+        if not error:
+            entries = [replace(entry, replicates=()) for entry in entries]
+        texts = [
+            short_value_text(entry, decimals[name], ranks=ranks and len(rows) > 1)
+            for name, entry in zip(names, entries, strict=True)
+        ]
+        lines.append([row.label, *texts])
     return ["network", *names], lines
-
-
-def _column(rows: Sequence[Row], name: str, ranks: bool, error: bool) -> list[str]:
-    entries = [row.entries[name] for row in rows]
-    decimals = uncertain_decimals((e.value for e in entries), (e.error for e in entries))
-    texts = []
-    for entry in entries:
-        if entry.status != "ok":
-            texts.append(entry.status)
-            continue
-        text = number(entry.value, decimals)
-        if error and entry.error > 0:
-            text = plus_minus(entry.value, entry.error)
-        interval = entry.ranks if len(rows) > 1 else ""
-        texts.append(f"{text} ({interval})" if ranks and interval else text)
-    return texts

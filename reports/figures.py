@@ -95,7 +95,7 @@ class FigureData:
             check_measure_name(measure, scores)
         for name in chosen:
             labels = [name for s in scores.subjects for name in (s.label, s.model)]
-            if not fnmatch.filter(labels, name) and name not in labels:
+            if not _matches(name, *labels):
                 raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
         return source
 

@@ -147,19 +147,18 @@ def leaderboard(scores: Scores, measures: Measures, *, together: bool = True) ->
         for index, (label, group) in enumerate(zip(labels, members, strict=True))
     ]
     if is_training(rows):
-        return sorted(rows, key=lambda row: _step_key(row.subjects[0]))
+        return sorted(rows, key=_step_key)
     first = sort_measure(measures, scores.measures)
     if first is None:
         return rows
     sense = sense_of(measures[first])
-    return sorted(rows, key=lambda row: _sort_key(row.entries[first].value, sense))
+    values = [row.entries[first].value for row in rows]
+    order = np.argsort(-sense * np.array(values), kind="stable")  # NaN last
+    return [rows[index] for index in order]
 
 
-def _sort_key(value: float, sense: int) -> tuple[bool, float]:
-    return (math.isnan(value), 0.0 if math.isnan(value) else -sense * value)
-
-
-def _step_key(subject: TableSubject) -> tuple[Any, ...]:
+def _step_key(row: Row) -> tuple[Any, ...]:
+    subject = row.subjects[0]
     return (subject.run, subject.model, subject.data, subject.checkpoint)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlbench.errors import one_line
 
@@ -34,6 +35,8 @@ class Network:
     ----------
     mode : str
         ``reference``, ``post-training``, ``from-start`` or ``random``.
+    omega : float
+        0 for a reference.
     accuracy, length, linear : float
         Accuracy in [0, 1]; path length; fraction of linear units.
     layers : mapping of str to (float, float)
@@ -41,7 +44,7 @@ class Network:
     """
 
     mode: str
-    omega: float | None
+    omega: float
     seed: int
     accuracy: float
     length: float
@@ -58,11 +61,11 @@ class LinearisedFamily:
 
     def groups(self, mode: str) -> list[tuple[float, list[Network]]]:
         """Return the networks of a mode grouped by ω, in increasing order."""
-        omegas = {n.omega for n in self.networks if n.mode == mode and n.omega is not None}
-        return [
-            (omega, [n for n in self.networks if (n.mode, n.omega) == (mode, omega)])
-            for omega in sorted(omegas)
-        ]
+        groups: dict[float, list[Network]] = {}
+        for network in sorted(self.networks, key=lambda n: n.omega):
+            if network.mode == mode:
+                groups.setdefault(network.omega, []).append(network)
+        return list(groups.items())
 
 
 @dataclass(frozen=True)
@@ -121,17 +124,17 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
     ]
 
 
-def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
+def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float, int]:
     """Parse a network's training mode, ω and seed from its checkpoint's header."""
     header, own_seed = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
     try:
         seed = int(header.get("seed", own_seed))
         if "omega" not in header:
-            return "reference", None, seed
+            return "reference", 0.0, seed
         mode = "random" if "random" in header else str(header.get("recipe", ""))
         return mode, float(header["omega"]), seed
     except (TypeError, ValueError):  # Another program wrote the checkpoint.
-        return "reference", None, own_seed
+        return "reference", 0.0, own_seed
 
 
 def _result(run: NamedRun, subject: Identity, measure: str) -> Result | None:
@@ -154,7 +157,7 @@ def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:
             continue
         lengths, accuracies = zip(*sorted(post_training), strict=True)
         differences = [
-            accuracy - float(np.interp(length, lengths, accuracies))
+            (accuracy - float(np.interp(length, lengths, accuracies))) / 100
             for length, accuracy in other
             if lengths[0] <= length <= lengths[-1]
         ]
@@ -171,37 +174,30 @@ def comparison_sentences(family: LinearisedFamily) -> Iterator[str]:
         )
 
 
+def _points(group: Sequence[Network]) -> NDArray[np.float64]:
+    """Return path length, accuracy and fraction of linear units, the latter in percent."""
+    return np.array([(n.length, 100 * n.accuracy, 100 * n.linear) for n in group])
+
+
 def _curve(family: LinearisedFamily, mode: str, above: float = -1.0) -> list[tuple[float, float]]:
-    return [
-        (
-            statistics.fmean(network.length for network in group),
-            statistics.fmean(network.accuracy for network in group),
-        )
-        for omega, group in family.groups(mode)
-        if omega > above
-    ]
+    """Return the mean path length and accuracy for each ω."""
+    means = [_points(group).mean(0) for omega, group in family.groups(mode) if omega > above]
+    return [(float(length), float(accuracy)) for length, accuracy, _ in means]
 
 
 def _curves(family: LinearisedFamily) -> list[dict[str, Any]]:
-    """Return the path length and accuracy of each network, by mode and ω."""
-    return [
-        {
-            "mode": mode,
-            "groups": [_packed_group(omega, group) for omega, group in family.groups(mode)],
-        }
-        for mode in MODES
-        if family.groups(mode)
-    ]
-
-
-def _packed_group(omega: float, group: Sequence[Network]) -> list[Any]:
-    """Return the points of a group, their means and standard deviations, and these as text."""
-    points = [[network.length, 100 * network.accuracy] for network in group]
-    columns = list(zip(*points, strict=True))
-    means = [statistics.fmean(column) for column in columns]
-    stds = [statistics.pstdev(column) for column in columns]
-    text = f"path length {number(means[0])}, accuracy {number(means[1], 1)} %"
-    return [omega, points, means, stds, text]
+    """Return the points of each mode and ω, their means and deviations, and these as text."""
+    curves = []
+    for mode in MODES:
+        groups = []
+        for omega, group in family.groups(mode):
+            points = _points(group)[:, :2]
+            means = points.mean(0).tolist()
+            text = f"path length {number(means[0])}, accuracy {number(means[1], 1)} %"
+            groups.append([omega, points.tolist(), means, points.std(0).tolist(), text])
+        if groups:
+            curves.append({"mode": mode, "groups": groups})
+    return curves
 
 
 def _shape(family: LinearisedFamily) -> dict[str, Any]:
@@ -213,45 +209,28 @@ def _shape(family: LinearisedFamily) -> dict[str, Any]:
         shown = np.linspace(0, len(groups) - 1, _MAX_PANELS).round().astype(int)
         groups = [groups[i] for i in shown]
     layers = groups[0][1][0].layers if groups else {}
+    panels = []
+    for omega, group in groups:
+        parts = [[n.layers[layer][0] / n.layers[layer][1] for layer in layers] for n in group]
+        shares = np.mean(parts, axis=0).tolist()
+        panels.append([omega, shares, [f"{number(100 * share, 1)} %" for share in shares]])
     return {
         "layers": [[name, int(units)] for name, (_, units) in layers.items()],
-        "groups": [[omega, *_shares(group, list(layers))] for omega, group in groups],
+        "groups": panels,
     }
-
-
-def _shares(group: Sequence[Network], layers: Sequence[str]) -> tuple[list[float], list[str]]:
-    """Return the fraction of nonlinear units in each layer, averaged over networks, and as text."""
-    shares = [
-        statistics.fmean(n.layers[layer][0] / n.layers[layer][1] for n in group) for layer in layers
-    ]
-    return shares, [f"{number(100 * share, 1)} %" for share in shares]
 
 
 def _table(family: LinearisedFamily) -> Table:
     head = ("mode", "ω", "seeds", "accuracy, %", "linear units, %", "path length")
     rows = []
     for mode in ("reference", *MODES):
-        groups: list[tuple[float | None, list[Network]]] = [*family.groups(mode)]
-        if mode == "reference":
-            reference = [n for n in family.networks if n.mode == mode]
-            groups = [(None, reference)] if reference else []
-        for omega, group in groups:
-            numbers = [
-                [100 * network.accuracy for network in group],
-                [100 * network.linear for network in group],
-                [network.length for network in group],
-            ]
-            rows.append(
-                (
-                    mode,
-                    "" if omega is None else f"{omega:g}",
-                    str(len(group)),
-                    *(_mean(values) for values in numbers),
-                )
-            )
+        for omega, group in family.groups(mode):
+            points = _points(group)
+            texts = [f"{mean:.2f}" for mean in points.mean(0)]
+            if len(group) > 1:
+                spreads = points.std(0)
+                texts = [f"{t} ± {spread:.2f}" for t, spread in zip(texts, spreads, strict=True)]
+            length, accuracy, linear = texts
+            name = "" if mode == "reference" else f"{omega:g}"
+            rows.append((mode, name, str(len(group)), accuracy, linear, length))
     return Table(head, tuple(rows), 2, True)
-
-
-def _mean(values: Sequence[float]) -> str:
-    mean = f"{statistics.fmean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.pstdev(values):.2f}"

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from nlbench import Signature
 from nlbench.errors import RequestError, nearest
 
 from .agreement import agreement, agreement_frame
+from .environment import environment
 from .figures import check_measure_name, site_measure
 from .fingerprint import strip
-from .leaderboard import Row, leaderboard, leaderboard_frame
+from .leaderboard import Standing, leaderboard, leaderboard_frame
 from .panels import RAMP
-from .population import ColourScale, colour_scale, reference_share
+from .population import colour_scale, reference_share
 from .tables import Scores, read_run
 from .text import number, plus_minus
 
@@ -114,88 +115,61 @@ def _subject(scores: Scores, name: str | None) -> Any:
 
 def html_of(shown: Run | Result) -> str:
     """Return the notebook representation of a run or a single result."""
-    return str(_run_html(shown) if hasattr(shown, "records") else _result_html(shown))
+    is_run = hasattr(shown, "records")
+    view = _run_view(shown) if is_run else _result_view(shown)
+    return environment().get_template("notebook.html.j2").render(**view)
 
 
-def _run_html(run: Any) -> Markup:
+def _run_view(run: Any) -> dict[str, Any]:
     scores, measures = read_run(run)
     rows = leaderboard(scores, measures)
     if not rows:
-        return Markup("<p>{}: no scores have been recorded</p>").format(run.name)
+        return {"problem": f"{run.name}: no scores have been recorded"}
     try:
         name = site_measure(scores, measures, None)
-        places = [p.value for s in scores.subjects for p in scores[s.label, name].places]
-        colours = colour_scale(name, measures.get(name, {}), places)
     except RequestError:
-        name, colours = "", None
+        name = ""
+    places = [place.value for row in rows if name for place in row.entries[name].places]
+    colours = colour_scale(name, measures.get(name, {}), places)
+    lines = []
+    for row in rows[:_MAX_ROWS]:
+        cells = [{"text": row.label, "tag": "b"}]
+        if colours:
+            values = [place.value for place in row.entries[name].places]
+            drawn = strip(values, colours.scale, title=row.label, colours=RAMP)
+            cells.append({"text": Markup('<div style="width:200px">{}</div>').format(drawn)})
+        cells += [_entry_view(row.entries[n], len(rows) > 1) for n in scores.measures]
+        lines.append(cells)
     head = ["network", *([f"fingerprint ({name})"] if colours else []), *scores.measures]
-    body = [_row_html(row, scores, name, colours, len(rows) > 1) for row in rows[:_MAX_ROWS]]
-    more = len(rows) - len(body)
-    note = Markup("<p>and {} more: run.leaderboard()</p>").format(more) if more > 0 else ""
-    return _table_html(head, body) + note
+    more = len(rows) - len(lines)
+    note = f"and {more} more: run.leaderboard()" if more > 0 else ""
+    return {"head": head, "rows": lines, "note": note}
 
 
-def _row_html(
-    row: Row,
-    scores: Scores,
-    name: str,
-    colours: ColourScale | None,
-    is_ranked: bool,
-) -> list[Markup]:
-    cells = [Markup("<b>{}</b>").format(row.label)]
-    if colours:
-        values = [place.value for place in row.entries[name].places]
-        drawn = strip(values, colours.scale, title=row.label, colours=RAMP)
-        cells.append(Markup('<div style="width:200px">{}</div>').format(drawn))
-    for measure in scores.measures:
-        entry = row.entries[measure]
-        if entry.status != "ok":
-            cells.append(Markup('<i title="{}">{}</i>').format(entry.reason, entry.status))
-            continue
-        ranks = entry.ranks if is_ranked else ""
-        text = Markup('<span title="{!r}">{}</span>').format(
-            entry.value, plus_minus(entry.value, entry.error)
-        )
-        cells.append(text + Markup(" <small>({})</small>").format(ranks) if ranks else text)
-    return cells
+def _entry_view(entry: Standing, is_ranked: bool) -> dict[str, str]:
+    if entry.status != "ok":
+        return {"text": entry.status, "tag": "i", "title": entry.reason}
+    text = plus_minus(entry.value, entry.error)
+    ranks = entry.ranks if is_ranked else ""
+    return {"text": text, "tag": "span", "title": repr(entry.value), "small": ranks}
 
 
-def _result_html(result: Any) -> Markup:
+def _result_view(result: Any) -> dict[str, Any]:
     if result.status != "ok":
-        return Markup("<p><i>{}</i>: {}</p>").format(result.status, result.reason)
+        return {"problem": result.reason, "status": result.status}
     names = list(dict.fromkeys(n for v in result.values for n in v.statistics if ":" not in n))[:8]
-    summary = [Markup("<b>all</b>")]
-    summary += [escape(_number_text(result.summary.get(n))) for n in names]
-    rows = [summary]
+    names = names or list(result.summary)
+    summary = [{"text": _number_text(result.summary.get(name))} for name in names]
+    lines = [[{"text": "all", "tag": "b"}, *summary]]
     for value in result.values[:_MAX_ROWS]:
-        cells = [escape(_number_text(value.statistics.get(n))) for n in names]
+        cells = [{"text": _number_text(value.statistics.get(name))} for name in names]
         if value.status != "ok" and cells:
-            cells[0] = Markup('<i title="{}">{}</i>').format(value.reason, value.status)
-        rows.append([escape(value.place), *cells])
-    if not names:
-        names, rows = (
-            list(result.summary),
-            [[Markup("<b>all</b>"), *(escape(number(v)) for v in result.summary.values())]],
-        )
+            cells[0] = {"text": value.status, "tag": "i", "title": value.reason}
+        lines.append([{"text": value.place}, *cells])
     more = len(result.values) - _MAX_ROWS
-    note = Markup("<p>and {} more places</p>").format(more) if more > 0 else Markup("")
-    return _table_html(["place", *names], rows) + note
+    note = f"and {more} more places" if more > 0 else ""
+    return {"head": ["place", *names], "rows": lines, "note": note}
 
 
 def _number_text(value: float | None) -> str:
     return "" if value is None else number(value)
-
-
-def _table_html(head: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
-    def line(tag: str, cells: Sequence[Any]) -> Markup:
-        style = ("text-align:left", "text-align:right")
-        return Markup("<tr>{}</tr>").format(
-            Markup("").join(
-                Markup(f'<{tag} style="{style[place > 0]}">{{}}</{tag}>').format(cell)
-                for place, cell in enumerate(cells)
-            )
-        )
-
-    return Markup("<table><thead>{}</thead><tbody>{}</tbody></table>").format(
-        line("th", head), Markup("").join(line("td", row) for row in rows)
-    )

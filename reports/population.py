@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,12 @@ from .leaderboard import sense_of
 from .relative import RELATIVE
 from .text import number, short_decimals
 
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
-
 FILE = Path(__file__).parent / "reference_networks.json"
 AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
 """Value of an affine network, or of an activation that acts as an affine map."""
-_STATISTICS = dict(RELATIVE.values())
+STATISTICS = dict(RELATIVE.values())
 """Statistic for comparing networks, for measures whose value depends on units."""
 MIN_NETWORKS = 5
-_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ def population_of(measure: str, info: Mapping[str, Any]) -> Population | None:
     sense = sense_of(info)
     if entry is None or not sense or len(entry["values"]) < MIN_NETWORKS:
         return None
-    if base == measure and measure in _STATISTICS:
+    if base == measure and measure in STATISTICS:
         return None
     if any(entry[key] != info.get(key) for key in ("version", "options")):
         return None
@@ -159,32 +155,3 @@ def _load() -> Mapping[str, Any]:
         return {}
     content: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return content
-
-
-def build_population(runs: Iterable[Run]) -> dict[str, Any]:
-    """Build the content of ``reference_networks.json`` from runs.
-
-    Only measures with a direction are included, each with one version and one set of options.
-
-    Raises
-    ------
-    ValueError
-        If two runs used different versions or options.
-    """
-    population: dict[str, Any] = {}
-    for run in runs:
-        table = run.scores
-        rows = table[(table["place"] == "") & (table["status"] == "ok")]
-        for measure, info in run.manifest["measures"].items():
-            if not sense_of(info):
-                continue
-            settings = {key: info.get(key) for key in ("version", "options")}
-            entry = population.setdefault(measure, {**settings, "values": {}})
-            if any(entry[key] != settings[key] for key in settings):
-                raise ValueError(f"{measure} has a different version or options in {run.name}")
-            statistic = _STATISTICS.get(measure, "value")
-            selected = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
-            columns = (selected[name] for name in ("model", "weights", "value"))
-            for model, weights, value in zip(*columns, strict=True):
-                entry["values"][f"{model} {weights}"] = float(f"{value:.{_DIGITS}g}")
-    return population

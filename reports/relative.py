@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nlbench.measure.replicates import GROUPS, group_index
+import numpy as np
+
+from nlbench.measure.replicates import group_index
 
 if TYPE_CHECKING:
     from .tables import Score
@@ -76,12 +78,7 @@ def _with_value(score: Score, statistic: str) -> Score:
 
 def _leave_groups_out(values: list[float]) -> tuple[float, ...]:
     """Return the means of values without one group each, if there are several groups."""
-    groups = sorted({group_index(index) for index in range(min(len(values), GROUPS))})
-    means = []
-    for group in groups:
-        kept = [v for index, v in enumerate(values) if group_index(index) != group]
-        finite = [value for value in kept if math.isfinite(value)]
-        if not finite:
-            return ()
-        means.append(sum(finite) / len(finite))
-    return tuple(means)
+    numbers = np.array(values)
+    groups = group_index(np.arange(len(numbers)))
+    kept = [numbers[(groups != group) & np.isfinite(numbers)] for group in np.unique(groups)]
+    return tuple(float(each.mean()) for each in kept) if all(map(len, kept)) else ()

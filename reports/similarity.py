@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,21 +12,11 @@ from nlbench.serialization.files import make_folder, write_atomically
 
 from .environment import environment
 from .exports import to_csv
+from .fingerprint import LEVELS, Scale, level_name
 from .text import plus_minus
 
 if TYPE_CHECKING:
     from nlbench.representations import Similarity
-
-LEVELS = 10
-"""Number of colours, from 0 to 1."""
-
-
-@dataclass(frozen=True)
-class PairCell:
-    """A coloured cell: its level, from 0 to 9, or ``x`` without a value, and its description."""
-
-    level: str
-    title: str
 
 
 def write_similarity(similarity: Similarity, output: Path) -> Path:
@@ -65,15 +54,16 @@ def _page(similarity: Similarity) -> str:
     )
 
 
-def _cells(similarity: Similarity) -> Iterator[list[PairCell]]:
-    for i, place in enumerate(similarity.places):
+def _cells(similarity: Similarity) -> Iterator[list[dict[str, str]]]:
+    """Yield the rows of cells: the colour's level, ``x`` without a value, and a description."""
+    scale = Scale(0.0, 1.0, False, 1)
+    for place, values, errors in zip(
+        similarity.places, similarity.values.tolist(), similarity.errors.tolist(), strict=True
+    ):
         row = []
-        for j, other in enumerate(similarity.others):
-            value = float(similarity.values[i, j])
-            if math.isnan(value):
-                row.append(PairCell("x", f"{place} × {other}: undefined, a constant output"))
-                continue
-            level = min(LEVELS - 1, max(0, math.floor(value * LEVELS)))
-            text = plus_minus(value, float(similarity.errors[i, j]))
-            row.append(PairCell(str(level), f"{place} × {other}: {text}"))
+        for other, value, error in zip(similarity.others, values, errors, strict=True):
+            known = not math.isnan(value)
+            text = plus_minus(value, error) if known else "undefined, a constant output"
+            title = f"{place} × {other}: {text}"
+            row.append({"level": level_name(scale, value), "title": title})
         yield row

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from markupsafe import Markup, escape
 
 from .definitions import definition
 from .fingerprint import Scale, level_of
@@ -16,21 +13,10 @@ from .population import ColourScale, Population, population_of
 from .tables import Measures, Score
 from .text import number, plus_minus, short_decimals, value_text
 
-_WIDTH, _HEIGHT, _MARGIN = 300.0, 46.0, 12.0
+_WIDTH = 300.0
+_MARGIN = 12.0
 _FIRST_DARK_LEVEL = 6
 _MAX_DRAWN_PLACES = 60
-
-
-@dataclass(frozen=True)
-class Card:
-    """Card showing one measure of a network."""
-
-    name: str
-    description: str
-    text: str
-    axis: Markup
-    notes: tuple[str, ...]
-    formula: str = ""
 
 
 def strip_fields(cell: Score, colours: ColourScale | None) -> list[dict[str, Any]]:
@@ -53,54 +39,47 @@ def strip_fields(cell: Score, colours: ColourScale | None) -> list[dict[str, Any
     return fields
 
 
-def cards(row: Row, measures: Measures) -> list[Card]:
+def cards(row: Row, measures: Measures) -> list[dict[str, Any]]:
     """Return a card for each measure of a network."""
-    network_cards = []
+    shown = []
     for index, (name, entry) in enumerate(row.entries.items()):
         info = measures.get(name, {})
-        description = str(info.get("description", "")).strip()
+        card = {"name": name, "description": str(info.get("description", "")).strip()}
         if entry.status != "ok":
-            network_cards.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
+            shown.append({**card, "text": entry.status, "notes": [entry.reason], "axis": {}})
             continue
+        text, _, rest = value_text(entry, info).partition(" · ")
+        scale = str(info.get("scale") or "")
+        population = population_of(name, info)
+        notes = [
+            rest,
+            scale and f"{scale}, so networks can't be compared by it",
+            "" if population is None else population.sentence(entry.value),
+            entry.reason,
+        ]
         # The places of a mean over seeds are not the seeds' own.
         places = [p.value for p in entry.places] if len(row.subjects) == 1 else []
-        card = _card(name, description, entry, places, info)
-        network_cards.append(replace(card, formula=definition(name, info, f"formula{index}")))
-    return network_cards
-
-
-def _card(
-    name: str,
-    description: str,
-    entry: Standing,
-    places: Sequence[float],
-    info: Mapping[str, Any],
-) -> Card:
-    scale = str(info.get("scale") or "")
-    value, _, rest = value_text(entry, info).partition(" · ")
-    notes = [f"{rest[0].upper()}{rest[1:]}."] if rest else []
-    if scale:
-        notes.append(f"{scale[0].upper()}{scale[1:]}, so networks can't be compared by it.")
-    population = population_of(name, info)
-    if population is not None:
-        notes.append(population.sentence(entry.value) + ".")
-    if entry.reason:
-        notes.append(f"{entry.reason[0].upper()}{entry.reason[1:]}.")
-    return Card(
-        name, description, value, _axis(name, entry, places, population, info), tuple(notes)
-    )
+        shown.append(
+            {
+                **card,
+                "text": text,
+                "notes": [f"{note[0].upper()}{note[1:]}." for note in notes if note],
+                "axis": _axis(entry, places, population, info),
+                "formula": definition(name, info, f"formula{index}"),
+            }
+        )
+    return shown
 
 
 def _axis(
-    name: str,
     entry: Standing,
     places: Sequence[float],
     population: Population | None,
     info: Mapping[str, Any],
-) -> Markup:
-    """Plot the value and its interval alongside the places and the reference networks.
+) -> dict[str, Any]:
+    """Return the positions of the value, its interval, the places and the reference networks.
 
-    The axis holds all of them.
+    The axis holds all of them. It is empty without a direction, or if it would have no extent.
     """
     sense = sense_of(info)
     others = [] if population is None else list(population.values)
@@ -111,35 +90,22 @@ def _axis(
     finite = [v for v in (entry.value, *ends, affine, *others, *shown) if math.isfinite(v)]
     low, high = min(finite), max(finite)
     if not sense or not high > low:
-        return Markup()
+        return {}
     scale = Scale(low, high, low > 0 and high > 50 * low, sense)
-
-    def x(v: float) -> float:
-        return _MARGIN + scale.position(v) * (_WIDTH - 2 * _MARGIN)
-
-    y = 20.0
-    parts = [f'<line class="rule" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{y}" y2="{y}"/>']
-    parts += [f'<circle class="other" cx="{x(v):.1f}" cy="{y}" r="3"/>' for v in others]
-    parts += [f'<path class="place" d="M{x(v):.1f} {y - 5}v10"/>' for v in shown]
-    if len(ends) == 2 and ends[0] < ends[1]:
-        parts.append(
-            f'<line class="error" x1="{x(ends[0]):.1f}" x2="{x(ends[1]):.1f}" y1="{y}" y2="{y}"/>'
-        )
-    parts.append(f'<circle class="own" cx="{x(entry.value):.1f}" cy="{y}" r="5"/>')
     least, most = (low, high) if sense > 0 else (high, low)
-    begin = f"{number(least)} affine" if least == affine else number(least)
-    parts.append(f'<text x="0" y="{_HEIGHT - 4}">{escape(begin)}</text>')
-    parts.append(
-        f'<text x="{_WIDTH:g}" y="{_HEIGHT - 4}" text-anchor="end">more nonlinear'
-        f" {number(most)}</text>"
-    )
-    title = f"{name}: {plus_minus(entry.value, entry.error)}"
-    if others:
-        title += f" among {len(others)} reference networks"
-    return Markup(
-        f'<svg class="dots" role="img" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}">'
-        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
-    )
+
+    def x(values: Iterable[float]) -> list[float]:
+        return [round(_MARGIN + scale.position(v) * (_WIDTH - 2 * _MARGIN), 1) for v in values]
+
+    return {
+        "value": x([entry.value])[0],
+        "ends": x(ends) if len(ends) == 2 and ends[0] < ends[1] else [],
+        "places": x(shown),
+        "others": x(others),
+        "begin": f"{number(least)} affine" if least == affine else number(least),
+        "end": f"more nonlinear {number(most)}",
+        "text": plus_minus(entry.value, entry.error),
+    }
 
 
 def cite_sentence(row: Row, measures: Measures, facts: Sequence[str]) -> str:

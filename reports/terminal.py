@@ -13,17 +13,16 @@ from rich.text import Text
 
 from nlbench.errors import one_line
 
-from .leaderboard import Row, Standing, is_training, leaderboard, sort_measure
+from .leaderboard import Row, is_training, leaderboard, sort_measure
 from .remarks import gpus_of, remarks_of
 from .tables import read_run
 from .text import (
     ERROR_LEGEND,
     count,
     direction,
+    entry_decimals,
     functional_calls,
-    number,
-    plus_minus,
-    uncertain_decimals,
+    short_value_text,
     value_text,
 )
 
@@ -133,22 +132,10 @@ def _seeds(row: Row) -> str:
 
 def _column(name: str, rows: Sequence[Row], info: Mapping[str, Any]) -> list[str]:
     """Return the header and the cells for a measure's column."""
-    entries = [row.entries[name] for row in rows]
     scale = str(info.get("scale") or "")
     head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'), scale)}"
-    decimals = uncertain_decimals(
-        (entry.value for entry in entries), (entry.error for entry in entries)
-    )
-    return [head, *(_text(entry, decimals) for entry in entries)]
-
-
-def _text(entry: Standing, decimals: int | None) -> str:
-    if entry.status != "ok":
-        return entry.status
-    text = number(entry.value, decimals)
-    if entry.error > 0:
-        text = plus_minus(entry.value, entry.error)
-    return f"{text} ({entry.ranks})" if entry.ranks else text
+    decimals = entry_decimals(rows, name)
+    return [head, *(short_value_text(row.entries[name], decimals) for row in rows)]
 
 
 def _width(texts: Sequence[str]) -> int:

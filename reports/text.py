@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .leaderboard import Standing
+    from .leaderboard import Row, Standing
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
 _MAX_PERCENT_DECIMALS = 8
@@ -199,27 +199,34 @@ MAX_RANGE_DECIMALS = 4
 """Digits after the decimal point up to which the ends of a range have no exponent."""
 
 
-def range_text(values: Iterable[float], decimals: int | None = None) -> str:
+def range_text(values: Iterable[float], error: float = math.nan) -> str:
     """Format the range of values, or return an empty text if none is finite.
+
+    It has no more digits than a value with the standard error, if both ends differ then.
 
     Examples
     --------
     >>> range_text([0.95, 0.55, 0.7]), range_text([-0.5, 2.0]), range_text([0.25])
     ('0.55–0.95', '−0.50 to 2.00', '0.25')
-    >>> range_text([0.004, 0.01])
-    '0.004–0.010'
+    >>> range_text([0.004, 0.01]), range_text([354.9, 603.0], 57.3), range_text([354.9, 355.1], 57)
+    ('0.004–0.010', '355–603', '354.9–355.1')
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    decimals = short_decimals(finite) if decimals is None else decimals
+    low = min(finite)
+    high = max(finite)
+    decimals = short_decimals(finite)
     if decimals is not None:
+        known = error_decimals(error) if math.isfinite(error) and error > 0 else decimals
+        if known < decimals and number(low, known) != number(high, known):
+            decimals = known
         while decimals < MAX_RANGE_DECIMALS and any(v and not round(v, decimals) for v in finite):
             decimals += 1
-    ends = number(min(finite), decimals), number(max(finite), decimals)
+    ends = number(low, decimals), number(high, decimals)
     if ends[0] == ends[1]:
         return ends[0]
-    return f"{ends[0]}–{ends[1]}" if min(finite) >= 0 else f"{ends[0]} to {ends[1]}"
+    return f"{ends[0]}–{ends[1]}" if low >= 0 else f"{ends[0]} to {ends[1]}"
 
 
 def interval_text(low: float, high: float, error: float) -> str:
@@ -291,11 +298,10 @@ def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> from .estimates import Estimate
     >>> from .leaderboard import Standing
     >>> replicates = tuple(0.8 + 0.0005 * k for k in (-1, 0, 1, 0))
-    >>> estimate = Estimate(0.8009, replicates, "a", "samples")
-    >>> entry = Standing(estimate, 0.79, 0.81, 0.55, 0.95, 512, "samples", "ok", "")
+    >>> known = {"unit": "samples", "status": "ok", "least": 0.55, "greatest": 0.95}
+    >>> entry = Standing(0.8009, replicates, **known)
     >>> value_text(entry, {"probe": "sites"})
     '0.8009 ± 0.0006 · layers 0.55–0.95'
     """
@@ -308,8 +314,27 @@ def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
         parts[0] += f" ({entry.over})"
     if math.isfinite(entry.least) and entry.least < entry.greatest:
         noun = "seeds" if entry.over.endswith("seeds") else range_noun(info)
-        parts.append(f"{noun} {range_text([entry.least, entry.greatest])}")
+        parts.append(f"{noun} {range_text([entry.least, entry.greatest], entry.error)}")
     return " · ".join(parts)
+
+
+def short_value_text(entry: Standing, decimals: int | None, *, ranks: bool = True) -> str:
+    """Format a value for a table: with its error, or else with the decimals of its column.
+
+    With `ranks`, it is followed by the interval for the rank in brackets.
+    """
+    if entry.status != "ok":
+        return entry.status
+    text = number(entry.value, decimals)
+    if entry.error > 0:
+        text = plus_minus(entry.value, entry.error)
+    return f"{text} ({entry.ranks})" if ranks and entry.ranks else text
+
+
+def entry_decimals(rows: Sequence[Row], measure: str) -> int | None:
+    """Return the number of decimals for the values of a measure that have no error."""
+    entries = [row.entries[measure] for row in rows]
+    return uncertain_decimals((e.value for e in entries), (e.error for e in entries))
 
 
 def direction(more_means: str, scale: str = "") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -199,17 +198,6 @@ def _mark_style(entry: Standing, mark: Scale | None) -> str:
     return f"--p:{position:.3f};--a:{low:.3f};--z:{high:.3f}"
 
 
-@dataclass(frozen=True)
-class HeatCell:
-    """One cell of a heatmap, for a pair of measures."""
-
-    pair: str
-    text: str
-    small: tuple[str, ...]
-    level: str
-    title: str
-
-
 def heatmaps(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -225,7 +213,12 @@ def heatmaps(
                 "caption": _COEFFICIENTS[kind],
                 "names": shown,
                 "rows": [
-                    [_heat_cell(pairs, names, a, b, kind) if a != b else None for b in shown]
+                    [
+                        _heat_cell(pairs.get((a, b)) or pairs[b, a], names, a, b, kind)
+                        if a != b
+                        else None
+                        for b in shown
+                    ]
                     for a in shown
                 ],
             }
@@ -233,29 +226,26 @@ def heatmaps(
     return maps
 
 
-def _heat_cell(
-    pairs: Mapping[tuple[str, str], Correlation], names: Sequence[str], a: str, b: str, kind: str
-) -> HeatCell:
-    c = pairs.get((a, b)) or pairs[b, a]
-    pair = f"{names.index(a)},{names.index(b)}"
+def _heat_cell(c: Correlation, names: Sequence[str], a: str, b: str, kind: str) -> dict[str, Any]:
+    """Return the cell of a pair of measures: its texts and its colour."""
+    cell = {"pair": f"{names.index(a)},{names.index(b)}", "level": "empty", "text": "–"}
     name = f"{_COEFFICIENTS[kind]} of {a} and {b}"
-    size = f"n {c.n}" if not c.groups else f"n {c.n} in {c.groups}"
+    size = f"n {c.n} in {c.groups}" if c.groups else f"n {c.n}"
     if not math.isfinite(c.value):
         reason = "too few" if c.n < 3 else "constant"
-        return HeatCell(pair, "–", (size, reason), "empty", f"{name}: {size}, {reason}")
-    few = (c.groups or c.n) < MIN_NETWORKS
-    level = 0 if few else min(5, math.ceil(abs(c.value) * 5 - 1e-9))
-    title = f"{name}: {_signed(c.value, 3)}, {size}"
-    if few:
+        return {**cell, "small": (size, reason), "title": f"{name}: {size}, {reason}"}
+    title = f"{name}: {number(c.value, 3, signed=True)}, {size}"
+    level = min(5, math.ceil(abs(c.value) * 5 - 1e-9))
+    colour = f"{'p' if c.value > 0 else 'n'}{level}" if level else ""
+    if (c.groups or c.n) < MIN_NETWORKS:
+        colour = "few"
         title += f", fewer than {MIN_NETWORKS} networks"
     small = [size]
     if math.isfinite(c.low):
+        low, high = (number(end, 2, signed=True) for end in (c.low, c.high))
         if len(names) <= _DENSE:
-            small.insert(0, f"{_signed(c.low, 2)} to {_signed(c.high, 2)}")
-        title += f", interval {_signed(c.low, 3)} to {_signed(c.high, 3)}"
-    colour = "" if level == 0 else f"{'p' if c.value > 0 else 'n'}{level}"
-    return HeatCell(pair, _signed(c.value, 2), tuple(small), "few" if few else colour, title)
-
-
-def _signed(value: float, decimals: int) -> str:
-    return number(value, decimals, signed=True)
+            small.insert(0, f"{low} to {high}")
+        low, high = (number(end, 3, signed=True) for end in (c.low, c.high))
+        title += f", interval {low} to {high}"
+    text = number(c.value, 2, signed=True)
+    return {**cell, "small": small, "title": title, "level": colour, "text": text}

@@ -857,17 +857,14 @@ function drawSubject() {
   const siblings = (ROWS.find(r => r.subjects.includes(subject)) || {subjects: []}).subjects.filter(s => whole >= 0 || s !== subject);
   if (siblings.length) parts.push(h("p", {class: "note"}, whole >= 0 ? `Mean of ${siblings.length} seeds: ` : "The same network: ", siblings.flatMap((s, i) => [i ? ", " : "", h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[s].label)}, "seed " + SUBJECTS[s].seed)])));
   if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
+  const entries = ROWS[whole >= 0 ? whole : ROWS.findIndex(r => r.subjects.length === 1 && r.subjects[0] === subject)];
   const numbers = M.map((m, i) => {
-    const entry = ROWS[whole >= 0 ? whole : ROWS.findIndex(r => r.subjects.length === 1 && r.subjects[0] === subject)];
-    const single = cellOf(subject, i), mine = entry ? entry.cells[i] : {ranks: ""};
-    const fine = whole >= 0 ? mine.s === "ok" : single.s === "ok" && Number.isFinite(num((single.t || {}).value));
-    const value = num(whole >= 0 ? mine.value : (single.t || {}).value), text = whole >= 0 ? valueText(mine) : single.v;
-    const ranked = ROWS.length > 1 ? mine.ranks : "";
-    const status = whole >= 0 ? mine.s : single.s, reason = whole >= 0 ? mine.r : single.r;
-    const n = whole >= 0 ? mine.n : single.count;
-    const more = [whole >= 0 ? "" : single.o, m.scale].filter(Boolean).join("; ");
-    return [h("th", {scope: "row"}, h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name)),
-      fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, text) : h("td", {class: "missing"}, status), h("td", {class: "number"}, mine.interval || ""), h("td", {class: "number"}, mine.range || ""), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : reason || ""), h("td", {class: "number"}, n), h("td", {class: "number"}, whole < 0 && single.sec || ""), h("td", {class: "number"}, whole < 0 && single.pass || "")];
+    const single = cellOf(subject, i), mine = entries ? entries.cells[i] : {}, cell = whole >= 0 ? {...mine, v: valueText(mine), count: mine.n} : single;
+    const value = num(whole >= 0 ? mine.value : (single.t || {}).value), fine = cell.s === "ok" && Number.isFinite(value);
+    const record = h("button", {type: "button", class: "linkish", title: "Record", onclick: () => showRecord(whole >= 0 ? ROWS[whole].subjects : [subject], i, whole >= 0 ? describe(whole, i) : "")}, m.name);
+    const number = text => h("td", {class: "number"}, text || "");
+    return [h("th", {scope: "row"}, record), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, cell.v) : h("td", {class: "missing"}, cell.s), number(mine.interval), number(mine.range), number(ROWS.length > 1 ? mine.ranks : ""),
+      h("td", {class: "more"}, fine ? [cell.o, m.scale].filter(Boolean).join("; ") : cell.r || ""), number(cell.count), number(cell.sec), number(cell.pass)];
   });
   const filled = numbers[0].map((_, k) => numbers.some(cells => cells[k].textContent));
   const known = Object.entries(D.statistics).filter(([name]) => numbers.some(cells => cells[5].textContent.split(/[ ,]+/).includes(name)));
@@ -911,11 +908,11 @@ function bars(title, head, rows, label, scale = value => value) {
 /* Draws the number of active units in each layer, out of all its units. */
 function coreNetwork(label, cell, measure) {
   if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return [];
-  const units = Object.keys(cell.c).indexOf("units"), texts = new Map();
-  const rows = places(cell).map((name, k) => [name, placeValues(cell)[k], num(cell.c.units[k])]);
-  rows.forEach(([name, active, all], k) => { const whole = ((cell.fs || [])[k] || [])[units] || String(all); texts.set(name, active === all ? whole : `${placeTexts(cell)[k]} of ${whole}`); });
-  const text = name => texts.get(name);
-  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units in each layer, out of all its units. The length of a bar is proportional to the square root of the number."), ...bars(`core network of ${label}`, ["layer", "active units", "units"], rows, text, Math.sqrt)];
+  const units = Object.keys(cell.c).indexOf("units"), names = places(cell);
+  const rows = names.map((name, k) => [name, placeValues(cell)[k], num(cell.c.units[k])]);
+  const wholes = rows.map(([, , all], k) => ((cell.fs || [])[k] || [])[units] || String(all));
+  const texts = new Map(rows.map(([name, active, all], k) => [name, active === all ? wholes[k] : `${placeTexts(cell)[k]} of ${wholes[k]}`]));
+  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units in each layer, out of all its units. The length of a bar is proportional to the square root of the number."), ...bars(`core network of ${label}`, ["layer", "active units", "units"], rows, name => texts.get(name), Math.sqrt)];
 }
 /* Draws the parts of a value by activation. */
 function partsOf(label, cell, measure) {

@@ -2,6 +2,8 @@
 
 import json
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ from nlbench.reports import population
 from nlbench.reports.agreement import Correlation, agreement
 from nlbench.reports.findings import findings, standout_places
 from nlbench.reports.leaderboard import leaderboard
-from nlbench.reports.population import Population, build_population, population_of
+from nlbench.reports.population import Population, population_of
 from nlbench.reports.relative import with_relative
 from nlbench.reports.remarks import Gap, gaps
 from nlbench.reports.tables import Score
 
+DOCS = Path(__file__).parents[2] / "docs"
 MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
 LESS = {"probe": "sites", "more_means": "less nonlinear", "version": "1", "options": {}}
 
@@ -248,6 +251,7 @@ def test_the_share_of_reference_networks_is_counted(values, value):
 
 def test_the_population_is_collected_from_runs(conftest):
     run = conftest.realistic_run()
+    build_population = runpy.run_path(str(DOCS / "reference_networks.py"))["build_population"]
     built = build_population([run])
     table = run.scores.query("measure == 'affinity' and place == '' and statistic == 'value'")
     table = table[table["status"] == "ok"]

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from made_records import make_record
 from made_runs import MEASURES, make_run
-from made_scores import page_content, page_table, scores_of
+from made_scores import page_content, page_script, scores_of
 
 from nlbench.cli.common import show_run
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import page as page_module
+from nlbench.reports.embedded import read_page, unpack
 from nlbench.reports.exports import to_latex
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import is_page_of, render_page, write_page
@@ -134,7 +135,7 @@ def test_every_number_of_the_board_is_the_tables_to_the_digits_shown(page, run) 
 
 
 def test_the_page_holds_the_tidy_table(html, run) -> None:
-    found = page_table(html)
+    found = unpack(page_script(html))
     keys = ["model", "weights", "data", "seed", "measure", "place", "statistic"]
     left = found.drop(columns="run").set_index(keys).sort_index()
     right = run.scores.set_index(keys).sort_index()
@@ -319,7 +320,7 @@ def test_numbers_per_logit_are_left_to_the_table_of_scores(conftest) -> None:
     ]
     scores = conftest.frame(rows)
     run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["absdev"]))
-    found = page_table(render_page(run))["statistic"]
+    found = unpack(page_script(render_page(run)))["statistic"]
     assert {"length", "q90"} <= set(found)
     assert not {"logit0", "logit1"} & set(found)
 
@@ -345,7 +346,7 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
     page = Page(html)
     assert "saved" in page.text
     assert "0.3889" in page.texts  # a record without replicates has no ±
-    assert page_table(html)["value"].isin([0.654321]).any()
+    assert unpack(page_script(html))["value"].isin([0.654321]).any()
     assert "constant output" in page.texts
 
 
@@ -405,11 +406,18 @@ def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, 
     assert len(content["subjects"]) == 8
 
 
+def test_four_thousand_networks_fit_in_five_megabytes():
+    small, large = (
+        len(render_page(make_run(n, measures=("affinity",), sites=5)).encode()) for n in (100, 300)
+    )
+    assert small + (large - small) / 200 * 3900 < 5_000_000
+
+
 def test_a_page_leaves_the_places_of_the_last_networks_to_the_table(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3 * 2)
     page = write_page(make_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
     assert "Values by place for 3 networks are only in scores.csv." in page.read_text()
-    places = page_table(page.read_text()).query("place != ''")
+    places = read_page(page).query("place != ''")
     assert places["model"].nunique() == 5
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ import pandas as pd
 from made_records import make_record
 
 from nlbench.measure import Result, Value
-from nlbench.reports.embedded import SCORES_SCRIPT
 from nlbench.reports.tables import Scores
 from nlbench.store.record import Record
 
@@ -85,35 +84,14 @@ def scores_of(
     return Scores({"": records_of(table, measures, replicates)}, measures)
 
 
+def page_script(html: str) -> str:
+    """The embedded data of a page, compressed."""
+    match = re.search(r'<script type="text/plain" id="data">(.*?)</script>', html, re.DOTALL)
+    assert match
+    return match[1]
+
+
 def page_content(html: str) -> dict[str, Any]:
     """The data of a page."""
-    match = SCORES_SCRIPT.search(html)
-    assert match
-    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(match[1])))
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(page_script(html))))
     return content
-
-
-def page_table(html: str) -> pd.DataFrame:
-    """The tidy table in a page's data."""
-    content = page_content(html)
-    rows: list[dict[str, Any]] = []
-
-    def add(key, place, numbers, n, status, reason):
-        for name, value in (numbers or {"value": math.nan}).items():
-            state = {"value": float(value), "n": n, "status": status, "reason": reason}
-            rows.append({**key, "place": place, "statistic": name, **state})
-
-    for subject, cells in zip(content["subjects"], content["cells"], strict=True):
-        identity = {name: subject[name] for name in ("run", "model", "weights", "data", "seed")}
-        for measure, cell in zip(content["measures"], cells, strict=True):
-            if cell["s"] == "absent" or measure["derived"]:
-                continue
-            key = {**identity, "measure": measure["name"]}
-            add(key, "", cell.get("t"), cell["n"], cell["s"], cell.get("r", ""))
-            remarks = {index: (status, reason) for index, status, reason in cell.get("m", ())}
-            for i, place in enumerate(content["names"][cell["p"]] if "p" in cell else ()):
-                numbers = {name: column[i] for name, column in cell["c"].items()}
-                numbers = {name: value for name, value in numbers.items() if value is not None}
-                n = cell["k"] if isinstance(cell["k"], int) else cell["k"][i]
-                add(key, place, numbers, n, *remarks.get(i, ("ok", "")))
-    return pd.DataFrame(rows)
