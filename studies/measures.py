@@ -22,7 +22,13 @@ from .framework.trends import bootstrap_mean
 from .framework.verdicts import above, within
 from .shared.benchmark_figure import benchmark_figure
 from .shared.benchmark_results import shipped_results
-from .shared.ladder_cells import NORMALIZED, PARAMETERS, cells_of, descriptions_of, residuals_of
+from .shared.ladder_cells import (
+    NORMALIZED,
+    PARAMETERS,
+    read_cells,
+    read_descriptions,
+    read_residuals,
+)
 from .shared.ladder_tables import (
     MAX_DEPARTURE,
     Orders,
@@ -112,7 +118,7 @@ class Measures(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Assess the order, exactness, invariance, agreement and cost of each measure."""
-        cells, descriptions = cells_of(runs), descriptions_of(runs)
+        cells, descriptions = read_cells(runs), read_descriptions(runs)
         orders = _orders(cells, descriptions)
         names = list(dict.fromkeys(measure for measure, _ in orders))
         shipped, shipped_precision = shipped_results(descriptions)
@@ -189,7 +195,7 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
 
     P-values are adjusted over a measure's planted ladders and, separately, its published ones.
     """
-    residuals = {name: residuals_of(cells, name) for name in LADDERS}
+    residuals = {name: read_residuals(cells, name) for name in LADDERS}
     known = cells[(cells.part == "") & cells.ladder.isin(LADDERS)]
     orders: dict[tuple[str, str], Order] = {}
     for measure, rows in known.groupby("measure", sort=True):

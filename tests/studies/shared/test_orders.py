@@ -47,7 +47,7 @@ def test_tau_by_hand():
         ([[1, 2]] * 8, MORE, "recovers"),
         ([[1, 2, 3], [3, 2, 1]] * 4, MORE, "can't tell"),
         ([[7, 7, 7], [7, 7, 7 + 1e-12]], MORE, "the same on every rung"),
-        ([[1, 2, 3], [2, 3, 4]], {"more_means": "neither"}, "no direction"),
+        ([[1, 2, 3], [2, 3, 4]], {"more_means": "neither"}, "sees, no direction"),
     ],
 )
 def test_an_order_has_a_word(values, about, word):
