@@ -57,7 +57,7 @@ from .shared.orders import WORDS, Order, adjusted, order_of
 SAMPLES, PAIRS, IMAGES = 512, 32, 4
 """For each network: samples, pairs of samples joined by a path, and images with a path of eight
 segments around each."""
-QUICK_PAIRS = 4
+QUICK_SAMPLES, QUICK_PAIRS = 128, 2
 REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
@@ -72,7 +72,7 @@ class Measures(Study):
     question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
     needs = "trains 126 small networks; nothing if quick"
-    minutes, quick_minutes = 25.0, 1.5
+    minutes, quick_minutes = 25.0, 1.0
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
@@ -101,7 +101,7 @@ class Measures(Study):
             settings, plain = fields["settings"], {**fields, "models": fields["models"][:1]}
             run("twins.batches", names, {**plain, "settings": {**settings, **BATCHES}})
             fewer = {"lines.number": settings["lines.number"] // 2}
-            half = {"samples": SAMPLES // 2, "settings": settings | fewer}
+            half = {"samples": fields["samples"] // 2, "settings": settings | fewer}
             run("twins.half", names, {**plain, **half})
         if not context.quick:
             # A run of a single measure includes all costs of that measure.
@@ -164,7 +164,7 @@ def requests_of(
         pairs = QUICK_PAIRS if context.quick else PAIRS
         settings |= {"lines.paths": "pairs", "lines.number": pairs}
     if context.quick:
-        settings["local-complexity.traced"] = 1
+        settings |= {"local-complexity.traced": 1, "local-complexity.samples": 16}
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         # A request combines all models with all weights, so trained rungs are grouped by model.
@@ -178,7 +178,7 @@ def requests_of(
                 "data": (ladder.data,),
                 "weights": tuple(dict.fromkeys(files)),
                 "seeds": group,
-                "samples": SAMPLES,
+                "samples": QUICK_SAMPLES if context.quick else SAMPLES,
                 "settings": settings,
             }
 
@@ -391,8 +391,9 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
     few, many = int(measured.min()), int(measured.max())
     remarks = [
         f"The units are networks: {few if few == many else f'{few} to {many}'} seeds per rung. "
-        f"Each network is measured on {SAMPLES} samples, along {PAIRS} segments between pairs of "
-        f"them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 segments each.",
+        f"Each network is measured on {SAMPLES} samples ({QUICK_SAMPLES} if quick), along {PAIRS} "
+        f"segments between pairs of them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 "
+        "segments each.",
         "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over a "
         "measure's planted or published ladders; a recovered order requires at least five "
         "networks.",

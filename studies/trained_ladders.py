@@ -86,7 +86,7 @@ SHIPPED = (Plant("vgg8", "digits", has_lines=True), Plant("vgg8", "digits", "act
 PLANTS = (
     *SHIPPED,
     *(
-        _zoo(f"neuralfoil-{size}", count=4096, has_lines=True)
+        _zoo(f"neuralfoil-{size}", count=4096, has_lines=size != "xxxlarge")
         for size in ("xxsmall", "medium", "xxxlarge")
     ),
     _zoo("crepe-tiny", count=4096),

@@ -23,6 +23,8 @@ from nlbench.reports.agreement import Correlation
 SIGNIFICANCE = 0.05
 RESAMPLES = 4000
 _BOOTSTRAP_REPEATS, _BOOTSTRAP_SEED = 1000, zlib.crc32(b"networks")
+MAX_CORRELATION = 1 - 1e-9
+"""Size to which correlations are limited, so that Fisher's transform is finite."""
 MIN_NETWORKS = 3
 """Minimum number of networks, or of pairs of them, for an interval to decide a claim."""
 
@@ -196,6 +198,19 @@ def network_interval(values: ArrayLike) -> Interval:
         return math.nan, math.nan
     half = float(stats.t.ppf(1 - SIGNIFICANCE / 2, len(array) - 1) * stats.sem(array))
     return float(array.mean()) - half, float(array.mean()) + half
+
+
+def mean_correlation(values: ArrayLike) -> Correlation:
+    """Average correlations over networks by Fisher's transform, with a 95% t interval.
+
+    Examples
+    --------
+    >>> mean_correlation([0.5, 0.7, 0.6]).text
+    '0.61 (0.31 to 0.79)'
+    """
+    transformed = np.arctanh(np.clip(values, -MAX_CORRELATION, MAX_CORRELATION))
+    value, low, high = map(math.tanh, (float(transformed.mean()), *network_interval(transformed)))
+    return Correlation(value, low, high, len(transformed))
 
 
 def network_share(shares: ArrayLike, networks: int) -> Correlation:

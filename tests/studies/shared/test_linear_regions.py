@@ -133,9 +133,9 @@ def test_correlated_and_uncorrelated_density_differ():
 
 def test_the_interval_of_correlations_is_over_networks():
     spread = np.random.default_rng(0).normal(size=(4, 2, 30))
-    correlations = [density_vs_deviation.spearman(*pair) for pair in spread]
+    correlations = [density_vs_deviation.spearman(*pair).value for pair in spread]
     mean = density_vs_deviation.mean_correlation(correlations)
-    transformed = np.arctanh([c.value for c in correlations])
+    transformed = np.arctanh(correlations)
     expected = stats.t.interval(0.95, 3, transformed.mean(), stats.sem(transformed))
     assert mean.value == pytest.approx(np.tanh(transformed.mean()))
     assert (mean.low, mean.high) == pytest.approx(tuple(np.tanh(expected)))
