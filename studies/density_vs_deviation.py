@@ -18,10 +18,9 @@ from .shared.linear_regions import (
     MEASURES,
     NETWORKS,
     ColumnPaths,
+    path_remarks,
     path_values,
-    size_remark,
     sorted_settings,
-    unfitted_remarks,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class DensityVsDeviation(ColumnPaths):
                 table = correlate_measures(network, both[network])
                 tables.append(table)
                 verdicts += correlation_verdicts(table)
-                remarks += [size_remark(deviation, network), *unfitted_remarks(runs[part])]
+                remarks += path_remarks(runs[part], network)
         figure = _figure(tables[0], both["VGG8"])
         return Findings(
             verdicts,

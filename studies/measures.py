@@ -50,9 +50,9 @@ from .shared.ladders import (
     QUICK,
     TWIN_LADDER,
     Ladder,
-    weights_of,
+    request_weights,
 )
-from .shared.orders import WORDS, Order, adjusted, order_of
+from .shared.orders import WORDS, Order, adjusted, compute_order
 
 SAMPLES, PAIRS, IMAGES = 512, 32, 4
 """For each network: samples, pairs of samples joined by a path, and images with a path of eight
@@ -83,7 +83,7 @@ class Measures(Study):
         ladders = [
             ladder for ladder in LADDERS.values() if not context.quick or ladder.name in QUICK
         ]
-        requests = {ladder.name: list(requests_of(context, ladder)) for ladder in ladders}
+        requests = {ladder.name: list(build_requests(context, ladder)) for ladder in ladders}
         context.train_pending()
         runs = {}
 
@@ -94,9 +94,9 @@ class Measures(Study):
         for name, ladder_requests in requests.items():
             for fields in ladder_requests:
                 run(name, names, fields)
-        for fields in requests_of(context, AFFINE_MAPS):
+        for fields in build_requests(context, AFFINE_MAPS):
             run("maps", names, fields)
-        for fields in requests_of(context, TWIN_LADDER):
+        for fields in build_requests(context, TWIN_LADDER):
             run("twins", names, fields)
             settings, plain = fields["settings"], {**fields, "models": fields["models"][:1]}
             run("twins.batches", names, {**plain, "settings": {**settings, **BATCHES}})
@@ -108,7 +108,7 @@ class Measures(Study):
             alone = replace(context, execution=ExecutionOptions(threads=1))
             for ladder in REPEATED_LADDERS:
                 for measure in names:
-                    (fields,) = requests_of(context, LADDERS[ladder], REPEATED_SEEDS)
+                    (fields,) = build_requests(context, LADDERS[ladder], REPEATED_SEEDS)
                     family = LADDERS[ladder].data.partition("/")[0]
                     settings = {**fields["settings"], f"{family}.seed": 1}
                     fields |= {"settings": applicable(settings, (measure,), fields["data"][0])}
@@ -153,7 +153,7 @@ class Measures(Study):
         )
 
 
-def requests_of(
+def build_requests(
     context: Context, ladder: Ladder, seeds: tuple[int, ...] = ()
 ) -> Iterable[dict[str, Any]]:
     """Yield the fields of a ladder's requests, one request per seed if networks are trained."""
@@ -170,7 +170,7 @@ def requests_of(
         # A request combines all models with all weights, so trained rungs are grouped by model.
         weights: dict[tuple[str, ...], list[str]] = {}
         for rung in ladder.rungs:
-            file = weights_of(context, rung, group[0])
+            file = request_weights(context, rung, group[0])
             weights.setdefault((rung.model,) if ladder.is_trained else (), []).append(file)
         for models, files in weights.items():
             yield {
@@ -200,7 +200,9 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
     orders: dict[tuple[str, str], Order] = {}
     for measure, rows in known.groupby("measure", sort=True):
         by_ladder = {
-            name: order_of(rows[rows.ladder == name], descriptions[str(measure)], residuals[name])
+            name: compute_order(
+                rows[rows.ladder == name], descriptions[str(measure)], residuals[name]
+            )
             for name in LADDERS
             if (rows.ladder == name).any()
         }

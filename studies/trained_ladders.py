@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -14,10 +13,11 @@ from nlbench.models.zoo.catalogue import MEMBERS
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
+from .measures import applicable
 from .shared.ladder_cells import PARAMETERS, read_cells, read_descriptions
 from .shared.ladder_tables import order_table
 from .shared.ladders import Ladder, Rung
-from .shared.orders import WORDS, Order, adjusted, order_of
+from .shared.orders import WORDS, Order, adjusted, compute_order
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +32,7 @@ MEASURES = (
     "affine-residual", "geometric-complexity",
 )  # fmt: skip
 LINE_MEASURES = ("absdev", "pieces")
+LINES = {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,7 @@ class TrainedLadders(Study):
             files = _write_rungs(context, plant, ladder)
             is_small = plant.has_lines and not context.quick
             measures = context.measures or (*MEASURES, *LINE_MEASURES * is_small)
-            settings = dict(ladder.settings)
-            if {"absdev", "pieces"} & set(measures):
-                settings |= {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
+            settings = applicable({**LINES, **ladder.settings}, measures, plant.data)
             request = Request(
                 measures, (plant.model,), (plant.data,), files, seeds, SAMPLES, settings=settings
             )
@@ -128,17 +127,14 @@ class TrainedLadders(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Test, for each measure and network, whether its values rise with the nonlinearity."""
-        amounts = {name: _amounts(run) for name, run in runs.items()}
-        ladders = {
-            plant.name: plant.ladder(amounts[plant.name]) for plant in PLANTS if plant.name in runs
-        }
+        ladders = {plant.name: plant.ladder(AMOUNTS) for plant in PLANTS}
         cells = read_cells(runs, ladders)
         cells = cells[cells.measure != PARAMETERS]
         descriptions = read_descriptions(runs)
         orders: dict[tuple[str, str], Order] = {}
         for measure, rows in cells.groupby("measure", sort=True):
             by_ladder = {
-                str(name): order_of(group, descriptions[str(measure)])
+                str(name): compute_order(group, descriptions[str(measure)])
                 for name, group in rows.groupby("ladder", sort=False)
             }
             judged = adjusted(by_ladder)
@@ -207,13 +203,6 @@ def _plant(subject: Subject, of: str, amount: float) -> tuple[nn.Module, dict[st
         maps = refitted_maps(subject.model, removed, subject.inputs, is_full=is_full)
     network = network_with_maps(subject.model, maps, example, of)
     return network, transform_metadata(list(maps), of)
-
-
-def _amounts(run: Any) -> tuple[float, ...]:
-    """Return the amounts of a ladder that was run."""
-    files = {Path(record.subject.weights).stem for record in run.records}
-    is_short = not any("0.25" in file for file in files)
-    return QUICK_AMOUNTS if is_short else AMOUNTS
 
 
 def _overview(orders: Mapping[tuple[str, str], Order], cells: pd.DataFrame) -> pd.DataFrame:

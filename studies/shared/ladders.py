@@ -55,7 +55,7 @@ class Rung:
     model : str
         Registered name.
     weights : str
-        ``init`` or the name of a training run; see `weights_of`.
+        ``init`` or the name of a training run; see `request_weights`.
     """
 
     label: str
@@ -105,7 +105,7 @@ class Ladder:
         """True if a rung's networks are trained."""
         return any(rung.weights != "init" for rung in self.rungs)
 
-    def rung_of(self, subject: SubjectFacts) -> int:
+    def find_rung(self, subject: SubjectFacts) -> int:
         """Return the index of a recorded subject's rung; 0 is the least nonlinear."""
         for index, rung in enumerate(self.rungs):
             if rung.contains(subject):
@@ -113,7 +113,7 @@ class Ladder:
         raise ValueError(f"{subject.model} with {subject.weights} is on no rung")
 
 
-def weights_of(context: Context, rung: Rung, seed: int) -> str:
+def request_weights(context: Context, rung: Rung, seed: int) -> str:
     """Return the weights for a network on a rung, requesting their training if needed.
 
     Trained weights are ``plain`` (on digits), ``noise0.4`` (on wrong labels), ``shifted`` (on
@@ -130,7 +130,7 @@ def weights_of(context: Context, rung: Rung, seed: int) -> str:
         changes |= {"options": {"k": int(amount)}, "learning_rate": 0.01}
     elif kind in ("omega", "random"):
         recipe = "post-training"
-        changes["weights"] = weights_of(context, Rung("", CNN, "plain"), seed)
+        changes["weights"] = request_weights(context, Rung("", CNN, "plain"), seed)
         changes["omega" if kind == "omega" else "random_share"] = float(amount)
     elif kind == "noise":
         changes["label_noise"] = float(amount)

@@ -109,7 +109,7 @@ class Order:
         return f"{self.tau:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def order_of(
+def compute_order(
     cells: pd.DataFrame, description: Mapping[str, Any], residuals: pd.Series[Any] | None = None
 ) -> Order:
     """Compute the order in which a measure ranks a ladder.
@@ -127,7 +127,7 @@ def order_of(
     --------
     >>> cells = pd.DataFrame({"rung": [0, 1, 2] * 2, "seed": [0] * 3 + [1] * 3, "status": "ok",
     ...     "value": [3.0, 2.0, 1.0, 5.0, 3.0, 4.0], "reason": ""})
-    >>> order = order_of(cells, {"more_means": "less nonlinear"})
+    >>> order = compute_order(cells, {"more_means": "less nonlinear"})
     >>> round(order.tau, 3), order.seeds
     (0.667, 2)
     """

@@ -180,9 +180,9 @@ def test_single_pair_does_not_separate_paths():
 
 def test_unfitted_networks_are_named():
     made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
-    (said,) = linear_regions.unfitted_remarks(run_of(made))
+    _, said = linear_regions.path_remarks(run_of(made))
     assert said.endswith("Training accuracy: noise 0.4, seed 1: 31%.")
-    assert linear_regions.unfitted_remarks(run_of(made[1:])) == []
+    assert len(linear_regions.path_remarks(run_of(made[1:]))) == 1
 
 
 def test_trainings_have_shared_names(tmp_path, monkeypatch):
