@@ -127,9 +127,10 @@ def copy_verdicts(studies: Path) -> None:
 
 
 def copy_tables(study: Path, target: Path) -> None:
-    """Copy the tables of a study to a folder that has no others."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
+    """Copy the tables of a study to a folder, in place of its tables."""
+    target.mkdir(parents=True, exist_ok=True)
+    for table in target.glob("*.csv"):
+        table.unlink()
     for table in study.glob("*.csv"):
         shutil.copy(table, target)
 
@@ -148,6 +149,8 @@ if __name__ == "__main__":
             copy_verdicts(folder)
         if (folder / "measures").is_dir():
             copy_benchmark(folder / "measures")
+        if (folder / "trained-ladders").is_dir():
+            copy_tables(folder / "trained-ladders", PAGE.parent / "benchmark" / "trained-ladders")
         for name in QUOTED:
             if (folder / name).is_dir():
                 copy_tables(folder / name, VERDICTS.parent / name)

@@ -15,7 +15,7 @@ from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
 from .framework.figures import draw_groups, page_figure
 from .framework.verdicts import correlates, correlation_text
-from .history import signature_statistics, statistics_of
+from .history import signature_statistics, summarise_scores
 from .shared.classifiers import Classifiers, classifier_remarks, short_name, undecided_if_untrained
 from .shared.site_scores import signatures, site_scores
 from .shared.zoo_networks import zoo_remarks
@@ -118,7 +118,7 @@ def airfoil_networks(runs: Runs) -> pd.DataFrame:
     rows = [
         {
             "network": name,
-            **statistics_of(values),
+            **summarise_scores(values),
             "parameters": math.log(parameters),
             "accuracy": -math.log(error),
         }

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from nlbench.reports.agreement import Correlation, spearman
+from nlbench.reports.agreement import spearman
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, draw_groups, draw_intervals, page_figure
-from .framework.trends import network_interval
+from .framework.trends import mean_correlation
 from .framework.verdicts import between
 from .shared.linear_regions import (
     AXIS_LABELS,
     MEASURES,
     NETWORKS,
     ColumnPaths,
+    path_remarks,
     path_values,
-    size_remark,
     sorted_settings,
-    unfitted_remarks,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +59,7 @@ class DensityVsDeviation(ColumnPaths):
                 table = correlate_measures(network, both[network])
                 tables.append(table)
                 verdicts += correlation_verdicts(table)
-                remarks += [size_remark(deviation, network), *unfitted_remarks(runs[part])]
+                remarks += path_remarks(runs[part], network)
         figure = _figure(tables[0], both["VGG8"])
         return Findings(
             verdicts,
@@ -89,7 +86,7 @@ def correlate_measures(network: str, both: pd.DataFrame) -> pd.DataFrame:
     for setting in sorted_settings(both.setting):
         networks = [paths for _, paths in both[both.setting == setting].groupby("seed")]
         correlation = mean_correlation(
-            [spearman(paths.value_density, paths.value_deviation) for paths in networks]
+            [spearman(paths.value_density, paths.value_deviation).value for paths in networks]
         )
         numbers = PUBLISHED[network].get(setting)
         published = "{:.2f} ± {:.2f}".format(*numbers) if numbers else ""
@@ -114,13 +111,6 @@ def correlation_verdicts(table: pd.DataFrame) -> list[Verdict]:
         )
         for _, row in table[table.setting != "initialised"].iterrows()
     ]
-
-
-def mean_correlation(correlations: Sequence[Correlation]) -> Correlation:
-    """Average correlations over networks by Fisher's transform, with a t interval."""
-    values = np.arctanh([correlation.value for correlation in correlations])
-    value, low, high = map(math.tanh, (float(values.mean()), *network_interval(values)))
-    return Correlation(value, low, high, len(values))
 
 
 def _figure(table: pd.DataFrame, both: pd.DataFrame) -> Figure:

@@ -51,7 +51,7 @@ def signature_statistics(run: Run) -> pd.DataFrame:
         {
             "network": model,
             **vars(CLASSIFIERS[str(model)]),
-            **statistics_of(values),
+            **summarise_scores(values),
         }
         for model, values in signatures(site_scores(run), "model")
         if model in CLASSIFIERS
@@ -59,7 +59,7 @@ def signature_statistics(run: Run) -> pd.DataFrame:
     return sort_classifiers(pd.DataFrame(rows, columns=COLUMNS))
 
 
-def statistics_of(values: NDArray[np.float64]) -> dict[str, float]:
+def summarise_scores(values: NDArray[np.float64]) -> dict[str, float]:
     """Compute the statistics of a signature."""
     return {
         "sites": len(values),

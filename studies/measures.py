@@ -22,7 +22,13 @@ from .framework.trends import bootstrap_mean
 from .framework.verdicts import above, within
 from .shared.benchmark_figure import benchmark_figure
 from .shared.benchmark_results import shipped_results
-from .shared.ladder_cells import NORMALIZED, PARAMETERS, cells_of, descriptions_of, residuals_of
+from .shared.ladder_cells import (
+    NORMALIZED,
+    PARAMETERS,
+    read_cells,
+    read_descriptions,
+    read_residuals,
+)
 from .shared.ladder_tables import (
     MAX_DEPARTURE,
     Orders,
@@ -44,14 +50,14 @@ from .shared.ladders import (
     QUICK,
     TWIN_LADDER,
     Ladder,
-    weights_of,
+    request_weights,
 )
-from .shared.orders import WORDS, Order, adjusted, order_of
+from .shared.orders import WORDS, Order, adjusted, compute_order
 
 SAMPLES, PAIRS, IMAGES = 512, 32, 4
 """For each network: samples, pairs of samples joined by a path, and images with a path of eight
 segments around each."""
-QUICK_PAIRS = 4
+QUICK_SAMPLES, QUICK_PAIRS = 128, 2
 REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
@@ -66,7 +72,7 @@ class Measures(Study):
     question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
     needs = "trains 126 small networks; nothing if quick"
-    minutes, quick_minutes = 25.0, 1.5
+    minutes, quick_minutes = 25.0, 1.0
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
@@ -77,7 +83,7 @@ class Measures(Study):
         ladders = [
             ladder for ladder in LADDERS.values() if not context.quick or ladder.name in QUICK
         ]
-        requests = {ladder.name: list(requests_of(context, ladder)) for ladder in ladders}
+        requests = {ladder.name: list(build_requests(context, ladder)) for ladder in ladders}
         context.train_pending()
         runs = {}
 
@@ -88,21 +94,21 @@ class Measures(Study):
         for name, ladder_requests in requests.items():
             for fields in ladder_requests:
                 run(name, names, fields)
-        for fields in requests_of(context, AFFINE_MAPS):
+        for fields in build_requests(context, AFFINE_MAPS):
             run("maps", names, fields)
-        for fields in requests_of(context, TWIN_LADDER):
+        for fields in build_requests(context, TWIN_LADDER):
             run("twins", names, fields)
             settings, plain = fields["settings"], {**fields, "models": fields["models"][:1]}
             run("twins.batches", names, {**plain, "settings": {**settings, **BATCHES}})
             fewer = {"lines.number": settings["lines.number"] // 2}
-            half = {"samples": SAMPLES // 2, "settings": settings | fewer}
+            half = {"samples": fields["samples"] // 2, "settings": settings | fewer}
             run("twins.half", names, {**plain, **half})
         if not context.quick:
             # A run of a single measure includes all costs of that measure.
             alone = replace(context, execution=ExecutionOptions(threads=1))
             for ladder in REPEATED_LADDERS:
                 for measure in names:
-                    (fields,) = requests_of(context, LADDERS[ladder], REPEATED_SEEDS)
+                    (fields,) = build_requests(context, LADDERS[ladder], REPEATED_SEEDS)
                     family = LADDERS[ladder].data.partition("/")[0]
                     settings = {**fields["settings"], f"{family}.seed": 1}
                     fields |= {"settings": applicable(settings, (measure,), fields["data"][0])}
@@ -112,7 +118,7 @@ class Measures(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Assess the order, exactness, invariance, agreement and cost of each measure."""
-        cells, descriptions = cells_of(runs), descriptions_of(runs)
+        cells, descriptions = read_cells(runs), read_descriptions(runs)
         orders = _orders(cells, descriptions)
         names = list(dict.fromkeys(measure for measure, _ in orders))
         shipped, shipped_precision = shipped_results(descriptions)
@@ -147,7 +153,7 @@ class Measures(Study):
         )
 
 
-def requests_of(
+def build_requests(
     context: Context, ladder: Ladder, seeds: tuple[int, ...] = ()
 ) -> Iterable[dict[str, Any]]:
     """Yield the fields of a ladder's requests, one request per seed if networks are trained."""
@@ -158,13 +164,13 @@ def requests_of(
         pairs = QUICK_PAIRS if context.quick else PAIRS
         settings |= {"lines.paths": "pairs", "lines.number": pairs}
     if context.quick:
-        settings["local-complexity.traced"] = 1
+        settings |= {"local-complexity.traced": 1, "local-complexity.samples": 16}
     seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
     for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         # A request combines all models with all weights, so trained rungs are grouped by model.
         weights: dict[tuple[str, ...], list[str]] = {}
         for rung in ladder.rungs:
-            file = weights_of(context, rung, group[0])
+            file = request_weights(context, rung, group[0])
             weights.setdefault((rung.model,) if ladder.is_trained else (), []).append(file)
         for models, files in weights.items():
             yield {
@@ -172,7 +178,7 @@ def requests_of(
                 "data": (ladder.data,),
                 "weights": tuple(dict.fromkeys(files)),
                 "seeds": group,
-                "samples": SAMPLES,
+                "samples": QUICK_SAMPLES if context.quick else SAMPLES,
                 "settings": settings,
             }
 
@@ -189,12 +195,14 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
 
     P-values are adjusted over a measure's planted ladders and, separately, its published ones.
     """
-    residuals = {name: residuals_of(cells, name) for name in LADDERS}
+    residuals = {name: read_residuals(cells, name) for name in LADDERS}
     known = cells[(cells.part == "") & cells.ladder.isin(LADDERS)]
     orders: dict[tuple[str, str], Order] = {}
     for measure, rows in known.groupby("measure", sort=True):
         by_ladder = {
-            name: order_of(rows[rows.ladder == name], descriptions[str(measure)], residuals[name])
+            name: compute_order(
+                rows[rows.ladder == name], descriptions[str(measure)], residuals[name]
+            )
             for name in LADDERS
             if (rows.ladder == name).any()
         }
@@ -385,8 +393,9 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
     few, many = int(measured.min()), int(measured.max())
     remarks = [
         f"The units are networks: {few if few == many else f'{few} to {many}'} seeds per rung. "
-        f"Each network is measured on {SAMPLES} samples, along {PAIRS} segments between pairs of "
-        f"them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 segments each.",
+        f"Each network is measured on {SAMPLES} samples ({QUICK_SAMPLES} if quick), along {PAIRS} "
+        f"segments between pairs of them ({QUICK_PAIRS} if quick), or around {IMAGES} images by 8 "
+        "segments each.",
         "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over a "
         "measure's planted or published ladders; a recovered order requires at least five "
         "networks.",

@@ -19,10 +19,9 @@ from .shared.linear_regions import (
     distribution_figure,
     medians,
     over_seeds,
+    path_remarks,
     path_values,
-    size_remark,
     sorted_settings,
-    unfitted_remarks,
 )
 
 
@@ -68,8 +67,7 @@ class Noise(ClosedPaths):
             {"Median over paths": _table(by_measure)},
             {"Distribution over paths: deviation left, density right": figure},
             [
-                size_remark(values["absdev"]),
-                *unfitted_remarks(runs["paths"]),
+                *path_remarks(runs["paths"]),
                 "ResNet18 is compared only at 40% wrong labels, in the study paired: all levels "
                 "would require 12 more networks, over ten minutes on two cores.",
             ],

@@ -17,11 +17,10 @@ from .shared.linear_regions import (
     NETWORKS,
     ColumnPaths,
     PathShares,
+    path_remarks,
     path_values,
     shares_of_paths,
-    size_remark,
     sorted_settings,
-    unfitted_remarks,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Paired(ColumnPaths):
             shares = path_shares(values)
             verdicts += share_verdicts(network, shares)
             tables.append(_table(network, shares))
-            remarks += [size_remark(values["absdev"], network), *unfitted_remarks(runs[part])]
+            remarks += path_remarks(runs[part], network)
         table = pd.concat(tables, ignore_index=True)
         vgg8 = {name: path_values(runs["paths"], name) for name in MEASURES}
         return Findings(

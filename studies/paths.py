@@ -18,12 +18,11 @@ from .shared.linear_regions import (
     PathShares,
     distribution_figure,
     measure_paths,
+    path_remarks,
     path_values,
     shares_of_paths,
-    size_remark,
     sorted_settings,
     trained_networks,
-    unfitted_remarks,
 )
 
 KINDS = {
@@ -78,7 +77,7 @@ class Paths(Study):
                 )
                 for kind, title in KINDS.items()
             },
-            [size_remark(values["closed", "absdev"]), *unfitted_remarks(runs["closed"])],
+            path_remarks(runs["closed"]),
         )
 
 

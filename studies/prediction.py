@@ -59,6 +59,8 @@ SHAPES = 5
 """Number of pairs of width and depth per task and activation."""
 NOISES, DECAYS = (0.0, 0.1, 0.2, 0.4), (0.0, 1e-4, 1e-3)
 SAMPLES, PAIRS = 512, 16
+MIN_FIT = 0.5
+"""Minimum training accuracy of a network that can have a generalisation gap."""
 SETTINGS = {"substitution.cost": "kl", "lines.paths": "pairs", "lines.tolerance": 0.01}
 MEASURES = (
     "affinity", "r2", "cka", "nlc", "absdev", "affine-residual", "activation-state", "pieces",
@@ -73,6 +75,8 @@ OUTCOMES: Mapping[str, str] = {
     "fragility": "the share of correct predictions that FGSM changes",
     "nonlinear": "the share of units that must stay nonlinear for a point of accuracy",
 }
+HALVES = ("gap_0", "gap_1", "fragility_0", "fragility_1")
+"""Outcomes on two halves of the test samples, for their reliability."""
 CLAIMS = (
     (
         "absdev",
@@ -112,7 +116,7 @@ class Prediction(Study):
     source = Source("", "ours, after Y. Jiang et al. Fantastic Generalization Measures. ICLR, 2020")
     needs = "digits, mnist1d; trains 180 small networks"
     minutes, quick_minutes = 9.0, 0.3
-    takes = ("measures",)
+    takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
         """Train the networks, measure them on training samples, and compute their outcomes."""
@@ -142,6 +146,7 @@ class Prediction(Study):
             {
                 "Partial rank correlation with the outcomes": result,
                 "Outcomes by task": _outcome_table(table),
+                "Reliability of outcomes": _reliability_table(table),
             },
             {"Partial rank correlation with each outcome": _figure(result)},
             _remarks(table),
@@ -164,21 +169,24 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
             if context.quick and len(checkpoints) > ACTIVATIONS.index(activation):
                 continue
             checkpoints[model] = [
-                _request_network(context, task, model, seed, float(decay))
-                for seed, decay in enumerate(decays)
-                if not context.quick or seed in (0, len(NOISES) - 1)
+                _request_network(context, task, model, level, float(decay), repeat)
+                for level, decay in enumerate(decays)
+                if not context.quick or level in (0, len(NOISES) - 1)
+                for repeat in context.seeds_or(1)
             ]
     return checkpoints
 
 
-def _request_network(context: Context, task: str, model: str, seed: int, decay: float) -> Path:
-    """Request a network; its seed is the index of its fraction of wrong labels."""
-    settings, noise = TASKS[task], NOISES[seed]
+def _request_network(
+    context: Context, task: str, model: str, level: int, decay: float, repeat: int
+) -> Path:
+    """Request a network; each fraction of wrong labels has seeds of its own."""
+    settings, noise = TASKS[task], NOISES[level]
     return context.request_training(
         model,
         task,
         "adam",
-        seed,
+        level + repeat * len(NOISES),
         label_noise=noise,
         name=f"{'quick-' if context.quick else ''}noise{noise:g}",
         epochs=settings.epochs // 8 if context.quick else settings.epochs,
@@ -226,6 +234,9 @@ def network_table(runs: Runs) -> pd.DataFrame:
                 row |= {name: summary[name] for name in OUTCOMES}
                 row |= {"accuracy": summary["value"], LOSS: summary["loss"]}
                 row |= {NORM: summary["norm"], "train accuracy": summary["train"]}
+                row |= {name: summary[name] for name in HALVES if name in summary}
+                if summary["train"] < MIN_FIT:
+                    row["gap"] = math.nan
                 row[SIZE] = math.log(record.subject.parameters or math.nan)
                 continue
             row["shape"] = record.subject.model
@@ -238,7 +249,8 @@ def network_table(runs: Runs) -> pd.DataFrame:
 
 
 def _measures(table: pd.DataFrame) -> list[str]:
-    known = {"task", "shape", "activation", "accuracy", "train accuracy", *OUTCOMES, *BASELINES}
+    known = {"task", "shape", "activation", "accuracy", "train accuracy", *OUTCOMES, *HALVES}
+    known |= set(BASELINES)
     return [*(name for name in map(str, table) if name not in known), *BASELINES]
 
 
@@ -339,6 +351,21 @@ def _outcome_table(table: pd.DataFrame) -> pd.DataFrame:
     return wide
 
 
+def _reliability_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Correlate each outcome between halves of the test samples, by task.
+
+    The Spearman-Brown formula gives the reliability of the outcome on all samples.
+    """
+    rows = []
+    for task, networks in table.groupby("task", sort=False):
+        fitted = networks[networks["train accuracy"] >= MIN_FIT]
+        for outcome in ("gap", "fragility"):
+            counted = fitted if outcome == "gap" else networks
+            r = counted[f"{outcome}_0"].corr(counted[f"{outcome}_1"])
+            rows.append((task, outcome, len(counted), r, 2 * r / (1 + r)))
+    return pd.DataFrame(rows, columns=["task", "outcome", "networks", "halves", "reliability"])
+
+
 def _remarks(table: pd.DataFrame) -> list[str]:
     sizes = ", ".join(
         f"{task}: {(table.task == task).sum()} (ε = {TASKS[task].epsilon:g})"
@@ -359,6 +386,7 @@ def _remarks(table: pd.DataFrame) -> list[str]:
         "computed on test samples. The gap is training accuracy minus the expected accuracy on "
         "test labels with equal noise.",
         "Absolute deviation is divided by the range of the logits on the path.",
+        f"Networks that fit less than {MIN_FIT:.0%} of their training labels have no gap.",
     ]
 
 

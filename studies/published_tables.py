@@ -28,11 +28,10 @@ from .published_integral import AbsdevAsPublished
 from .shared.linear_regions import (
     NETWORKS,
     ColumnPaths,
+    path_remarks,
     path_values,
     shipped_networks,
-    size_remark,
     sorted_settings,
-    unfitted_remarks,
 )
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ class PublishedTables(ColumnPaths):
                 verdicts.append(_is_unchanged(f"{network}, {name}", rows))
             verdicts += [_is_nearer(network, tables[-1]), _enlarges_effect(network, tables[-1])]
             remarks += [
-                size_remark(density, network),
-                *unfitted_remarks(runs[part]),
+                *path_remarks(runs[part], network),
                 _error_remark(network, runs[part + AS_PUBLISHED]),
             ]
         judged = pd.concat(claims, ignore_index=True)

@@ -17,9 +17,8 @@ from .shared.linear_regions import (
     MEASURES,
     ClosedPaths,
     medians,
+    path_remarks,
     path_values,
-    size_remark,
-    unfitted_remarks,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Ranking(ClosedPaths):
             verdicts,
             {"Median over paths of each network": table},
             {"Median over paths vs. the fraction of wrong labels": _figure(by_level)},
-            [size_remark(values["absdev"]), *unfitted_remarks(runs["paths"])],
+            path_remarks(runs["paths"]),
         )
 
 

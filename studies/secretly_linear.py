@@ -354,7 +354,7 @@ def _branch_is_less_linear(label: str, blocks: pd.DataFrame) -> Verdict:
 
 
 def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
-    row = _row_of(label, "published", pairs)
+    row = _find_row(label, "published", pairs)
     order = _CostOrder(row.networks, row.tau, row.p, row.low, row.high)
     return Verdict(
         f"Blocks of {label} with a higher published score cost less to replace",
@@ -366,7 +366,7 @@ def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
     )
 
 
-def _row_of(label: str, score: str, pairs: pd.DataFrame) -> Any:
+def _find_row(label: str, score: str, pairs: pd.DataFrame) -> Any:
     mask = (pairs.network == label) & (pairs.score == score) & (pairs.state == "trained")
     return pairs[mask].iloc[0]
 
@@ -431,7 +431,7 @@ def _spread_is_learned(mlps: pd.DataFrame) -> Verdict:
 
 
 def _headline(label: str, pairs: pd.DataFrame) -> str:
-    row = _row_of(label, "published", pairs)
+    row = _find_row(label, "published", pairs)
     of_label = pairs[(pairs.network == label) & (pairs.state == "trained")]
     best = of_label.iloc[int(of_label.tau.to_numpy().argmax())]
     closest = f"; the closest order is by {best.score} ({best.changed}, τ {best.tau:+.2f})"

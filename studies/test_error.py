@@ -20,11 +20,10 @@ from .shared.linear_regions import (
     ClosedPaths,
     medians,
     network_values,
+    path_remarks,
     path_values,
-    size_remark,
     sorted_settings,
     trained_networks,
-    unfitted_remarks,
 )
 
 if TYPE_CHECKING:
@@ -78,8 +77,7 @@ class TestError(ClosedPaths):
             {"Test error and medians over paths": table},
             {"Test error vs. the median over paths": _figure(table)},
             [
-                size_remark(values["absdev"]),
-                *unfitted_remarks(runs["paths"]),
+                *path_remarks(runs["paths"]),
                 "The error is the error rate on the test split; the paper uses the loss.",
             ],
         )

@@ -102,7 +102,7 @@ class Context:
         from nlbench.runner import run
 
         self.train_pending()
-        out = self._folder_of(part)
+        out = self._part_folder(part)
         others = (file.parent for file in self.folder.glob("*/*/manifest.json"))
         return run(
             replace(request, device=self.device, errors="none"),
@@ -141,7 +141,7 @@ class Context:
             progress=self.progress,
             errors="none",
         )
-        folder = RunFolder(self._folder_of(part))
+        folder = RunFolder(self._part_folder(part))
         if folder.holds_a_run():
             run.path = folder.path
             current = {record.key for record in run.records}
@@ -151,7 +151,7 @@ class Context:
         run.save(folder.path)
         return run
 
-    def _folder_of(self, part: str) -> Path:
+    def _part_folder(self, part: str) -> Path:
         # Otherwise cells of a quick run or for other data would appear in the full run's table.
         parts = (part, self.data, "quick" if self.quick else "")
         return self.folder / self.study / "-".join(filter(None, parts))

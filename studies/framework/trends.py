@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from scipy import stats
 
 from nlbench.reports.agreement import Correlation
 
-from .resampling import mean_interval
-
 SIGNIFICANCE = 0.05
 RESAMPLES = 4000
+_BOOTSTRAP_REPEATS, _BOOTSTRAP_SEED = 1000, zlib.crc32(b"networks")
+MAX_CORRELATION = 1 - 1e-9
+"""Size to which correlations are limited, so that Fisher's transform is finite."""
 MIN_NETWORKS = 3
 """Minimum number of networks, or of pairs of them, for an interval to decide a claim."""
 
@@ -152,9 +154,14 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 def bootstrap_mean(values: ArrayLike) -> Interval:
     """Compute a 95% bootstrap interval for a mean over networks; NaN for fewer than three.
 
-    For normally distributed values it is as wide as a t interval; see
-    `nlbench.studies.framework.resampling`. For equal values use `sign_test`: a width of zero
-    does not mean certainty.
+    For equal values use `sign_test`: a width of zero does not mean certainty. Plain bootstrap
+    intervals are too narrow for small samples: by a factor of 9 for two values, 2 for four and 1.1
+    for twenty. So the interval is widened to the scale of Student's t distribution.
+
+    References
+    ----------
+    T. C. Hesterberg. What Teachers Should Know About the Bootstrap. The American Statistician,
+    2015, section 4.2.
 
     Examples
     --------
@@ -164,7 +171,17 @@ def bootstrap_mean(values: ArrayLike) -> Interval:
     array = np.asarray(values, dtype=np.float64)
     if len(array) < MIN_NETWORKS:
         return math.nan, math.nan
-    return mean_interval(array, "networks")
+    count = len(array)
+    drawn = np.random.default_rng(_BOOTSTRAP_SEED).integers(
+        0, count, (_BOOTSTRAP_REPEATS, count), dtype=np.int32
+    )
+    probability = 1 - SIGNIFICANCE / 2
+    ratio = stats.t.ppf(probability, count - 1) / stats.norm.ppf(probability)
+    widening = float(ratio) * math.sqrt(count / (count - 1))
+    deviations = widening * (array[drawn].mean(axis=1) - array.mean())
+    tail = 50 * SIGNIFICANCE
+    low, high = array.mean() + np.percentile(deviations, [tail, 100 - tail])
+    return float(low), float(high)
 
 
 def network_interval(values: ArrayLike) -> Interval:
@@ -181,6 +198,19 @@ def network_interval(values: ArrayLike) -> Interval:
         return math.nan, math.nan
     half = float(stats.t.ppf(1 - SIGNIFICANCE / 2, len(array) - 1) * stats.sem(array))
     return float(array.mean()) - half, float(array.mean()) + half
+
+
+def mean_correlation(values: ArrayLike) -> Correlation:
+    """Average correlations over networks by Fisher's transform, with a 95% t interval.
+
+    Examples
+    --------
+    >>> mean_correlation([0.5, 0.7, 0.6]).text
+    '0.61 (0.31 to 0.79)'
+    """
+    transformed = np.arctanh(np.clip(values, -MAX_CORRELATION, MAX_CORRELATION))
+    value, low, high = map(math.tanh, (float(transformed.mean()), *network_interval(transformed)))
+    return Correlation(value, low, high, len(transformed))
 
 
 def network_share(shares: ArrayLike, networks: int) -> Correlation:

@@ -241,24 +241,10 @@ def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
     [None, True]
     """
     answer = above([share.low, share.high], bound)
-    return None if answer is None else _if_enough(answer, bound if answer else 1 - bound, share)
-
-
-def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
-    """Test whether the interval of a fraction lies below a bound; see `share_above`.
-
-    Examples
-    --------
-    >>> from nlbench.reports.agreement import paired_share
-    >>> share_below(paired_share([-1.0] * 40))
-    True
-    """
-    answer = below([share.low, share.high], bound)
-    return None if answer is None else _if_enough(answer, 1 - bound if answer else bound, share)
-
-
-def _if_enough(answer: bool, chance: float, share: Correlation) -> bool | None:
-    """Return the answer if full agreement by chance is unlikely (two-sided), otherwise None."""
+    if answer is None:
+        return None
+    # Full agreement of so few networks may be likely by chance (two-sided).
+    chance = bound if answer else 1 - bound
     return answer if 2 * chance ** (share.groups or share.n) < SIGNIFICANCE else None
 
 

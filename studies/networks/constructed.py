@@ -174,7 +174,7 @@ def _map(inputs: int, _: str, index: float) -> nn.Module:
 
 BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
     **dict.fromkeys(("relu", "gelu", "tanh", "silu", "softplus", "swish"), _perceptron),
-    **dict.fromkeys(("cubic", "degree", "tent"), _elementwise),
+    **dict.fromkeys(("cubic", "degree", "tent", "wiggle"), _elementwise),
     "residual": _residual,
     "attention": _attention,
     "sine": _sine,

@@ -39,6 +39,15 @@ def _tanh(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
     return value, 1 - value.square()
 
 
+def _clip(upper: float) -> Curve:
+    """Return the curve of x clipped to [0, upper]."""
+
+    def clip(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
+        return x.clamp(0, upper), ((x > 0) & (x < upper)).to(x)
+
+    return clip
+
+
 def _hermite(x: Tensor, degree: float) -> tuple[Tensor, Tensor]:
     """Return He_k(x) / √k!, which has unit variance for normal inputs, and its derivative."""
     before, value = torch.zeros_like(x), torch.ones_like(x)
@@ -55,6 +64,11 @@ def _cubic(x: Tensor, share: float) -> tuple[Tensor, Tensor]:
     return affine * x + cubic * value, affine + cubic * slope
 
 
+def _wiggle(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """Return (3 - 2t) x + t sin(10x) / 5, which gets less steep as it bends, and its derivative."""
+    return (3 - 2 * t) * x + t * (10 * x).sin() / 5, 3 - 2 * t + 2 * t * (10 * x).cos()
+
+
 def _tent(x: Tensor, times: float) -> tuple[Tensor, Tensor]:
     """Return the n-times iterated tent map on [0, 1], with 2ⁿ pieces, and its derivative."""
     phase = x * 2 ** (times - 1)
@@ -62,7 +76,13 @@ def _tent(x: Tensor, times: float) -> tuple[Tensor, Tensor]:
     return 2 * (phase - phase.round()).abs(), torch.where(falls, -(2**times), 2.0**times).to(x)
 
 
+def _power(x: Tensor, order: float) -> tuple[Tensor, Tensor]:
+    return x ** int(order), order * x ** (int(order) - 1)
+
+
 FORMULAS: Mapping[str, Curve] = {
+    "relu": _blend(_clip(math.inf)),
+    "relu6": _blend(_clip(6.0)),
     "gelu": _blend(_gelu),
     "silu": _blend(_swish),
     "tanh": _blend(_tanh),
@@ -70,6 +90,8 @@ FORMULAS: Mapping[str, Curve] = {
     "degree": _hermite,
     "cubic": _cubic,
     "tent": _tent,
+    "wiggle": _wiggle,
+    "power": _power,
     "negation": lambda x, _: (-x, -torch.ones_like(x)),
 }
 """Elementwise functions by name; each returns its value and derivative, given an amount."""

@@ -62,9 +62,11 @@ class Functions(Family):
         def build() -> nn.Module:
             from torch import nn
 
-            from .power import Power
+            from .formulas import Formula
 
-            function = Power(int(order[1])) if order else getattr(nn, ACTIVATIONS[name])()
+            function = (
+                Formula("power", int(order[1])) if order else getattr(nn, ACTIVATIONS[name])()
+            )
             network = nn.Sequential()
             network.add_module("function", function)
             network.add_module("flat", nn.Flatten())  # One row per sample, like logits.

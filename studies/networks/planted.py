@@ -48,6 +48,7 @@ CONSTRUCTED: Mapping[str, str] = {
     "zigzag": "zigzag of k kinks of each input, from ReLUs",
     "tents": "tent map of each input, iterated n times, from ReLUs",
     "tent": "tent map of each input, iterated n times, as one activation",
+    "wiggle": "(3 - 2t) x + t sin(10x) / 5 of each input",
     "sums": "(1 - t) x + t |x| from the same ReLUs",
     "map": f"affine map as an activation: {', '.join(MAPS)}",
 }

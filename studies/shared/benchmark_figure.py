@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.studies.framework.figures import COLOURS, draw_intervals, page_figure
 
+from .ladder_cells import REFERENCE
 from .ladders import LADDERS, QUESTIONS
 from .orders import WORDS
 
@@ -28,6 +29,7 @@ def mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
     """
     names = [name for name, ladder in LADDERS.items() if ladder.question == question]
     judged = order[order.ladder.isin(names) & order["what it does"].isin(WORDS)]
+    judged = judged[judged.measure != REFERENCE]
     return judged.groupby("measure")[["tau", "low", "high"]].mean()
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nlbench.store.record import Record
 
 NORMALIZED = ("range", "chord")
+REFERENCE = "affine-residual"
+"""Measure that certifies the order of ladders, and is not ranked on them."""
 PARAMETERS = "parameters"
 """Baseline: the number of parameters, recorded with every accuracy."""
 ALL_LADDERS: Mapping[str, Ladder] = {
@@ -35,7 +37,7 @@ def _values(record: Record) -> Iterable[tuple[str, float]]:
             yield f"{name} {kind}", summary.get(f"over_{kind}", math.nan)
 
 
-def cells_of(runs: Runs) -> pd.DataFrame:
+def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.DataFrame:
     """Return the cells of all ladders as a table.
 
     Parts are named after their ladder, optionally followed by a dot and a variant. Rung 0 is the
@@ -45,7 +47,7 @@ def cells_of(runs: Runs) -> pd.DataFrame:
     for part, run in runs.items():
         name, _, variant = part.partition(".")
         for record in run.records:
-            rung, seed = ALL_LADDERS[name].rung_of(record.subject), record.subject.seed
+            rung, seed = ladders[name].find_rung(record.subject), record.subject.seed
             explained = float((record.subject.weights_metadata or {}).get("explained", "nan"))
             if explained < MIN_EXPLAINED:
                 continue
@@ -58,14 +60,14 @@ def cells_of(runs: Runs) -> pd.DataFrame:
                 row_reason = "nothing to divide by" if is_empty else reason
                 number = value if row_status == "ok" else math.nan
                 rows.append((*key, measure, number, row_status, row_reason, seconds))
-            if record.measure.name == "affine-residual" and record.subject.parameters:
+            if record.measure.name == REFERENCE and record.subject.parameters:
                 parameters = float(record.subject.parameters)
                 rows.append((*key, PARAMETERS, parameters, "ok", "", math.nan))
     columns = ["ladder", "part", "rung", "seed", "measure", "value", "status", "reason", "seconds"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def descriptions_of(runs: Runs) -> dict[str, Mapping[str, Any]]:
+def read_descriptions(runs: Runs) -> dict[str, Mapping[str, Any]]:
     """Return the recorded description of each measure; variants share their measure's."""
     descriptions: dict[str, Mapping[str, Any]] = {}
     for run in runs.values():
@@ -76,8 +78,8 @@ def descriptions_of(runs: Runs) -> dict[str, Mapping[str, Any]]:
     return dict(sorted(descriptions.items()))
 
 
-def residuals_of(cells: pd.DataFrame, ladder: str) -> pd.Series[Any]:
+def read_residuals(cells: pd.DataFrame, ladder: str) -> pd.Series[Any]:
     """Return the affine residuals of the networks on a ladder, by seed and rung."""
-    rows = cells[(cells.ladder == ladder) & (cells.measure == "affine-residual")]
+    rows = cells[(cells.ladder == ladder) & (cells.measure == REFERENCE)]
     rows = rows[(rows.part == "") & (rows.status == "ok")]
     return rows.set_index(["seed", "rung"]).value

@@ -14,9 +14,9 @@ from nlbench.reports.leaderboard import sense_of
 from nlbench.studies.framework import Runs
 from nlbench.studies.framework.trends import RESAMPLES
 
-from .ladder_cells import ALL_LADDERS
+from .ladder_cells import ALL_LADDERS, REFERENCE
 from .ladders import AFFINE_MAPS, LADDERS, QUESTIONS, TWIN_LADDER
-from .orders import WORDS, Order, is_constant, round_digits
+from .orders import NO_DIRECTION, WORDS, Order, is_constant, round_digits
 
 Descriptions = Mapping[str, Mapping[str, Any]]
 Orders = Mapping[tuple[str, str], Order]
@@ -45,6 +45,8 @@ def order_table(orders: Orders) -> pd.DataFrame:
 def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:
     """Count the ladders of each question that a measure sees, and add its cost.
 
+    The affine residual certifies the ladders and is left out.
+
     Parameters
     ----------
     order, precision : DataFrame
@@ -52,7 +54,7 @@ def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame
     """
     seconds = precision.groupby("measure")["seconds to 2 %"].median()
     rows = []
-    for measure, group in order.groupby("measure", sort=False):
+    for measure, group in order[order.measure != REFERENCE].groupby("measure", sort=False):
         row: dict[str, Any] = {"measure": measure}
         for question in QUESTIONS:
             names = [n for n, ladder in LADDERS.items() if ladder.question == question]
@@ -64,13 +66,15 @@ def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame
 
 def _count_text(words: pd.Series[Any]) -> str:
     """Summarise verdicts as text: numbers of ladders seen, recovered, inverted and not judged."""
-    counts = Counter(words)
+    has_direction = not words.str.endswith(NO_DIRECTION).any()
+    counts = Counter(words.str.removesuffix(NO_DIRECTION))
     total = sum(counts[word] for word in WORDS)
     if not total:
         return "–"
     text = f"{counts['recovers'] + counts['sees']} of {total}"
     for word in ("recovers", "inverts"):
         text += f", {word} {counts[word]}" if counts[word] else ""
+    text += "" if has_direction else " (no direction declared)"
     return text + (f"; not judged on {len(words) - total}" if len(words) > total else "")
 
 
@@ -246,7 +250,7 @@ def fit_table(runs: Runs) -> pd.DataFrame:
             header = record.subject.weights_metadata or {}
             if not {"train_accuracy", "explained"} & set(header):
                 continue
-            rung, seed = ladder.rung_of(record.subject), record.subject.seed
+            rung, seed = ladder.find_rung(record.subject), record.subject.seed
             numbers = (float(header.get(name, "nan")) for name in names)
             rows[ladder.name, rung, seed] = (ladder.name, ladder.rungs[rung].label, *numbers)
     columns = ["ladder", "rung", "training accuracy", "test accuracy", "explained", "linear share"]

@@ -55,7 +55,7 @@ class Rung:
     model : str
         Registered name.
     weights : str
-        ``init`` or the name of a training run; see `weights_of`.
+        ``init`` or the name of a training run; see `request_weights`.
     """
 
     label: str
@@ -105,7 +105,7 @@ class Ladder:
         """True if a rung's networks are trained."""
         return any(rung.weights != "init" for rung in self.rungs)
 
-    def rung_of(self, subject: SubjectFacts) -> int:
+    def find_rung(self, subject: SubjectFacts) -> int:
         """Return the index of a recorded subject's rung; 0 is the least nonlinear."""
         for index, rung in enumerate(self.rungs):
             if rung.contains(subject):
@@ -113,7 +113,7 @@ class Ladder:
         raise ValueError(f"{subject.model} with {subject.weights} is on no rung")
 
 
-def weights_of(context: Context, rung: Rung, seed: int) -> str:
+def request_weights(context: Context, rung: Rung, seed: int) -> str:
     """Return the weights for a network on a rung, requesting their training if needed.
 
     Trained weights are ``plain`` (on digits), ``noise0.4`` (on wrong labels), ``shifted`` (on
@@ -130,7 +130,7 @@ def weights_of(context: Context, rung: Rung, seed: int) -> str:
         changes |= {"options": {"k": int(amount)}, "learning_rate": 0.01}
     elif kind in ("omega", "random"):
         recipe = "post-training"
-        changes["weights"] = weights_of(context, Rung("", CNN, "plain"), seed)
+        changes["weights"] = request_weights(context, Rung("", CNN, "plain"), seed)
         changes["omega" if kind == "omega" else "random_share"] = float(amount)
     elif kind == "noise":
         changes["label_noise"] = float(amount)
@@ -145,17 +145,17 @@ def drawn_points(shape: int) -> dict[str, Any]:
 
 
 def _constructed(
-    kind: str,
+    name: str,
     question: str,
     amounts: Sequence[float],
     data: str = "normal/0:1",
     shape: int = 8,
     **fields: Any,
 ) -> Ladder:
-    rungs = tuple(Rung(f"{amount:g}", f"ladders/{kind}-{amount:g}") for amount in amounts)
+    rungs = tuple(Rung(f"{amount:g}", f"ladders/{name}-{amount:g}") for amount in amounts)
     family = data.partition("/")[0]
-    settings = {f"{family}.{name}": value for name, value in drawn_points(shape).items()}
-    return Ladder(kind, data, rungs, question, **{"is_affine": True, **fields}, settings=settings)
+    settings = {f"{family}.{option}": value for option, value in drawn_points(shape).items()}
+    return Ladder(name, data, rungs, question, **{"is_affine": True, **fields}, settings=settings)
 
 
 def _regime(kind: str, activation: str) -> Ladder:
@@ -190,10 +190,10 @@ LADDERS: Mapping[str, Ladder] = {
         _constructed("softplus", "activations", (0.125, 0.5, 1, 2, 8), is_affine=False),
         _constructed("swish", "activations", (0, 0.25, 0.5, 1, 4)),
         _constructed("cubic", "function", _FRACTIONS),
-        _constructed("degree", "function", (1, 2, 3, 4)),
+        _constructed("degree", "", (1, 2, 3, 4), kind="regime"),
         _constructed("sine", "function", (1, 2, 3, 4), "interval/-1:1", 4, is_affine=False),
-        _constructed("product", "function", (1, 2, 3, 4)),
-        _constructed("spiral", "function", (0, 0.125, 0.25, 0.5, 1)),
+        _constructed("product", "", (1, 2, 3, 4), kind="regime"),
+        _constructed("spiral", "function", (0, 0.125, 0.25, 0.5)),
         _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4),
         _constructed("tents", "function", (0, 1, 2, 3, 4), "interval/0:1", 4),
         _trained(
@@ -212,6 +212,7 @@ LADDERS: Mapping[str, Ladder] = {
         _trained("random", _amounts("random", (1, 0.75, 0.5, 0.25, 0)), is_affine=True),
         _trained("omega", _amounts("omega", (0.01, 0.003, 0.001, 0.0003, 0))),
         _constructed("sums", "pairs", (0, 0.5, 1), is_affine=False),
+        _constructed("wiggle", "pairs", (0, 0.5, 1)),
         _constructed("tent", "pairs", (0, 5), "interval/0:1", 1, seeds=TENT_SEEDS),
         *(_regime(kind, name) for kind in ("gain", "depth") for name in ACTIVATIONS),
         _trained("noise", [_PLAIN, *_amounts("noise", (0.1, 0.2, 0.3, 0.4))], "published"),

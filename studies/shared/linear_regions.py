@@ -237,29 +237,30 @@ def over_seeds(numbers: Iterable[float]) -> str:
     return f"{array.mean():{form}}{spread}"
 
 
-def size_remark(values: pd.DataFrame, network: str = "VGG8") -> str:
-    """Return a remark on the size of the experiment."""
+def path_remarks(run: Run, network: str = "VGG8") -> list[str]:
+    """Return remarks on the size of the experiment and on networks that did not fit their labels.
+
+    Networks without a recorded training accuracy, such as untrained ones, are not judged.
+    """
+    values = path_values(run, "absdev")
     seeds, paths = values.seed.nunique(), values.place.nunique()
-    return (
+    size = (
         f"Small-scale: {network} on few images; seeds per setting: {seeds}, paths: {paths}. Paths "
         f"have {LINES['lines.anchors']} anchors, those of the paper 8; with 8 the deviation grows "
         "more from clean to 40 % wrong labels (3.7 instead of 2.2 times)."
     )
-
-
-def unfitted_remarks(run: Run) -> list[str]:
-    """Return a remark on the networks that did not fit their training labels, if any."""
     accuracies = {}
     for record in run.records:
         accuracy = (record.subject.weights_metadata or {}).get("train_accuracy")
         if accuracy is not None and float(accuracy) < MIN_TRAIN_ACCURACY:
             accuracies["{}, seed {}".format(*_setting(record.subject))] = float(accuracy)
     if not accuracies:
-        return []
+        return [size]
     listed = "; ".join(f"{name}: {accuracy:.0%}" for name, accuracy in accuracies.items())
     return [
+        size,
         "Some networks did not fit their training labels, so the verdicts are inconclusive. "
-        f"Training accuracy: {listed}."
+        f"Training accuracy: {listed}.",
     ]
 
 

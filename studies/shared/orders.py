@@ -26,7 +26,9 @@ MIN_TAU = 0.9
 """Minimum Kendall's tau for the order of one seed's networks to count as recovered."""
 SIGNIFICANT_DIGITS = 9
 WORDS = ("recovers", "sees", "can't tell", "inverts")
-CONSTANT, NO_DIRECTION = "the same on every rung", "no direction"
+CONSTANT = "the same on every rung"
+NO_DIRECTION = ", no direction"
+"""Suffix for measures without a declared direction, judged as if more were more nonlinear."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Order:
         Intraclass correlation of values, with rungs as groups and seeds as members; its interval.
     mark : str
         Reason why the order is not judged; empty if it is judged.
+    has_direction : bool
+        True if the measure declares which values are more nonlinear.
 
     Examples
     --------
@@ -68,10 +72,11 @@ class Order:
     icc_low: float = math.nan
     icc_high: float = math.nan
     mark: str = ""
+    has_direction: bool = True
 
     @property
     def word(self) -> str:
-        """One of `WORDS`, or `mark` if not judged.
+        """One of `WORDS`, with `NO_DIRECTION` if none is declared, or `mark` if not judged.
 
         A measure sees a ladder if its values rise significantly. It also recovers the ladder if
         significantly more than half of the seeds recover the order, which requires at least five
@@ -79,6 +84,10 @@ class Order:
         """
         if self.mark:
             return self.mark
+        return self._trend if self.has_direction else self._trend + NO_DIRECTION
+
+    @property
+    def _trend(self) -> str:
         if self.p_rises < SIGNIFICANCE:
             is_significant = sign_test(self.recovered, self.seeds) < SIGNIFICANCE
             return "recovers" if is_significant else "sees"
@@ -100,7 +109,7 @@ class Order:
         return f"{self.tau:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def order_of(
+def compute_order(
     cells: pd.DataFrame, description: Mapping[str, Any], residuals: pd.Series[Any] | None = None
 ) -> Order:
     """Compute the order in which a measure ranks a ladder.
@@ -118,7 +127,7 @@ def order_of(
     --------
     >>> cells = pd.DataFrame({"rung": [0, 1, 2] * 2, "seed": [0] * 3 + [1] * 3, "status": "ok",
     ...     "value": [3.0, 2.0, 1.0, 5.0, 3.0, 4.0], "reason": ""})
-    >>> order = order_of(cells, {"more_means": "less nonlinear"})
+    >>> order = compute_order(cells, {"more_means": "less nonlinear"})
     >>> round(order.tau, 3), order.seeds
     (0.667, 2)
     """
@@ -149,7 +158,7 @@ def order_of(
         icc,
         icc_low,
         icc_high,
-        "" if sense_of(description) else NO_DIRECTION,
+        has_direction=bool(sense_of(description)),
     )
 
 

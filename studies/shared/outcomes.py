@@ -190,8 +190,9 @@ def outcomes_measure(
 
         ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
         cross-entropy on the training labels; ``gap``, ``fragility`` (1 -
-        `fgsm_robustness`) and ``nonlinear`` (`nonlinear_share`) are the outcomes; ``norm`` is
-        the Euclidean norm of the weights.
+        `fgsm_robustness`) and ``nonlinear`` (`nonlinear_share`) are the outcomes; ``gap_0``,
+        ``gap_1``, ``fragility_0`` and ``fragility_1`` are those on halves of the test samples;
+        ``norm`` is the Euclidean norm of the weights.
         """
 
         name = "network-outcomes"
@@ -212,9 +213,9 @@ def outcomes_measure(
                 logits = model(inputs)
                 loss = functional.cross_entropy(logits.double(), labels)
                 train = float((logits.argmax(-1) == labels).double().mean())
-                correct = model(samples.test[0]).argmax(-1) == samples.test[1]
+                correct = (model(samples.test[0]).argmax(-1) == samples.test[1]).double()
                 share = nonlinear_share(model, samples)
-            accuracy = float(correct.double().mean())
+            accuracy = float(correct.mean())
             weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
             summary = {
                 "value": accuracy,
@@ -225,6 +226,12 @@ def outcomes_measure(
                 "nonlinear": share,
                 "norm": float(weights.norm()),
             }
+            for half in (0, 1):
+                accuracy = float(correct[half::2].mean())
+                gap = generalisation_gap(train, accuracy, noise, samples.classes)
+                inputs, labels = (tensor[half::2] for tensor in samples.test)
+                robustness = fgsm_robustness(model, inputs, labels, samples.epsilon)
+                summary |= {f"gap_{half}": gap, f"fragility_{half}": 1 - robustness}
             return Result(summary, n=len(correct))
 
     return NetworkOutcomes

@@ -214,16 +214,26 @@ class _Distribution(Family):
         return self.words.format(*name.split(":")) if name.count(":") == 1 else ""
 
     @abstractmethod
-    def is_valid(self, first: float, second: float) -> bool:
-        """Return True if the two numbers specify a distribution."""
+    def quantiles(self, first: float, second: float, probability: Tensor) -> Tensor:
+        """Return quantiles in float64."""
 
-    @abstractmethod
     def even(self, first: float, second: float, count: int) -> Tensor:
-        """Return points that are equally spaced in probability, in float64."""
+        """Return points that are equally spaced in probability: quantiles at (i + ½)/count."""
+        import torch
 
-    @abstractmethod
+        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        return self.quantiles(first, second, steps)
+
     def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
         """Draw random values in float64."""
+        import torch
+
+        share = torch.rand(count, generator=generator, dtype=torch.float64)
+        return self.quantiles(first, second, share)
+
+    def is_valid(self, first: float, second: float) -> bool:
+        """Return True if the two numbers specify a distribution."""
+        return second > 0
 
 
 class Interval(_Distribution):
@@ -252,12 +262,9 @@ class Interval(_Distribution):
 
         return torch.linspace(first, second, count, dtype=torch.float64)
 
-    def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
-        """Draw from the uniform distribution."""
-        import torch
-
-        share = torch.rand(count, generator=generator, dtype=torch.float64)
-        return share * (second - first) + first
+    def quantiles(self, first: float, second: float, probability: Tensor) -> Tensor:
+        """Return quantiles of the uniform distribution."""
+        return probability * (second - first) + first
 
 
 class Normal(_Distribution):
@@ -273,17 +280,12 @@ class Normal(_Distribution):
     family, form, condition = "normal", "MEAN:STD", "numbers with STD > 0"
     words = "from N({}, {}²)"
 
-    def is_valid(self, first: float, second: float) -> bool:
-        """Return True if the standard deviation is positive."""
-        return second > 0
-
-    def even(self, first: float, second: float, count: int) -> Tensor:
-        """Return the quantiles."""
+    def quantiles(self, first: float, second: float, probability: Tensor) -> Tensor:
+        """Return quantiles of the normal distribution."""
         import torch
 
-        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        quantiles: Tensor = torch.special.ndtri(steps)
-        return quantiles * second + first
+        standard: Tensor = torch.special.ndtri(probability)
+        return standard * second + first
 
     def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
         """Draw from the normal distribution."""
@@ -306,23 +308,9 @@ class Exponential(_Distribution):
     family, form, condition = "exponential", "LOW:STD", "numbers with STD > 0"
     words = "from {} on, exponentially with mean excess {}"
 
-    def is_valid(self, first: float, second: float) -> bool:
-        """Return True if the standard deviation is positive."""
-        return second > 0
-
-    def even(self, first: float, second: float, count: int) -> Tensor:
-        """Return the quantiles."""
-        import torch
-
-        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        return first - second * (1 - steps).log()
-
-    def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
-        """Draw from the exponential distribution."""
-        import torch
-
-        share = torch.rand(count, generator=generator, dtype=torch.float64)
-        return first - second * (1 - share).log()
+    def quantiles(self, first: float, second: float, probability: Tensor) -> Tensor:
+        """Return quantiles of the exponential distribution."""
+        return first - second * (1 - probability).log()
 
 
 def _unlabelled_dataset(

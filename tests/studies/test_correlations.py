@@ -10,7 +10,7 @@ from nlbench.studies.correlations import (
     PUBLISHED,
     Correlations,
     _none_follows,
-    correlations_of,
+    correlate_sites,
 )
 from nlbench.studies.shared.classifiers import CLASSIFIERS
 
@@ -48,7 +48,7 @@ def test_the_published_table_has_the_published_averages():
 
 
 def test_correlations_are_pearson_s_over_sites():
-    found = correlations_of(made(NETWORKS[:3], as_published)).set_index("network")
+    found = correlate_sites(made(NETWORKS[:3], as_published)).set_index("network")
     for name in NETWORKS[:3]:
         for other in OTHERS:
             assert found.loc[name, other] == pytest.approx(as_published(name, other), abs=1e-9)
@@ -58,7 +58,7 @@ def test_undefined_site_is_dropped_from_its_pair():
     keys = ("vgg8", "file", "digits", 0)
     affinity = make_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5, "e": 0.2}})
     cka = make_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0, "e": 0.1}}, "cka")
-    (row,) = correlations_of(merge_runs(affinity, cka)).to_dict("records")
+    (row,) = correlate_sites(merge_runs(affinity, cka)).to_dict("records")
     assert row["sites"] == 4
     assert row["cka"] == pytest.approx(
         np.corrcoef([0.1, 0.3, 0.5, 0.2], [0.3, 0.2, 0.0, 0.1])[0, 1]
@@ -69,15 +69,16 @@ def test_undefined_site_is_dropped_from_its_pair():
 def answers(mixture):
     runs = {
         "classifiers": made(NETWORKS, mixture),
-        "digits": made(["vgg8", "resnet20"], mixture),
-        "zoo": made(["zoo/mtcnn-onet"], mixture),
+        "digits": made(["vgg8", "resnet20", "plain20"], mixture),
+        "zoo": made(["zoo/mtcnn-pnet", "zoo/mtcnn-rnet", "zoo/mtcnn-onet"], mixture),
     }
     return [verdict.agrees for verdict in Correlations().analyse(runs).verdicts]
 
 
 def test_measure_defined_in_one_network_is_undecided():
-    table = correlations_of(made(NETWORKS[:4], lambda *_: 0.1))
-    assert _none_follows("", table.assign(r2=[0.9, 0.8, 0.9, np.nan])).agrees is False
+    table = correlate_sites(made(NETWORKS[:4], lambda *_: 0.1))
+    assert _none_follows("", table.assign(r2=[0.9, 0.89, 0.9, np.nan])).agrees is False
+    assert _none_follows("", table.assign(r2=[0.9, 0.5, 0.8, np.nan])).agrees is None
     assert _none_follows("", table.assign(r2=[0.9, *[np.nan] * 3])).agrees is True
 
 

@@ -106,10 +106,11 @@ def test_quick_study_records_what_the_analysis_needs(tmp_path, monkeypatch):
     table = network_table(runs)
     assert len(table) == 4
     assert (
-        table[["r2", SIZE, LOSS, NORM, JACOBIAN, "gap", "fragility", "nonlinear"]]
-        .notna()
-        .all(axis=None)
+        table[["r2", SIZE, LOSS, NORM, JACOBIAN, "fragility", "nonlinear"]].notna().all(axis=None)
     )
+    assert table.gap.notna().equals(table["train accuracy"] >= 0.5)
+    reliability = Prediction().analyse(runs).tables["Reliability of outcomes"]
+    assert reliability.reliability.dropna().between(-1, 1).all()
     # R² falls with nonlinearity, so that its sign is changed.
     assert (table.r2 < 0).all()
     assert set(table.activation) == {"relu", "tanh"}

@@ -6,7 +6,7 @@ from made_records import make_record
 from nlbench.measure import Result
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
-from nlbench.studies.shared.ladder_cells import cells_of
+from nlbench.studies.shared.ladder_cells import read_cells
 from nlbench.studies.shared.ladder_tables import fit_table
 from nlbench.studies.shared.ladders import CNN, FITTED
 
@@ -37,7 +37,7 @@ def run_of(model, data, fits):
 
 def test_networks_that_do_not_fit_are_left_out():
     fits = {"sine1": ("explained", 0.999), "sine2": ("explained", 0.34)}
-    assert list(cells_of({"fitted": run_of(FITTED, "curves", fits)}).rung) == [0]
+    assert list(read_cells({"fitted": run_of(FITTED, "curves", fits)}).rung) == [0]
 
 
 def test_each_rung_has_its_own_fit():

@@ -8,8 +8,8 @@ import pytest
 from nlbench import registry
 from nlbench.studies.framework import Context
 from nlbench.studies.framework.trends import SIGNIFICANCE, trend_test
-from nlbench.studies.measures import requests_of
-from nlbench.studies.shared.ladders import LADDERS, QUESTIONS, Rung, weights_of
+from nlbench.studies.measures import build_requests
+from nlbench.studies.shared.ladders import LADDERS, QUESTIONS, Rung, request_weights
 from nlbench.subjects.facts import SubjectFacts
 
 
@@ -20,9 +20,9 @@ def test_rungs_are_distinct_and_ordered():
             shipped = rung.weights == "init"
             label = rung.weights if shipped else f"{name}.safetensors"
             subject = SubjectFacts(model=rung.model, weights=label, data="digits", seed=0)
-            assert ladder.rung_of(subject) == number
+            assert ladder.find_rung(subject) == number
     with pytest.raises(ValueError, match="on no rung"):
-        LADDERS["slope"].rung_of(SubjectFacts(model="vgg8", weights="init", data="", seed=0))
+        LADDERS["slope"].find_rung(SubjectFacts(model="vgg8", weights="init", data="", seed=0))
     assert [rung.label for rung in LADDERS["slope"].rungs][::4] == ["1", "0"]
     for ladder in LADDERS.values():
         assert len(ladder.seeds) >= 5
@@ -55,16 +55,16 @@ def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Context, "request_training", trained)
     context = Context(tmp_path, "measures")
-    assert weights_of(context, Rung("", "vgg8"), 0) == "init"
-    found = weights_of(context, Rung("", "ladders/cnn", "omega0.01"), 2)
+    assert request_weights(context, Rung("", "vgg8"), 0) == "init"
+    found = request_weights(context, Rung("", "ladders/cnn", "omega0.01"), 2)
     assert found == str(tmp_path / "omega0.01")
     plain, omega = asked
     assert plain[2:4] == ("adam", 2)
     assert (omega[2], omega[4]["omega"]) == ("post-training", 0.01)
     assert omega[4]["weights"] == str(tmp_path / "plain")
-    weights_of(context, Rung("", "", "noise0.3"), 0)
+    request_weights(context, Rung("", "", "noise0.3"), 0)
     assert asked[-1][4]["label_noise"] == 0.3
-    weights_of(context, Rung("", "", "sine2"), 0)
+    request_weights(context, Rung("", "", "sine2"), 0)
     assert asked[-1][1] == "curves"
     assert asked[-1][4]["options"] == {"k": 2}
 
@@ -73,14 +73,14 @@ def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
 def test_each_network_is_measured_once(name, tmp_path):
     ladder, seeds = LADDERS[name], set()
     rungs = []
-    for fields in requests_of(Context(tmp_path, "measures"), ladder):
+    for fields in build_requests(Context(tmp_path, "measures"), ladder):
         for model, weights, seed in itertools.product(
             *map(fields.get, ("models", "weights", "seeds"))
         ):
             subject = SubjectFacts(
                 model=model, weights=Path(weights).name, data=ladder.data, seed=seed
             )
-            rungs.append((ladder.rung_of(subject), seed))
+            rungs.append((ladder.find_rung(subject), seed))
             seeds.add(seed)
     assert sorted(rungs) == sorted(itertools.product(range(len(ladder.rungs)), seeds))
     assert seeds == set(ladder.seeds)

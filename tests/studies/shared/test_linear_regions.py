@@ -133,9 +133,9 @@ def test_correlated_and_uncorrelated_density_differ():
 
 def test_the_interval_of_correlations_is_over_networks():
     spread = np.random.default_rng(0).normal(size=(4, 2, 30))
-    correlations = [density_vs_deviation.spearman(*pair) for pair in spread]
+    correlations = [density_vs_deviation.spearman(*pair).value for pair in spread]
     mean = density_vs_deviation.mean_correlation(correlations)
-    transformed = np.arctanh([c.value for c in correlations])
+    transformed = np.arctanh(correlations)
     expected = stats.t.interval(0.95, 3, transformed.mean(), stats.sem(transformed))
     assert mean.value == pytest.approx(np.tanh(transformed.mean()))
     assert (mean.low, mean.high) == pytest.approx(tuple(np.tanh(expected)))
@@ -180,9 +180,9 @@ def test_single_pair_does_not_separate_paths():
 
 def test_unfitted_networks_are_named():
     made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
-    (said,) = linear_regions.unfitted_remarks(run_of(made))
+    _, said = linear_regions.path_remarks(run_of(made))
     assert said.endswith("Training accuracy: noise 0.4, seed 1: 31%.")
-    assert linear_regions.unfitted_remarks(run_of(made[1:])) == []
+    assert len(linear_regions.path_remarks(run_of(made[1:]))) == 1
 
 
 def test_trainings_have_shared_names(tmp_path, monkeypatch):

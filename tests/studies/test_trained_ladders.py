@@ -1,0 +1,44 @@
+"""Ladders planted in trained networks are measured, and judged from recorded cells."""
+
+from dataclasses import replace
+
+import pytest
+
+from nlbench.store.run import Run
+from nlbench.studies import trained_ladders as study
+from nlbench.studies.framework import Context
+from nlbench.studies.trained_ladders import SHIPPED, TrainedLadders
+
+ORDER = "Order: Kendall's tau by network"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    names = ("r2", "affine-residual", "geometric-complexity")
+    context = Context(tmp_path_factory.mktemp("trained"), "trained-ladders", True, measures=names)
+    return TrainedLadders().measure(context)
+
+
+def test_rungs_lead_to_the_original_network(runs):
+    order = TrainedLadders().analyse(runs).tables[ORDER].set_index(["measure", "ladder"])
+    for plant in SHIPPED:
+        assert order.loc["affine-residual", plant.name].tau == 1
+    assert order.loc["r2", "vgg8 blended"]["what it does"] == "sees"
+
+
+def test_measures_that_fall_are_refuted(runs):
+    def turn(record):
+        summary = {name: -value for name, value in record.result.summary.items()}
+        return replace(record, result=replace(record.result, summary=summary))
+
+    turned = {n: Run(r.manifest, [turn(record) for record in r.records]) for n, r in runs.items()}
+    for changed, answer in ((runs, True), (turned, False)):
+        verdicts = TrainedLadders().analyse(changed).verdicts
+        (verdict,) = [v for v in verdicts if v.claim.startswith("r2") and "blended" in v.claim]
+        assert verdict.agrees is answer
+
+
+def test_missing_packages_are_named(runs, monkeypatch):
+    monkeypatch.setattr(study.Plant, "problem", property(lambda self: "something isn't installed"))
+    remarks = TrainedLadders().analyse(runs).remarks
+    assert any("crepe-tiny blended was not measured: something" in remark for remark in remarks)
