@@ -143,11 +143,11 @@ def cka_matrix(
     if groups is None:
         groups = group_index(np.arange(n))
     replicates = [
-        _alignments([gram[:, kept][:, :, kept] for gram in grams])
+        debiased_cka([gram[:, kept][:, :, kept] for gram in grams])
         for kept in (np.flatnonzero(groups != group) for group in np.unique(groups))
         if len(kept)
     ]
-    values = _alignments(grams)
+    values = debiased_cka(grams)
     errors = np.full(values.shape, math.nan)
     if len(replicates) == GROUPS:
         for index in np.ndindex(*values.shape):
@@ -180,7 +180,7 @@ def _stack(features: Any) -> Tensor:
     return torch.stack(grams)
 
 
-def _alignments(grams: Sequence[Tensor]) -> NDArray[np.float64]:
+def debiased_cka(grams: Sequence[Tensor]) -> NDArray[np.float64]:
     """Compute the debiased CKA of all pairs of Gram matrices (P, n, n) and (Q, n, n).
 
     The unbiased HSIC is an inner product of U-centred matrices, so that CKA is at most 1.
@@ -249,26 +249,26 @@ def similarity(
         second = _facts(second_run, against)
     if first.sample_hash != second.sample_hash:
         raise RequestError(
-            f"{_label(first)} and {_label(second)} were measured on different samples"
+            f"{label_subject(first)} and {label_subject(second)} were measured on different samples"
         )
     recorded = (run.manifest.get("probes") or {}).get("sites") or {}
     options = {name: recorded.get(name, default) for name, default in _SITE_OPTIONS.items()}
-    sides = [_features(_load(run, first, device), options)]
+    sides = [_features(load_recorded(run, first, device), options)]
     if second is not first:
-        sides.append(_features(_load(second_run, second, device), options))
+        sides.append(_features(load_recorded(second_run, second, device), options))
     rows = min(len(next(iter(features.values()))) for features, _ in sides)
     cut = [{place: values[:rows] for place, values in features.items()} for features, _ in sides]
     return cka_matrix(
         cut[0],
         cut[1] if len(cut) > 1 else None,
-        names=(_label(first), _label(second)),
+        names=(label_subject(first), label_subject(second)),
         groups=sides[0][1][:rows],
     )
 
 
 def _facts(run: Run, label: str | None) -> SubjectFacts:
     """Return the facts about a run's subject with the given label, or about its only one."""
-    subjects = {_label(record.subject): record.subject for record in run.records}
+    subjects = {label_subject(record.subject): record.subject for record in run.records}
     if label is None and len(subjects) == 1:
         return next(iter(subjects.values()))
     labels = ", ".join(list(subjects)[:8])
@@ -280,11 +280,12 @@ def _facts(run: Run, label: str | None) -> SubjectFacts:
     return matches[0]
 
 
-def _label(facts: SubjectFacts) -> str:
+def label_subject(facts: SubjectFacts) -> str:
+    """Return the label of a recorded subject."""
     return f"{facts.model} {facts.weights} {facts.data} {facts.seed}"
 
 
-def _load(run: Run, facts: SubjectFacts, device: str) -> Subject:
+def load_recorded(run: Run, facts: SubjectFacts, device: str) -> Subject:
     """Load a recorded subject, and verify its weights and samples."""
     from nlbench.execution.devices import resolve_device
     from nlbench.subjects.load import load_subject
@@ -303,7 +304,9 @@ def _load(run: Run, facts: SubjectFacts, device: str) -> Subject:
     for what, noun in (("weights_hash", "weights"), ("sample_hash", "samples")):
         recorded = getattr(facts, what)
         if recorded and recorded != getattr(subject.facts, what):
-            raise RequestError(f"{_label(facts)}: its {noun} have changed since they were recorded")
+            raise RequestError(
+                f"{label_subject(facts)}: its {noun} have changed since they were recorded"
+            )
     return subject
 
 

@@ -42,6 +42,7 @@ from .report import report
 from .run import run
 from .show import show
 from .similarity import similarity
+from .weight_linearity import weight_linearity
 
 INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C."""
@@ -78,7 +79,7 @@ def nlbench(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Measure": (run, doctor),
     "Look up": (list_, show),
-    "Results": (report, figure, compare, similarity, cite, merge, plane),
+    "Results": (report, figure, compare, similarity, weight_linearity, cite, merge, plane),
     "Extend": (new_measure, check_measure),
 }
 PLUGINS_PANEL = "Train, change and study networks"
@@ -101,6 +102,7 @@ EXAMPLES = {
         "nlbench similarity runs/vgg8",
         "nlbench similarity runs/vgg8 runs/resnet18 -o similarity.csv",
     ),
+    "weight-linearity": ("nlbench weight-linearity runs/epochs -o epochs.csv",),
     "cite": ("nlbench cite runs/resnets >> paper.bib",),
     "plane": ("nlbench plane vgg8 --samples 0,1,2",),
 }

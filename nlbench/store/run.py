@@ -268,6 +268,21 @@ class Run:
         matrix: Similarity = compute(self, other, subject=subject, against=against, device=device)
         return matrix
 
+    def weight_linearity(self, *, directions: int = 64, device: str = "auto") -> pd.DataFrame:
+        """Compare each network with its linearisation in the weights at the checkpoint before.
+
+        The networks are loaded again, which runs their code. See
+        `nlbench.weight_linearity.weight_linearity_of_run`.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If no network has two checkpoints, or one has changed.
+        """
+        compute = import_module("nlbench.weight_linearity").weight_linearity_of_run
+        frame: pd.DataFrame = compute(self, directions=directions, device=device)
+        return frame
+
     def to_latex(self, *, ranks: bool = True, error: bool = False) -> str:
         """Return the leaderboard as a LaTeX table with booktabs rules, with errors on request."""
         table: str = load_reports().to_latex(self, ranks=ranks, error=error)

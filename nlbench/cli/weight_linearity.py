@@ -1,0 +1,36 @@
+"""``nlbench weight-linearity``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nlbench.errors import RequestError
+
+from .parameters import Device
+
+
+def weight_linearity(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New file for the table, .csv.")
+    ] = None,
+    directions: Annotated[
+        int, typer.Option(help="Random directions that sketch a tangent kernel.", min=8, max=4096)
+    ] = 64,
+    device: Device = "auto",
+) -> None:
+    """Compare checkpoints with the linearisation in the weights at the one before.
+
+    0: the outputs changed linearly in the weights, as in very wide networks. The networks are
+    loaded again, which runs their code.
+    """
+    if output is not None and (output.suffix != ".csv" or output.exists()):
+        raise RequestError(f"--output: expected a new file ending in .csv, got '{output}'")
+
+    from nlbench.store.run import load_run
+
+    frame = load_run(run).weight_linearity(directions=directions, device=device)
+    if output is not None:
+        frame.to_csv(output, index=False)
+    print(frame.to_string(index=False, float_format=lambda number: f"{number:.3g}"))
