@@ -115,6 +115,9 @@ def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]
     def record(observation: SiteBatch) -> None:
         rows[observation.place] = observation.x, observation.y
 
+    if len(samples) <= 2:
+        # As many samples as the memory for a forward pass is estimated from.
+        options = {**options, "memory": None, "feasible_sizes": None}
     observe_sites(model, [samples], record, **options)
     return rows
 
