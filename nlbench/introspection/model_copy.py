@@ -53,7 +53,11 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     def convert(tensor: Tensor) -> Tensor:
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
-        return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
+        kind = dtype if moved.is_floating_point() else moved.dtype
+        # PyTorch can't copy a sparse tensor while it converts it.
+        return (
+            moved.to(kind).clone() if moved.layout != torch.strided else moved.to(kind, copy=True)
+        )
 
     copied = _deep_copy(model, {}, convert)
     if is_unsupported:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -66,18 +67,71 @@ def _registered_names(module: nn.Module) -> list[str]:
     return [type(module).__name__, *names, *module._modules.keys()]
 
 
+class _OuterState:
+    """Class attributes of a model's modules, and the variables of closures in their methods."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
+        self.classes = [(k, _class_values(k)) for k in kinds if not _is_library(k.__module__)]
+        members = [v for kind, _ in self.classes for v in vars(kind).values()]
+        members += [v for module in modules for k, v in vars(module).items() if k not in _TABLES]
+        self.cells: dict[int, tuple[CellType, Any]] = {}
+        for member in members:
+            self._add_cells(member)
+
+    def _add_cells(self, member: Any) -> None:
+        function = getattr(member, "__func__", member)
+        if not isinstance(function, FunctionType) or _is_library(function.__module__):
+            return
+        for cell in function.__closure__ or ():
+            if id(cell) not in self.cells:
+                with suppress(ValueError):  # The cell is empty.
+                    self.cells[id(cell)] = cell, cell.cell_contents
+                    self._add_cells(cell.cell_contents)
+
+    def restore(self) -> None:
+        for kind, before in self.classes:
+            current = _class_values(kind)
+            for name in current.keys() - before.keys():
+                delattr(kind, name)
+            for name, value in before.items():
+                if current.get(name, _UNSET) is not value:
+                    setattr(kind, name, value)
+        for cell, value in self.cells.values():
+            cell.cell_contents = value
+
+
+_UNSET = object()
+
+
+def _class_values(kind: type) -> dict[str, Any]:
+    """Return the attributes of a class, except for its methods and those that Python sets."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if not name.startswith("__") and not isinstance(value, FunctionType)
+    }
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("builtins", "torch", "nlbench")
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and restore every module on exit.
 
     Buffers and tensor attributes that the forward pass modifies, such as a call counter, and plain
-    attributes that it sets are restored. Parameters are not; see `changed_parameters`. A buffer
-    replaced by one with a different shape is assumed to be a growing cache and kept, as are items
-    added to a list or dictionary. Passes in other threads wait. A caller's
+    attributes that it sets are restored, also those of classes, and variables of closures in
+    methods. Parameters are not; see `changed_parameters`. A buffer replaced by one with a different
+    shape is assumed to be a growing cache and kept, as are items added to a list or dictionary.
+    Passes in other threads wait. A caller's
     `torch.inference_mode`, in which nothing has a derivative, is suspended.
     """
     with one_measurement():
         snapshots = [_Snapshot(module) for module in model.modules()]
+        outer = _OuterState(model)
         try:
             try:
                 model.eval()
@@ -92,6 +146,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         finally:
             with torch.no_grad():
                 _refill([pair for snapshot in snapshots for pair in snapshot.restore()])
+            outer.restore()
 
 
 def _fits(buffer: Tensor, before: Tensor) -> bool:

@@ -136,6 +136,28 @@ def test_plain_attributes_are_restored():
     assert (model[0].calls, model[0].last, hasattr(model[0], "extra")) == (0, None, False)
 
 
+def test_class_attributes_and_variables_of_closures_are_restored():
+    count = 0
+
+    class Counting(nn.Module):
+        total, sizes = 0, []
+
+        def forward(self, x):
+            nonlocal count
+            count += 1
+            Counting.total += 1
+            Counting.last = x.detach()
+            self.sizes.append(len(x))
+            return torch.relu(x)
+
+    model = nn.Sequential(Counting())
+    observe_sites(model, [torch.randn(4, 3)] * 2, lambda observation: None)
+    observe_function(model, [torch.randn(4, 3)] * 2, lambda seen: seen.function(seen.inputs))
+    assert (count, Counting.total, hasattr(Counting, "last")) == (0, 0, False)
+    # What is added to a container stays, since it may be a cache.
+    assert 4 in Counting.sizes
+
+
 def test_layers_created_at_the_first_run_stay():
     class Building(nn.Module):
         built = False
