@@ -25,8 +25,8 @@ Crossings = tuple[Tensor, Tensor]
 """Positions between points: index (m,) of the point to the left, and fraction (m,) in (0, 1)."""
 
 
-class Pieces(Protocol):
-    """Pieces of the units of an operation."""
+class UnitPieces(Protocol):
+    """UnitPieces of the units of an operation."""
 
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where the output bends if the inputs are affine between neighbouring points."""
@@ -252,7 +252,7 @@ class Ranks:
 
 
 KnownPieces = Kinks | MaxGroups | Ranks
-"""Pieces that estimates and adaptive traces distinguish."""
+"""UnitPieces that estimates and adaptive traces distinguish."""
 
 
 @functools.cache
@@ -261,7 +261,7 @@ def _pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+def changes(pieces: UnitPieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
     """Return a mask (P - 1,) of the intervals between samples in which some unit changes piece.
 
     Because of rounding, several pieces may be possible for a unit. A unit changes piece where no
