@@ -26,7 +26,7 @@ Crossings = tuple[Tensor, Tensor]
 
 
 class UnitPieces(Protocol):
-    """UnitPieces of the units of an operation."""
+    """Pieces of the units of an operation."""
 
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where the output bends if the inputs are affine between neighbouring points."""
@@ -252,7 +252,7 @@ class Ranks:
 
 
 KnownPieces = Kinks | MaxGroups | Ranks
-"""UnitPieces that estimates and adaptive traces distinguish."""
+"""Pieces that estimates and adaptive traces distinguish."""
 
 
 @functools.cache

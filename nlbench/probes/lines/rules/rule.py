@@ -89,7 +89,7 @@ class Rule:
     bound : callable
         Maps inputs, their bounds and the output to the output's bound.
     pieces : UnitPieces, optional
-        UnitPieces of the units, and where they bend. None if the call is affine.
+        Pieces of the units, and where they bend. None if the call is affine.
     snap : callable, optional
         Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
         it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign
