@@ -183,10 +183,7 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     torch.Size([2, 5, 3, 8, 8])
     """
     _check_anchors(anchors)
-    if inputs.ndim < 2 or len(inputs) < 2:
-        raise RequestError(
-            f"inputs of shape {tuple(inputs.shape)}, expected at least two samples (n, *input)"
-        )
+    _check_samples(inputs)
     if not inputs.is_floating_point():
         raise RequestError(f"inputs of dtype {inputs.dtype}, expected floats")
     data = inputs.detach().cpu().double()
@@ -198,6 +195,13 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
         points = centre + (2 * uniform - 1) * half_width
         paths.append(torch.cat([points, points[:1]]))
     return torch.stack(paths).to(inputs.dtype).to(inputs.device)
+
+
+def _check_samples(inputs: Tensor) -> None:
+    if inputs.ndim < 2 or len(inputs) < 2:
+        raise RequestError(
+            f"inputs of shape {tuple(inputs.shape)}, expected at least two samples (n, *input)"
+        )
 
 
 def _check_images(images: Tensor) -> None:
@@ -244,10 +248,7 @@ def pair_paths(inputs: Tensor) -> Tensor:
     >>> pair_paths(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]])).tolist()
     [[[1.0], [2.0]], [[3.0], [4.0]]]
     """
-    if inputs.ndim < 2 or len(inputs) < 2:
-        raise RequestError(
-            f"inputs of shape {tuple(inputs.shape)}, expected at least two samples (n, *input)"
-        )
+    _check_samples(inputs)
     pairs = len(inputs) // 2
     return inputs[: 2 * pairs].reshape(pairs, 2, *inputs.shape[1:])
 

@@ -19,7 +19,7 @@ from nlbench.introspection.batch_independence import equal_but_for_rounding
 from .exact.trace import MIN_BREAKPOINT_GAP
 from .recording.agreement import output_tolerance, run_alone
 from .recording.program import MeasuredStep, Program, walk, walk_measured
-from .rules.pieces import Pieces
+from .rules.pieces import UnitPieces
 from .rules.rounding import noise_of, peak
 from .trace import SegmentTrace
 
@@ -305,7 +305,7 @@ def _run_together(network: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat([outputs[:-1], alone])
 
 
-def _are_apart(computed: MeasuredStep, pieces: Pieces, is_inside: Tensor) -> Tensor:
+def _are_apart(computed: MeasuredStep, pieces: UnitPieces, is_inside: Tensor) -> Tensor:
     """Return a mask of the pairs of points at which some unit is on different pieces.
 
     At the points (P,) in `is_inside`, a unit within rounding of a kink may be on both sides.

@@ -46,7 +46,7 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
             ]
         )
     expected = run_alone(network, example)
-    if output.shape != expected.shape or not bool(agree(output, expected, expected).all()):
+    if output.shape != expected.shape or not bool(agree(output, expected).all()):
         raise UnsupportedOperation(
             "forward", "the network", "the recorded program does not reproduce the network's output"
         )
@@ -84,37 +84,23 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat(outputs)
 
 
-def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
-    """Return a mask (m, k) of the outputs that are equal up to rounding.
-
-    Outputs may differ by 1e-9 of their largest magnitude or a thousandth of their range, whichever
-    is smaller, but always by a thousand machine epsilons times the largest output. In single
-    precision, the first two tolerances are 1e-3 and 0.1.
-
-    Parameters
-    ----------
-    values, expected : tensor of shape (m, ...)
-    others : tensor of shape (n, ...)
-        Outputs for other inputs, which contribute to the magnitude and the range.
-
-    Returns
-    -------
-    bool tensor of shape (m, k)
-    """
+def agree(values: Tensor, expected: Tensor) -> Tensor:
+    """Return a mask (m, k) of the outputs (m, ...) that are equal up to rounding."""
     count = len(values)
     values, expected = values.reshape(count, -1), expected.reshape(count, -1)
     if not expected.numel():
         return torch.ones_like(values, dtype=torch.bool)
-    dtype = expected.dtype
-    # Not copied, since there may be many others.
-    others = others.reshape(len(others), -1)
-    high = torch.maximum(others.amax(0).to(dtype), expected.amax(0))
-    low = torch.minimum(others.amin(0).to(dtype), expected.amin(0))
-    return equal_but_for_rounding(values, expected, output_tolerance(low, high))
+    tolerance = output_tolerance(expected.amin(0), expected.amax(0))
+    return equal_but_for_rounding(values, expected, tolerance)
 
 
 def output_tolerance(low: Tensor, high: Tensor) -> Tensor:
-    """Return the tolerance for outputs (..., k) with the given smallest and largest values."""
+    """Return the tolerance for outputs (..., k) with the given smallest and largest values.
+
+    Outputs may differ by 1e-9 of their largest magnitude or a thousandth of their range, whichever
+    is smaller, but always by a thousand machine epsilons times the largest output. In single
+    precision, the first two tolerances are 1e-3 and 0.1.
+    """
     dtype = high.dtype
     size, width = torch.maximum(high, -low), high - low
     tolerance = RELATIVE_TOLERANCE[dtype] * size

@@ -175,10 +175,6 @@ def _squares(weight: Tensor) -> tuple[Tensor, float]:
     return (weight / size).square_(), size
 
 
-def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
-    return [] if bias is None else [bias.abs().reshape(units) / 2]
-
-
 @line_rule("linear")
 def linear(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
@@ -186,13 +182,14 @@ def linear(call: RecordedCall) -> Rule:
     inputs = weight.shape[-1]
     group = -(-inputs // MAX_SEPARATE_INPUTS)
 
+    def grouped(squares: Tensor) -> Tensor:
+        padded = functional.pad(squares, (0, -inputs % group))
+        return padded.reshape(len(padded), -1, group)
+
     @functools.cache
     def sums_of_squares() -> tuple[Tensor, float]:
         squares, size = _squares(weight.reshape(-1, inputs))
-        if group > 1:
-            padded = functional.pad(squares, (0, -inputs % group))
-            squares = padded.reshape(len(padded), -1, group).sum(-1)
-        return squares, size
+        return grouped(squares).sum(-1) if group > 1 else squares, size
 
     @functools.cache
     def scaled_offset() -> tuple[Tensor, float]:
@@ -205,8 +202,7 @@ def linear(call: RecordedCall) -> Rule:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         squares, size = channel_squares(x[0], bounds[0], -1, inputs)
         if group > 1:
-            padded = functional.pad(squares, (0, -inputs % group))
-            squares = padded.reshape(len(padded), -1, group).amax(-1)
+            squares = grouped(squares).amax(-1)
         factors, weight_size = sums_of_squares()
         errors, size = squares @ factors.mT, size * weight_size
         offset, offset_size = scaled_offset()
@@ -331,8 +327,10 @@ def _convolution_bound(call: RecordedCall, groups: int) -> Bound:
         sums = squares.reshape(-1, groups, inputs).transpose(0, 1) @ factors.mT
         sums = sums.reshape(groups, len(squares), -1, output.shape[1] // groups).amax(2)
         errors = sums.transpose(0, 1).flatten(1).sqrt().mul_(size * weight_size)
-        shape = (*errors.shape, *(1,) * (output.ndim - 2))
-        return root_sum_squares([errors.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
+        errors = errors.reshape(*errors.shape, *(1,) * (output.ndim - 2))
+        if bias is None:
+            return errors
+        return torch.hypot(errors, bias.abs().reshape(1, -1, *errors.shape[2:]) / 2)
 
     return bound
 

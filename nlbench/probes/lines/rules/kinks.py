@@ -16,7 +16,7 @@ from nlbench.introspection.operations import Operation, line_rule
 
 from .pieces import Kinks
 from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, nonzero, scaled
-from .rule import Input, NotAffine, RecordedCall, Rule, check_only_first_traced
+from .rule import NotAffine, RecordedCall, Rule, check_only_first_traced
 
 
 def kinked_function(
@@ -84,8 +84,6 @@ def _slope_bound(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bo
 
 def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
     """Create the rule for an operation from its kinks, computing the slopes by calling it."""
-    if not isinstance(call.args[0], Input):
-        raise NotAffine("its parameters depend on the input")
     check_only_first_traced(call)
     kinks = operation.kinks or ()
     points = [kinks[0] - 1, *kinks, kinks[-1] + 1] if kinks else [0.0, 1.0]

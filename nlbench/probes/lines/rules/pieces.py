@@ -25,7 +25,7 @@ Crossings = tuple[Tensor, Tensor]
 """Positions between points: index (m,) of the point to the left, and fraction (m,) in (0, 1)."""
 
 
-class Pieces(Protocol):
+class UnitPieces(Protocol):
     """Pieces of the units of an operation."""
 
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
@@ -261,7 +261,7 @@ def _pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+def changes(pieces: UnitPieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
     """Return a mask (P - 1,) of the intervals between samples in which some unit changes piece.
 
     Because of rounding, several pieces may be possible for a unit. A unit changes piece where no

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nlbench.introspection.pytree import tree_iter
 
-from .pieces import Pieces
+from .pieces import UnitPieces
 from .rounding import Bound
 
 OutputFunction = Callable[[Sequence[Tensor]], Tensor]
@@ -88,7 +88,7 @@ class Rule:
         Maps the inputs at P points, each (P, ...), to the output there.
     bound : callable
         Maps inputs, their bounds and the output to the output's bound.
-    pieces : Pieces, optional
+    pieces : UnitPieces, optional
         Pieces of the units, and where they bend. None if the call is affine.
     snap : callable, optional
         Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
@@ -104,7 +104,7 @@ class Rule:
 
     apply: OutputFunction
     bound: Bound
-    pieces: Pieces | None = None
+    pieces: UnitPieces | None = None
     snap: SnapFunction | None = None
     workspace: int = 0
     reserve: int = 0
