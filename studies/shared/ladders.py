@@ -32,7 +32,7 @@ MIN_EXPLAINED = 0.99
 # equally long.
 EPOCHS = {"plain": 100, "noise": 100, "shifted": 100, "sine": 600, "omega": 20, "random": 5}
 
-QUICK = ("relu", "gelu", "cubic", "sine", "zigzag", "residual", "attention", "sums", "tent")
+QUICK = ("relu", "cubic", "sine", "zigzag", "residual", "attention", "sums", "tent")
 """Ladders in a quick study."""
 
 QUESTIONS: Mapping[str, str] = {
