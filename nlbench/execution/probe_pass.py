@@ -20,6 +20,7 @@ from torch import Tensor
 from nlbench.errors import PluginError, RequestError, Undefined, error_text, message_of
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
+    RemembersOutputs,
     check_memory,
     describe_dependence,
     other_samples,
@@ -354,7 +355,7 @@ def _dependence(
             if dependence or not compares_batches:
                 return dependence
             return describe_dependence(lambda samples: rows(samples.clone()), samples)
-    except Undefined:
+    except RemembersOutputs:
         raise
     except Exception:
         return ""

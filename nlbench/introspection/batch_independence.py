@@ -118,6 +118,10 @@ def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> st
     return ""
 
 
+class RemembersOutputs(Undefined):
+    """A model's results depend on what it computed before."""
+
+
 DEPENDS_ON_BATCH = "a sample's results depend on the other samples of its batch"
 
 
@@ -142,7 +146,7 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
 
     Raises
     ------
-    nlbench.Undefined
+    RemembersOutputs
 
     Examples
     --------
@@ -153,7 +157,7 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
     >>> check_memory(lambda x: memory.setdefault(x.shape, x.square()), x)
     Traceback (most recent call last):
         ...
-    nlbench.errors.Undefined: the network's output for an input depends on the inputs before it: ...
+    nlbench.introspection.batch_independence.RemembersOutputs: the network's output ...
     """
     buffer = pair.clone()
 
@@ -174,7 +178,7 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
     is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)
     is_stale = is_known and not _close(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
     if is_stale or (torch.equal(first, swapped) and not follows):
-        raise Undefined(
+        raise RemembersOutputs(
             "the network's output for an input depends on the inputs before it: it keeps what it "
             "computed for another input"
         )
