@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nlbench.introspection.operations import known
 from nlbench.introspection.pytree import tree_iter, tree_map
-from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Pieces, Ranks
+from nlbench.probes.lines.rules.pieces import Kinks, MaxGroups, Ranks, UnitPieces
 from nlbench.probes.lines.rules.rounding import rearranged
 from nlbench.probes.lines.rules.rule import NotAffine, RecordedCall, Rule
 from nlbench.probes.lines.rules.shapes import view
@@ -143,7 +143,7 @@ class _Rows:
         assert self.samples.direct is not None
         return self._split(self.samples.direct(self._merge(points)))
 
-    def _pieces(self, pieces: Pieces) -> Pieces:
+    def _pieces(self, pieces: UnitPieces) -> UnitPieces:
         if isinstance(pieces, Kinks):
             return replace(
                 pieces,
