@@ -81,11 +81,13 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> spearman([1, 2, 3, 4], [2, 4, 6, 8]).text
     '1.00 (too few for an interval)'
     """
-    from scipy.stats import spearmanr
-
     x, y = _pairs(x, y)
     n = len(x)
-    value = float(spearmanr(x, y).statistic) if _varies(x, y) else math.nan
+    value = math.nan
+    if _varies(x, y):
+        from scipy.stats import spearmanr
+
+        value = float(spearmanr(x, y).statistic)
     freedom = n - 3 if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / max(1, n * (n**2 - 1)))
 
@@ -107,11 +109,13 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
     0.3333
     """
-    from scipy.stats import kendalltau
-
     x, y = _pairs(x, y)
     n = len(x)
-    value = float(kendalltau(x, y).statistic) if _varies(x, y) else math.nan
+    value = math.nan
+    if _varies(x, y):
+        from scipy.stats import kendalltau
+
+        value = float(kendalltau(x, y).statistic)
     freedom = n - 4 if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, 0.437, freedom, 2 / max(1, n * (n - 1)))
 
