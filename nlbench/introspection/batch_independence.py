@@ -19,6 +19,8 @@ PAIR_TOLERANCE_EPS = 2**10
 GROUP_TOLERANCE_EPS = 2**16
 MAX_GROUP_SIZE = 5
 MAX_COMPARED_SAMPLES = 32
+CHANGES = "the network's output for one input changes from call to call"
+DEPENDS_ON_BATCH = "a sample's results depend on the other samples of its batch"
 
 
 def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) -> Tensor:
@@ -70,10 +72,7 @@ def check_is_function(
 
     (together, again), limit = halve_on_oom(attempt, min(limit, len(batch)), batch.device)
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
-        raise Undefined(
-            "the network's output for one input changes from call to call: it is not a function of "
-            "the input"
-        )
+        raise Undefined(f"{CHANGES}: it is not a function of the input")
     if limit < 2:
         return
     stride = -(-len(batch) // MAX_COMPARED_SAMPLES)
@@ -109,7 +108,7 @@ def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> st
     """
     together, again = rows(samples), rows(samples)
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
-        return "the network's output for one input changes from call to call"
+        return CHANGES
     for index in (0, len(samples) - 1):
         twins = rows(samples[[index, index]])
         expected = together[index : index + 1].expand_as(twins)
@@ -120,9 +119,6 @@ def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> st
 
 class RemembersOutputs(Undefined):
     """A model's results depend on what it computed before."""
-
-
-DEPENDS_ON_BATCH = "a sample's results depend on the other samples of its batch"
 
 
 def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
@@ -172,7 +168,7 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
     if follows and _close(swapped[:1], more[:1], GROUP_TOLERANCE_EPS):
         return ""
     if not _close(run(pair.flip(0)), swapped, PAIR_TOLERANCE_EPS):
-        return ""  # The results change from call to call.
+        return CHANGES
     run(pair[[0, 0]])
     copies, most = run(pair[[1, 1]]), rows(sample[[0] * 5])
     is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)

@@ -53,11 +53,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     def convert(tensor: Tensor) -> Tensor:
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
-        kind = dtype if moved.is_floating_point() else moved.dtype
-        # PyTorch can't copy a sparse tensor while it converts it.
-        return (
-            moved.to(kind).clone() if moved.layout != torch.strided else moved.to(kind, copy=True)
-        )
+        return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
 
     copied = _deep_copy(model, {}, convert)
     if is_unsupported:
@@ -210,6 +206,9 @@ class _TensorCopies(TorchFunctionMode):
         self._copy_tensor = copy_tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.clone and args[0].layout != torch.strided:
+            # PyTorch can't clone the data of a sparse parameter as it does for others.
+            return self._copy_tensor(args[0])
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor, memo = args

@@ -4,12 +4,14 @@ import copy
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from types import MappingProxyType, SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import nlbench
 from nlbench.introspection.model_state import preserve_attributes
+from nlbench.registry import expand
 
 MEASURES = ["affinity", "r2", "norm", "nlc", "affine-residual", "absdev", "pathlength"]
 CONSTANTS = {"width": 6, "slope": 0.5}
@@ -85,11 +87,12 @@ class Net(nn.Module):
         return self.last(self.act(self.first(x)))
 
 
-def scores(model):
+def scores(model, measures=MEASURES):
     inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
     settings = {"lines.paths": "pairs", "lines.number": 1}
-    frame = nlbench.evaluate(model, inputs, measures=MEASURES, settings=settings).scores
-    return frame[["measure", "place", "statistic", "value", "status", "reason"]]
+    labels = torch.arange(32) % 2
+    run = nlbench.evaluate(model, inputs, measures, labels=labels, settings=settings, errors="none")
+    return run.scores[["measure", "place", "statistic", "value", "status", "reason"]]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,16 @@ def test_a_container_of_constants_changes_no_number_and_stays_as_it_was(kind, ex
     columns = ["measure", "place", "statistic", "status", "reason"]
     assert found[columns].equals(expected[columns])
     assert found["value"].equals(expected["value"])
+
+
+def test_containers_change_no_measure():
+    measures = expand("measures", ["*"])
+    model = Net(None)
+    for kind, container in CONTAINERS.items():
+        setattr(model, f"config of {kind}", container)
+    before = [repr(container) for container in CONTAINERS.values()]
+    pd.testing.assert_frame_equal(scores(model, measures), scores(Net(None), measures))
+    assert [repr(container) for container in CONTAINERS.values()] == before
 
 
 @pytest.mark.parametrize("kind", ["dict", "ordered", "default", "list", "deque", "set"])

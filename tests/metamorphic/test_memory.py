@@ -130,3 +130,35 @@ def test_a_network_that_remembers_by_content_has_the_same_values():
             expected = plain[name].summary["value"]
             assert kept[name].summary["value"] == pytest.approx(expected, rel=1e-3), name
         assert "the inputs before it" not in kept[name].reason
+
+
+class Training(Plain):
+    """Has a hook that puts a module of the network into training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout()
+        self.first.register_forward_pre_hook(self._train)
+
+    def _train(self, module, inputs):
+        self.drop.train()
+
+    def forward(self, x):
+        return self.drop(super().forward(x))
+
+
+class Counting(Plain):
+    """Adds the number of its calls to the output."""
+
+    calls = []  # noqa: RUF012
+
+    def forward(self, x):
+        self.calls.append(len(x))
+        return super().forward(x) + len(self.calls)
+
+
+@pytest.mark.parametrize("kind", [Training, Counting])
+def test_a_network_that_changes_from_call_to_call_has_a_remark(kind):
+    results = _results(kind())
+    for name in MEASURES:
+        assert "changes from call to call" in results[name].reason, name
