@@ -44,42 +44,19 @@ class Association:
     clusters: int
 
 
-def partial_tau(x: ArrayLike, y: ArrayLike, controls: Sequence[ArrayLike]) -> float:
-    """Compute Kendall's tau-b of two variables, adjusted for controls.
+def _tau_with_influence(variables: Array) -> tuple[float, Array]:
+    """Return the partial tau of two variables and its gradient with respect to network weights.
 
-    All variables are replaced by normal scores Φ⁻¹(rank / (n + 1)), then x and y by their residuals
-    from a linear regression on the controls. The result is invariant under increasing maps of any
-    variable. Under a Gaussian copula it tends to 0 if x and y are independent given the controls,
-    whereas Kendall's partial coefficient retains part of the confounding. In small samples it is
-    attenuated by noise in the ranks.
-
-    Parameters
-    ----------
-    x, y : array of shape (n,)
-    controls : sequence of arrays of shape (n,)
-
-    Returns
-    -------
-    float
-        NaN if the controls determine a variable.
+    All variables are replaced by normal scores Φ⁻¹(rank / (n + 1)), then the first two by their
+    residuals from a linear regression on the others; tau is Kendall's tau-b of the residuals, and
+    NaN if the controls determine a variable. It is invariant under increasing maps of any variable.
+    Under a Gaussian copula it tends to 0 if the two are independent given the controls, whereas
+    Kendall's partial coefficient retains part of the confounding. In small samples it is attenuated
+    by noise in the ranks. For the gradient every weight is 1, and the residuals are constant.
 
     References
     ----------
     B. L. van der Waerden. Order tests for the two-sample problem. Indagationes Mathematicae, 1952.
-
-    Examples
-    --------
-    >>> size = [1.0, 2.0, 3.0, 4.0]
-    >>> partial_tau([1, 2, 3, 4], [1, 3, 2, 4], [size]), partial_tau([1, 2, 3], [1, 3, 2], [])
-    (nan, 0.3333333333333333)
-    """
-    return _tau_with_influence(np.array([x, y, *controls], dtype=np.float64))[0]
-
-
-def _tau_with_influence(variables: Array) -> tuple[float, Array]:
-    """Return the partial tau of two variables and its gradient with respect to network weights.
-
-    Every weight is 1; the residuals are treated as constant.
     """
     ranks = stats.rankdata(variables, axis=-1)
     scores = special.ndtri(ranks / (ranks.shape[-1] + 1))

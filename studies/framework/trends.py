@@ -206,7 +206,7 @@ def mean_correlation(values: ArrayLike) -> Correlation:
     Examples
     --------
     >>> mean_correlation([0.5, 0.7, 0.6]).text
-    '0.61 (0.31 to 0.79)'
+    '0.61 (0.30 to 0.80)'
     """
     transformed = np.arctanh(np.clip(values, -MAX_CORRELATION, MAX_CORRELATION))
     value, low, high = map(math.tanh, (float(transformed.mean()), *network_interval(transformed)))

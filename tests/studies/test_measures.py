@@ -190,14 +190,14 @@ def test_plugin_measure_is_put_on_a_ladder(tmp_path, monkeypatch):
         return ((y - x).abs().mean() / x.std()).item()
 
     add_entry_point(monkeypatch, "mine", mine)
-    short = {"gelu": replace(LADDERS["gelu"], rungs=LADDERS["gelu"].rungs[::2])}
+    short = {"relu": replace(LADDERS["relu"], rungs=LADDERS["relu"].rungs[::2])}
     monkeypatch.setattr(study, "LADDERS", short)
     monkeypatch.setattr(
         study, "TWIN_LADDER", replace(TWIN_LADDER, rungs=TWIN_LADDER.rungs[:2], seeds=(0,))
     )
-    monkeypatch.setattr(study, "SAMPLES", 64)
+    monkeypatch.setattr(study, "QUICK_SAMPLES", 64)
     context = Context(tmp_path, "measures", quick=True, measures=("mine",))
     runs = Measures().measure(context)
-    assert set(runs) == {"gelu", "maps", "twins", "twins.batches", "twins.half"}
+    assert set(runs) == {"relu", "maps", "twins", "twins.batches", "twins.half"}
     table = Measures().analyse(runs).tables[ORDER]
-    assert table.set_index(["measure", "ladder"]).loc["mine", "gelu"]["what it does"] == "sees"
+    assert table.set_index(["measure", "ladder"]).loc["mine", "relu"]["what it does"] == "sees"
